@@ -7,7 +7,6 @@ pub mod cli;
 mod command_line;
 pub mod commands;
 mod context;
-mod counted;
 pub mod engine_settings;
 mod failure;
 mod figures;
@@ -17,17 +16,16 @@ mod host;
 mod links;
 mod local_host;
 mod locked_memory;
-mod nearest;
 mod output_file;
 mod progress;
 pub mod settings;
 mod trace;
+mod wording;
 pub mod workload;
 
 pub use context::Context;
-use counted::counted;
 pub use failure::Failure;
-pub use nearest::nearest;
+use wording::{counted, nearest};
 
 use std::ffi::OsString;
 use std::process::ExitCode;

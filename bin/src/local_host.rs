@@ -1,23 +1,25 @@
 //! Which transport addresses of an endpoint map are this host's: by its name, its interfaces, and what other names
-//! resolve to. Bounded by [`LOOK_UP_TIME`].
+//! resolve to. Names are looked up many at once, on threads of their own; bounded by [`THREADS`] and [`LOOK_UP_TIME`].
 
-mod names;
-
-pub(crate) use names::look_up;
-
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
-use std::net::IpAddr;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::sys::socket::SockaddrStorage;
 use sealane_transport::endpoint_map::{Host, TransportAddress};
+use sealane_transport::tcp::resolve;
 
 /// How long names may take to be looked up, all together: a healthy name server answers thousands meanwhile, and
 /// nobody waits long for a sick one.
 pub(crate) const LOOK_UP_TIME: Duration = Duration::from_secs(3);
+
+/// Names that are looked up at the same time. A look-up mostly waits, and a name server serves a few clients at once.
+const THREADS: usize = 16;
 
 /// Addresses of this host that a message names.
 const ADDRESSES_SHOWN_MAX: usize = 8;
@@ -76,7 +78,7 @@ impl LocalHost {
             |address: &&&TransportAddress| matches!(address.host, Host::Name(_)) && !self.has(&address.host);
         let names: Vec<TransportAddress> =
             addresses.iter().filter(foreign_name).map(|address| (*address).clone()).collect();
-        let looked_up = names::look_up(names, LOOK_UP_TIME);
+        let looked_up = look_up(names, LOOK_UP_TIME);
         if let [first, ..] = looked_up.unknown.as_slice() {
             let count = looked_up.unknown.len();
             tracing::info!(count, first = %first.host, "host names that do not resolve are taken for other hosts'");
@@ -118,6 +120,51 @@ impl fmt::Display for LocalHost {
             more => write!(out, " and {more} more addresses"),
         }
     }
+}
+
+/// What the look-ups found.
+#[derive(Debug, Default)]
+pub(crate) struct LookedUp {
+    /// The addresses of each name that has some; under the transport address that was asked for.
+    pub(crate) found: HashMap<TransportAddress, Vec<IpAddr>>,
+    /// Those that have none, or none that was found in time.
+    pub(crate) unknown: Vec<TransportAddress>,
+}
+
+/// Looks up the hosts of `wanted`, for at most `time`. A look-up cannot be interrupted: one that takes longer ends on its
+/// own thread, unheard.
+pub(crate) fn look_up(wanted: Vec<TransportAddress>, time: Duration) -> LookedUp {
+    let until = Instant::now() + time;
+    let (tell, told) = channel();
+    let threads = wanted.len().min(THREADS);
+    let mut unknown = wanted.clone();
+    let queue = Arc::new(Mutex::new(wanted));
+    for _ in 0..threads {
+        let (queue, tell) = (queue.clone(), tell.clone());
+        let take = move || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        std::thread::spawn(move || {
+            while let Some(address) = take().filter(|_| Instant::now() < until) {
+                let found = resolve(&address).unwrap_or_default();
+                if tell.send((address, found)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(tell);
+    let mut looked_up = LookedUp::default();
+    loop {
+        match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok((address, found)) if !found.is_empty() => {
+                looked_up.found.insert(address, found.iter().map(SocketAddr::ip).collect());
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    unknown.retain(|address| !looked_up.found.contains_key(address));
+    looked_up.unknown = unknown;
+    looked_up
 }
 
 #[cfg(test)]
@@ -170,5 +217,24 @@ mod tests {
         assert_eq!(host.to_string(), "localhost, ps0, 10.0.0.1, 10.0.0.2");
         let host = LocalHost::with("", (0..10).map(address));
         assert!(host.to_string().ends_with("10.0.0.7 and 2 more addresses"), "{host}");
+    }
+
+    #[test]
+    fn what_has_addresses_is_found_and_all_else_is_said_to_be_unknown() {
+        // Numbers need no name server, also such as only `inet_aton` reads; a name that ends in `.invalid` never exists
+        // (RFC 6761).
+        let wanted: Vec<TransportAddress> =
+            ["0x7f000001:1", "127.0.0.1:2", "sealane.invalid:3"].iter().map(|text| text.parse().unwrap()).collect();
+        let looked_up = look_up(wanted.clone(), Duration::from_secs(60));
+        assert!(looked_up.found[&wanted[0]].iter().all(IpAddr::is_loopback));
+        assert_eq!(looked_up.found[&wanted[1]], ["127.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(looked_up.unknown, wanted[2..]);
+    }
+
+    #[test]
+    fn without_time_all_are_unknown() {
+        let wanted: Vec<TransportAddress> = vec!["sealane.invalid:1".parse().unwrap()];
+        assert_eq!(look_up(wanted.clone(), Duration::ZERO).unknown, wanted);
+        assert!(look_up(Vec::new(), Duration::from_secs(60)).unknown.is_empty());
     }
 }

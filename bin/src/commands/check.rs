@@ -1,12 +1,10 @@
 //! `sealane check`: what this host can do and what a daemon on it would do. Only looks: it claims
 //! no CPU, changes nothing, calls peers only if asked to; an RDMA device is opened for a moment.
 
-mod cards;
 mod cpus;
 mod host;
 mod io_uring;
 mod kernel;
-mod layout;
 mod memory;
 mod network;
 mod paths;
@@ -23,7 +21,6 @@ use std::net::{IpAddr, SocketAddr};
 use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError, Severity, TransportAddress, lint};
 use sealane_transport::tcp::{TcpSettings, resolve};
 
-use self::cards::{Card, Kind};
 use self::cpus::Cpus;
 use self::host::{MemoryLock, Registered, Tcp};
 use self::io_uring::IoUring;
@@ -35,7 +32,7 @@ use self::probe::{Probe, Prober};
 use self::rdma::Device;
 use self::report::{MapReport, Remark, Report, SettingReport};
 use self::security::Security;
-use self::topology::{Topology, Wish};
+use self::topology::{Card, Kind, Topology, Wish, numa};
 use self::verbs::Verbs;
 use self::verdict::{Finding, Verdict, advice};
 use crate::commands::map::unknown_task;
@@ -228,7 +225,7 @@ impl Scene<'_> {
         let wanted = settings.tcp.wanted_congestion();
         let mut findings = report.topology.findings(wish);
         findings.push(report.cpus.finding());
-        findings.push(cards::finding(&report.cards, &report.topology, &free, shards));
+        findings.push(numa(&report.cards, &report.topology, &free, shards));
         findings.extend(report.memory.findings());
         findings.push(report.memory_lock.finding(require == Require::Verbs));
         findings.push(report.io_uring.finding());

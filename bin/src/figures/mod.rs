@@ -1,20 +1,14 @@
 //! The figures of a daemon as they go to people and programs: `sealane stat` and its JSON, and the source of the metrics.
 //! Plain data, made from what the engine shows; as many entries as the engine has shards, peers and clients.
 
-#[cfg(test)]
-mod example;
 mod histogram;
-mod rates;
 mod shard;
 
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
-pub(crate) use example::example;
 pub(crate) use histogram::Histogram;
-pub(crate) use rates::Rates;
 pub(crate) use shard::unix_ms;
 pub(crate) use shard::{Client, Peer, Shard, ShardCounters, Traffic};
 
@@ -87,5 +81,97 @@ impl State {
             State::Draining => "draining",
             State::Failed => "failed",
         }
+    }
+}
+
+/// Rates of one daemon, or of one of its shards.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Rates {
+    /// Tensors a second that tasks of the daemon sent.
+    pub(crate) tensors_sent: f64,
+    /// Tensors a second that they received.
+    pub(crate) tensors_received: f64,
+    /// Bytes a second that they sent.
+    pub(crate) bytes_sent: f64,
+    /// Bytes a second that they received.
+    pub(crate) bytes_received: f64,
+    /// Share of the time that the shards were busy, from 0 to 1.
+    pub(crate) busy: f64,
+}
+
+impl Rates {
+    /// From the daemon's start, or since `before` if that is of the same process.
+    pub(crate) fn of(now: &Figures, before: Option<&Figures>) -> Rates {
+        let before = before.filter(|before| before.pid == now.pid && before.uptime_ms < now.uptime_ms);
+        let each = now.shards.iter().map(|shard| Self::of_shard(now, shard, before));
+        let mut sum = each.fold(Rates::default(), |sum, one| Rates {
+            tensors_sent: sum.tensors_sent + one.tensors_sent,
+            tensors_received: sum.tensors_received + one.tensors_received,
+            bytes_sent: sum.bytes_sent + one.bytes_sent,
+            bytes_received: sum.bytes_received + one.bytes_received,
+            busy: sum.busy + one.busy,
+        });
+        sum.busy /= now.shards.len().max(1) as f64;
+        sum
+    }
+
+    /// The same for one shard.
+    pub(crate) fn of_shard(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Rates {
+        let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+        let passed_ms = now.uptime_ms - before.map_or(0, |before| before.uptime_ms);
+        let seconds = passed_ms.max(1) as f64 / 1000.0;
+        let grown = |of: &dyn Fn(&Shard) -> u64| of(shard).saturating_sub(then.map_or(0, of)) as f64;
+        let (busy, idle) = (grown(&|shard| shard.load.busy_ns), grown(&|shard| shard.load.idle_ns));
+        let all = busy + idle + grown(&|shard| shard.load.asleep_ns);
+        Rates {
+            tensors_sent: grown(&|shard| shard.counters.tensors_sent) / seconds,
+            tensors_received: grown(&|shard| shard.counters.tensors_received) / seconds,
+            bytes_sent: grown(&|shard| shard.counters.bytes_sent) / seconds,
+            bytes_received: grown(&|shard| shard.counters.bytes_received) / seconds,
+            busy: if all > 0.0 { busy / all } else { 0.0 },
+        }
+    }
+}
+
+/// A daemon with one of each thing that it shows, for tests.
+#[cfg(test)]
+pub(crate) fn example() -> Figures {
+    use sealane_fusion::Counters;
+    use sealane_fusion::metrics::{
+        ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures,
+        TrafficCounters, TrafficFigures,
+    };
+    use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
+
+    let calls = LatencyFigures { operation: Operation::Recv, way: "tcp", nanoseconds: HistogramSnapshot::default() };
+    let address = "127.0.0.1:7000".to_owned();
+    let peer = PeerFigures { address, shard: Some(0), path: PeerPath::default(), counters: PeerCounters::default() };
+    let traffic = TrafficFigures { peer: "ps0:2222".to_owned(), counters: TrafficCounters::default() };
+    let (task, counters) = ("worker0:2222".to_owned(), ClientCounters::default());
+    let client = ClientFigures { task, pid: 1, counters, traffic: vec![traffic] };
+    let shard = ShardFigures {
+        shard: 0,
+        cpu: None,
+        load: LoadSnapshot::default(),
+        counters: Counters::default(),
+        kinds: Vec::new(),
+        latencies: vec![calls],
+        peers: vec![peer],
+        clients: vec![client],
+        slab_send_bytes_max: 0,
+        slab_receive_bytes_max: 0,
+    };
+    Figures {
+        schema: SCHEMA.to_owned(),
+        version: "1".to_owned(),
+        pid: 1,
+        taken_unix_ms: 0,
+        uptime_ms: 0,
+        state: State::Serving,
+        executor: "io_uring".to_owned(),
+        addresses: Vec::new(),
+        tasks: Vec::new(),
+        credentials: Credentials { shown: "TLS 1.3".to_owned(), days_left: Some(1.0), taken: 0, refused: 0 },
+        shards: vec![Shard::from(shard)],
     }
 }

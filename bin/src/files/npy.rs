@@ -215,7 +215,7 @@ mod tests {
             ("{'shape': (1,)}", "missing field `descr`"),
             ("{'descr': ''}", "missing field `fortran_order`"),
             ("{'descr': '', 'fortran_order': True}", "missing field `shape`"),
-            ("{} {}", "trailing characters"),
+            ("{'descr': '', 'fortran_order': True, 'shape': ()} {}", "trailing characters"),
             (&"(".repeat(60_000), "recursion limit exceeded"),
         ] {
             let problem = problem(&of_text(text));

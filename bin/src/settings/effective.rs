@@ -4,8 +4,7 @@ use std::path::Path;
 
 use super::file::{self, FileValue};
 use super::table::{self, DefaultValue, Setting, TABLE, Variables};
-use super::typed::Typed;
-use super::value::Value;
+use super::value::{Typed, Value};
 use super::{Environment, Given, Role, Source, Sourced};
 use crate::Failure;
 

@@ -5,27 +5,22 @@
 //! cannot be read is an error, never a silent default.
 
 mod effective;
-mod environment;
 mod file;
 mod limits;
 pub mod markdown;
 mod role;
 mod sections;
-mod security;
 mod source;
 mod table;
-mod typed;
 mod value;
 
 pub use effective::{Entry, Override, Sources};
-pub use environment::Environment;
 pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
-pub use sections::{Daemon, Fusion, Require, Runtime, Tcp, Transport, Verbs};
-pub use security::{Peers, Security};
-pub use source::{Given, Source, Sourced};
-pub use table::{DefaultValue, Setting, TABLE, Variables};
+pub use sections::{Peers, Require};
+pub use source::{Environment, Given, Source, Sourced};
+pub use table::{Daemon, DefaultValue, Fusion, Runtime, Security, Setting, TABLE, Tcp, Transport, Variables, Verbs};
 pub use value::{Kind, MetricsAddress, Value};
 
 use std::path::Path;
@@ -111,7 +106,7 @@ impl Settings {
             tcp: Tcp::of(&effective),
             fusion: Fusion::of(&effective),
             daemon: Daemon::placed(&effective, sources.environment)?,
-            security: Security::of(&effective)?,
+            security: Security::checked(&effective)?,
             verbs: Verbs::checked(&effective)?,
             entries: effective.into_entries(),
             role,

@@ -1,80 +1,21 @@
-//! The typed settings, a struct for each section of `sealane.toml`. `table.rs` says what each setting means, what it accepts and
-//! what it is by default.
+//! What several settings of a section say together: what one of them is made of, and what contradicts each other. `table.rs` has
+//! the sections.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use sealane_fusion::Fuse;
-use sealane_runtime::ExecutorChoice;
+use sealane_transport::authentication::TlsFiles;
 use sealane_transport::endpoint_map;
-use sealane_transport::verbs::{Registration, Transfer};
 
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
-use super::value::MetricsAddress;
-use super::{Environment, Given, Sourced};
+use super::{Daemon, Environment, Given, Runtime, Security, Sourced, Tcp, Transport, Verbs};
 use crate::Failure;
-
-/// A section: each field with its type and the setting that it is read from. Those in parentheses are worked out before.
-macro_rules! section {
-    ($(#[$doc:meta])* $section:ident($($made:ident: $made_type:ty = $made_of:literal),*) {
-        $($field:ident: $type:ty = $setting:literal,)*
-    }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub struct $section {
-            $(#[doc = concat!("The setting `", $made_of, "`.")] pub $made: Sourced<$made_type>,)*
-            $(#[doc = concat!("The setting `", $setting, "`.")] pub $field: Sourced<$type>,)*
-        }
-
-        impl $section {
-            pub(super) fn of(from: &Effective, $($made: Sourced<$made_type>),*) -> $section {
-                $section { $($made,)* $($field: from.get($setting),)* }
-            }
-        }
-    };
-}
-
-section! {
-    /// `[runtime]`
-    Runtime() {
-        shards: Option<usize> = "runtime.shards",
-        polling: bool = "runtime.polling",
-        idle_spin: Duration = "runtime.idle_spin_us",
-        pin: Option<bool> = "runtime.pin",
-        executor: ExecutorChoice = "runtime.executor",
-        slab_send_bytes: usize = "runtime.slab_send_bytes",
-        slab_receive_bytes: usize = "runtime.slab_receive_bytes",
-        mailbox_slots: usize = "runtime.mailbox_slots",
-        stall_report: Duration = "runtime.stall_report_ms",
-        claim_directory: PathBuf = "runtime.claim_directory",
-    }
-}
 
 impl Runtime {
     /// The number of shards for an endpoint map of so many tasks.
     pub fn shards_for(&self, tasks: usize) -> usize {
         let by_tasks = tasks.clamp(1, SHARDS_DEFAULT_MAX);
         self.shards.value.unwrap_or(by_tasks)
-    }
-}
-
-section! {
-    /// `[transport]`
-    Transport(endpoint_map: PathBuf = "transport.endpoint_map") {
-        connect_timeout: Duration = "transport.connect_timeout_ms",
-        handshake_timeout: Duration = "transport.handshake_timeout_ms",
-        heartbeat: Duration = "transport.heartbeat_ms",
-        peer_timeout: Duration = "transport.peer_timeout_ms",
-        window: usize = "transport.window",
-        tensor_bytes_max: u64 = "transport.tensor_bytes_max",
-        chunk_bytes: usize = "transport.chunk_bytes",
-        in_flight_bytes: usize = "transport.in_flight_bytes",
-        links_max: usize = "transport.links_max",
-        greetings_max: usize = "transport.greetings_max",
-        greetings_per_host_max: usize = "transport.greetings_per_host_max",
-        greeting_bytes_max: usize = "transport.greeting_bytes_max",
-        require: Require = "transport.require",
     }
 }
 
@@ -136,48 +77,10 @@ fn endpoint_map_file(from: &Effective) -> Sourced<PathBuf> {
     }
 }
 
-section! {
-    /// `[transport.tcp]`
-    Tcp() {
-        congestion: String = "transport.tcp.congestion",
-        send_buffer_bytes: usize = "transport.tcp.send_buffer_bytes",
-        receive_buffer_bytes: usize = "transport.tcp.receive_buffer_bytes",
-    }
-}
-
 impl Tcp {
     /// The congestion control to ask for; `None` leaves the kernel's default.
     pub fn wanted_congestion(&self) -> Option<&str> {
         Some(self.congestion.value.as_str()).filter(|name| !name.is_empty())
-    }
-}
-
-section! {
-    /// `[fusion]`
-    Fusion() {
-        fuse: Fuse = "fusion.fuse",
-        request_timeout: Duration = "fusion.request_timeout_ms",
-        lease: Duration = "fusion.lease_ms",
-        queued_requests_max: usize = "fusion.queued_requests_max",
-        parked_requests_max: usize = "fusion.parked_requests_max",
-        deposited_tensors_max: usize = "fusion.deposited_tensors_max",
-        published_tensors_max: usize = "fusion.published_tensors_max",
-        plan_keys_max: usize = "fusion.plan_keys_max",
-        peer_name_bytes_max: usize = "fusion.peer_name_bytes_max",
-        turn_bytes: usize = "fusion.turn_bytes",
-        turn_payloads: usize = "fusion.turn_payloads",
-    }
-}
-
-section! {
-    /// `[daemon]`
-    Daemon(socket: PathBuf = "daemon.socket") {
-        allowed_uids: Vec<u32> = "daemon.allowed_uids",
-        clients_max: usize = "daemon.clients_max",
-        arena_bytes_max: u64 = "daemon.arena_bytes_max",
-        area_bytes: u64 = "daemon.area_bytes",
-        drain_timeout: Duration = "daemon.drain_timeout_ms",
-        metrics: MetricsAddress = "daemon.metrics",
     }
 }
 
@@ -190,26 +93,6 @@ impl Daemon {
             None => sealane::socket_in(environment.get("XDG_RUNTIME_DIR")?.map(Path::new)),
         };
         Ok(Daemon::of(from, Sourced { value, source }))
-    }
-}
-
-section! {
-    /// `[verbs]`; what has a variable is read and checked as TensorFlow's verbs reads it.
-    Verbs() {
-        device: Option<String> = "verbs.device",
-        port: Option<u8> = "verbs.port",
-        gid_index: Option<u8> = "verbs.gid_index",
-        pkey_index: u8 = "verbs.pkey_index",
-        queue_depth: u32 = "verbs.queue_depth",
-        timeout: u8 = "verbs.timeout",
-        retry_count: u8 = "verbs.retry_count",
-        service_level: u8 = "verbs.service_level",
-        mtu: Option<u16> = "verbs.mtu",
-        traffic_class: u8 = "verbs.traffic_class",
-        transfer: Transfer = "verbs.transfer",
-        registration: Registration = "verbs.registration",
-        client_pinned_bytes_max: u64 = "verbs.client_pinned_bytes_max",
-        retry_after: Duration = "verbs.retry_after_ms",
     }
 }
 
@@ -227,5 +110,72 @@ impl Verbs {
             }
             _ => Ok(verbs),
         }
+    }
+}
+
+/// What peers must show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Nothing.
+    Anyone,
+    /// That they have the secret of this file.
+    Secret(PathBuf),
+    /// A certificate for their tasks.
+    Tls(TlsFiles),
+}
+
+impl Peers {
+    /// The files that say who may talk.
+    pub fn files(&self) -> Vec<&Path> {
+        match self {
+            Peers::Anyone => Vec::new(),
+            Peers::Secret(file) => vec![file],
+            Peers::Tls(TlsFiles { certificate, key, authorities }) => vec![certificate, key, authorities],
+        }
+    }
+}
+
+impl Security {
+    /// True if links must not be RDMA, which would carry in plain text what TLS is to encrypt.
+    pub fn rules_out_verbs(&self) -> bool {
+        matches!(self.peers, Peers::Tls(_)) && !self.plaintext_rdma.value
+    }
+
+    pub(super) fn checked(from: &Effective) -> Result<Security, Failure> {
+        const FILES: [&str; 3] = ["security.tls_certificate", "security.tls_key", "security.tls_authorities"];
+        let secret: Sourced<Option<PathBuf>> = from.get("security.secret_file");
+        let files: [Sourced<Option<PathBuf>>; 3] = FILES.map(|name| from.get(name));
+        let given = files.iter().position(|file| file.value.is_some());
+        let peers = match (secret.value, given, files.map(|file| file.value)) {
+            (None, None, _) => Peers::Anyone,
+            (Some(file), None, _) => Peers::Secret(file),
+            (None, Some(_), [Some(certificate), Some(key), Some(authorities)]) => {
+                Peers::Tls(TlsFiles { certificate, key, authorities })
+            }
+            (Some(_), Some(given), _) => {
+                let fix = "give a shared secret or TLS's files, not both";
+                return Err(from.contradiction("security.secret_file", FILES[given], fix));
+            }
+            (None, Some(given), files) => {
+                let missing = files.iter().position(Option::is_none).expect("not all three are there");
+                let (given, missing) = (from.given(FILES[given]), FILES[missing]);
+                return Err(Failure::input(format!(
+                    "{given} asks for TLS, which needs {missing} too; set it, or unset the others"
+                )));
+            }
+        };
+        let security = Security::of(from, peers);
+        if security.insecure.value && security.peers != Peers::Anyone {
+            let shown = given.map_or("security.secret_file", |given| FILES[given]);
+            let fix = "omit security.insecure: authentication is configured";
+            return Err(from.contradiction("security.insecure", shown, fix));
+        }
+        let require: Sourced<Require> = from.get("transport.require");
+        if require.value == Require::Verbs && security.rules_out_verbs() {
+            let fix = "RDMA encrypts nothing: set security.plaintext_rdma = true to let tensors travel in plain text, or \
+                       transport.require = tcp";
+            return Err(from.contradiction("transport.require", "security.tls_certificate", fix));
+        }
+        Ok(security)
     }
 }

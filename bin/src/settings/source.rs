@@ -1,7 +1,11 @@
-//! Where a setting's value came from.
+//! Where a setting's value came from: a flag, an environment variable, a line of a file, or its default.
 
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
+
+use crate::Failure;
 
 /// A value as it was given: enough to find it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,5 +83,38 @@ impl fmt::Display for Source {
             Source::File { path, line } => write!(out, "{}:{line}", path.display()),
             Source::Variable(name) | Source::Flag(name) => out.write_str(name),
         }
+    }
+}
+
+/// Environment variables by name.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+}
+
+impl Environment {
+    /// The variables of this process, as they are now.
+    pub fn of_process() -> Environment {
+        Environment { variables: std::env::vars_os().collect() }
+    }
+
+    /// The value of a variable.
+    ///
+    /// # Errors
+    ///
+    /// The value is not UTF-8.
+    pub fn get(&self, name: &str) -> Result<Option<&str>, Failure> {
+        let Some(value) = self.variables.get(OsStr::new(name)) else { return Ok(None) };
+        value
+            .to_str()
+            .map(Some)
+            .ok_or_else(|| Failure::input(format!("{name}={value:?} is not UTF-8; set it again in UTF-8, or unset it")))
+    }
+}
+
+impl<N: Into<OsString>, V: Into<OsString>> FromIterator<(N, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(variables: I) -> Environment {
+        let variables = variables.into_iter();
+        Environment { variables: variables.map(|(name, value)| (name.into(), value.into())).collect() }
     }
 }

@@ -1,17 +1,18 @@
-//! The one table of all settings: what each is called, what it accepts, what it is by default. Defaults of a library's settings
-//! are read from the library.
-//! Reading, `sealane check` and the documentation all follow it.
+//! The one table of all settings: what each is called, what it accepts, what it is by default, and its typed field. Defaults of a
+//! library's settings are read from the library. Reading, `sealane check` and the documentation all follow it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use sealane_fusion::EngineSettings;
-use sealane_runtime::{Polling, RuntimeSettings, SlabSettings};
+use sealane_fusion::{EngineSettings, Fuse};
+use sealane_runtime::{ExecutorChoice, Polling, RuntimeSettings, SlabSettings};
 use sealane_transport::SessionLimits;
-use sealane_transport::verbs::VerbsSettings;
+use sealane_transport::verbs::{Registration, Transfer, VerbsSettings};
 
-use super::Role;
+use super::effective::Effective;
 use super::limits::*;
-use super::value::Kind;
+use super::value::{Kind, MetricsAddress};
+use super::{Peers, Require, Role, Sourced};
 
 /// Describes one setting.
 #[derive(Debug)]
@@ -86,6 +87,10 @@ impl Setting {
     pub fn section(&self) -> &'static str {
         self.name.rsplit_once('.').map_or("", |(section, _)| section)
     }
+
+    const fn with_flag(self, flag: &'static str) -> Setting {
+        Setting { flag: Some(flag), ..self }
+    }
 }
 
 const fn setting(
@@ -127,223 +132,266 @@ const fn micros(time: Duration) -> DefaultValue {
 }
 
 use DefaultValue::{Bool, Number, Text, Unset};
-use Variables::{None as Nothing, One, Verbs};
+use Variables::{None as Nothing, One, Verbs as OfVerbs};
 
-/// All settings, by section, in the order in which they are shown.
+/// The settings of each section: the field that a setting has in its section's struct (none where the section makes its field, in
+/// parentheses, of several settings), its type, and its row of the table.
+macro_rules! settings {
+    ($(
+        $(#[$doc:meta])*
+        $section:ident($($made:ident: $made_type:ty)?) { $($($field:ident: $type:ty)? => $row:expr,)* }
+    )*) => {
+        /// All settings, by section, in the order in which they are shown.
+        pub static TABLE: &[Setting] = &[$($($row,)*)*];
+
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug)]
+            pub struct $section {
+                $(#[doc = "Made of several settings of the section."] pub $made: $made_type,)?
+                $($(#[doc = concat!("The setting `", stringify!($field), "`: see [`TABLE`].")] pub $field: Sourced<$type>,)?)*
+            }
+
+            impl $section {
+                pub(super) fn of(from: &Effective, $($made: $made_type)?) -> $section {
+                    $section { $($made,)? $($($field: from.get(($row).name),)?)* }
+                }
+            }
+        )*
+    };
+}
+
 #[rustfmt::skip] // One row a setting: a table is read down its columns.
-pub static TABLE: &[Setting] = &[
-    setting("runtime.shards",
-        Variables::ByRole { ps: "NETWORK_PS_CORE_NUMBER", worker: "NETWORK_WORKER_CORE_NUMBER" },
-        count(1, SHARDS_MAX), Unset("min(16, tasks in the map)"),
-        "Number of shards, one thread each."),
-    setting("runtime.polling",
-        Variables::ByRole { ps: "PS_ENABLE_POLLING", worker: "WORKER_ENABLE_POLLING" },
-        Kind::Bool, Bool(false),
-        "True: shards never sleep. False: a shard sleeps after `idle_spin_us` without work."),
-    setting("runtime.idle_spin_us", Nothing,
-        Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
-        "How long an idle shard spins before it sleeps; 0 means it sleeps immediately."),
-    setting("runtime.pin",
-        Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
-        Kind::Bool, Unset("pin if enough CPUs are free"),
-        "Whether every shard is pinned to its own CPU."),
-    setting("runtime.executor", Nothing,
-        Kind::OneOf(&["auto", "io_uring", "epoll"]), Text("auto"),
-        "Executor of the shards. auto: io_uring where available, else epoll; io_uring: fail if it is not available."),
-    setting("runtime.slab_send_bytes", Nothing,
-        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
-        "Memory of each shard for tensors to send."),
-    setting("runtime.slab_receive_bytes", Nothing,
-        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
-        "Memory of each shard for received tensors."),
-    setting("runtime.mailbox_slots", Nothing,
-        count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), whole(RuntimeSettings::MAILBOX_SLOTS),
-        "Jobs that may wait in a shard's mailbox."),
-    setting("runtime.stall_report_ms", Nothing,
-        milliseconds(0), millis(RuntimeSettings::STALL_REPORT),
-        "Turns that take longer are reported; 0 disables the report."),
-    setting("runtime.claim_directory", Nothing,
-        Kind::Path, Text(RuntimeSettings::CLAIM_DIRECTORY),
-        "Directory of the lock files that claim CPUs; all daemons and embedded engines of a host must use the same one."),
+settings! {
+    /// `[runtime]`: shards, polling, pinning, memory.
+    Runtime() {
+        shards: Option<usize> => setting("runtime.shards",
+            Variables::ByRole { ps: "NETWORK_PS_CORE_NUMBER", worker: "NETWORK_WORKER_CORE_NUMBER" },
+            count(1, SHARDS_MAX), Unset("min(16, tasks in the map)"),
+            "Number of shards, one thread each."),
+        polling: bool => setting("runtime.polling",
+            Variables::ByRole { ps: "PS_ENABLE_POLLING", worker: "WORKER_ENABLE_POLLING" },
+            Kind::Bool, Bool(false),
+            "True: shards never sleep. False: a shard sleeps after `idle_spin_us` without work."),
+        idle_spin: Duration => setting("runtime.idle_spin_us", Nothing,
+            Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
+            "How long an idle shard spins before it sleeps; 0 means it sleeps immediately."),
+        pin: Option<bool> => setting("runtime.pin",
+            Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
+            Kind::Bool, Unset("pin if enough CPUs are free"),
+            "Whether every shard is pinned to its own CPU."),
+        executor: ExecutorChoice => setting("runtime.executor", Nothing,
+            Kind::OneOf(&["auto", "io_uring", "epoll"]), Text("auto"),
+            "Executor of the shards. auto: io_uring where available, else epoll; io_uring: fail if it is not available."),
+        slab_send_bytes: usize => setting("runtime.slab_send_bytes", Nothing,
+            bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
+            "Memory of each shard for tensors to send."),
+        slab_receive_bytes: usize => setting("runtime.slab_receive_bytes", Nothing,
+            bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
+            "Memory of each shard for received tensors."),
+        mailbox_slots: usize => setting("runtime.mailbox_slots", Nothing,
+            count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), whole(RuntimeSettings::MAILBOX_SLOTS),
+            "Jobs that may wait in a shard's mailbox."),
+        stall_report: Duration => setting("runtime.stall_report_ms", Nothing,
+            milliseconds(0), millis(RuntimeSettings::STALL_REPORT),
+            "Turns that take longer are reported; 0 disables the report."),
+        claim_directory: PathBuf => setting("runtime.claim_directory", Nothing,
+            Kind::Path, Text(RuntimeSettings::CLAIM_DIRECTORY),
+            "Directory of the lock files that claim CPUs; all daemons and embedded engines of a host must use the same one."),
+    }
 
-    Setting { flag: Some("--endpoint-map"),
-        ..setting("transport.endpoint_map", Nothing,
-        Kind::Path, Unset("`.endpoint_map` in transport.endpoint_map_directory"),
-        "The endpoint map file.") },
-    setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
-        Kind::Path, Text("."),
-        "The directory that holds `.endpoint_map`."),
-    setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
-        milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
-        "How long a request waits for a connection."),
-    setting("transport.handshake_timeout_ms", Nothing,
-        milliseconds(1), millis(EngineSettings::HANDSHAKE_TIMEOUT),
-        "How long the handshake of a new connection may take."),
-    setting("transport.heartbeat_ms", Nothing,
-        milliseconds(1), millis(SESSION.heartbeat),
-        "How long a link may be silent before it is pinged."),
-    setting("transport.peer_timeout_ms", Nothing,
-        milliseconds(1), millis(SESSION.peer_timeout),
-        "How long a silent peer is considered alive; more than `heartbeat_ms`."),
-    setting("transport.window", Nothing,
-        count(1, WINDOW_MAX), whole(SESSION.window),
-        "Requests in flight per link."),
-    setting("transport.tensor_bytes_max", Nothing,
-        bytes(1, TENSOR_BYTES_CEILING), Number(SESSION.tensor_bytes_max),
-        "Largest tensor accepted."),
-    setting("transport.chunk_bytes", Nothing,
-        bytes(CHUNK_BYTES_MIN, TIB), whole(SESSION.chunk_bytes),
-        "Larger tensors are sent in chunks of this size, so that other messages can pass in between."),
-    setting("transport.in_flight_bytes", Nothing,
-        bytes(1, TIB), whole(SESSION.in_flight_bytes_max),
-        "Bytes of tensors sent to a peer and not yet released; further ones wait, but one tensor of any size may always be sent."),
-    setting("transport.links_max", Nothing,
-        count(1, LINKS_CEILING), whole(EngineSettings::LINKS_MAX),
-        "Open links of one shard."),
-    setting("transport.greetings_max", Nothing,
-        count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_MAX),
-        "Handshakes in progress on one shard; beyond this, callers wait in the kernel's backlog."),
-    setting("transport.greetings_per_host_max", Nothing,
-        count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_PER_HOST_MAX),
-        "Handshakes in progress from one host; further connections are closed and must retry."),
-    setting("transport.greeting_bytes_max", Nothing,
-        bytes(GREETING_BYTES_FLOOR, GIB), whole(EngineSettings::GREETING_BYTES_MAX),
-        "Buffered bytes of unfinished handshakes; callers beyond this limit are disconnected."),
-    setting("transport.require", Nothing,
-        Kind::OneOf(&["auto", "tcp", "verbs"]), Text("auto"),
-        "Links to other hosts. auto: RDMA verbs if both sides have them, else TCP; tcp: only TCP; verbs: verbs or an error."),
+    /// `[transport]`: the endpoint map, timeouts and limits of links.
+    Transport(endpoint_map: Sourced<PathBuf>) {
+        => setting("transport.endpoint_map", Nothing,
+            Kind::Path, Unset("`.endpoint_map` in transport.endpoint_map_directory"),
+            "The endpoint map file.").with_flag("--endpoint-map"),
+        => setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
+            Kind::Path, Text("."),
+            "The directory that holds `.endpoint_map`."),
+        connect_timeout: Duration => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
+            milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
+            "How long a request waits for a connection."),
+        handshake_timeout: Duration => setting("transport.handshake_timeout_ms", Nothing,
+            milliseconds(1), millis(EngineSettings::HANDSHAKE_TIMEOUT),
+            "How long the handshake of a new connection may take."),
+        heartbeat: Duration => setting("transport.heartbeat_ms", Nothing,
+            milliseconds(1), millis(SESSION.heartbeat),
+            "How long a link may be silent before it is pinged."),
+        peer_timeout: Duration => setting("transport.peer_timeout_ms", Nothing,
+            milliseconds(1), millis(SESSION.peer_timeout),
+            "How long a silent peer is considered alive; more than `heartbeat_ms`."),
+        window: usize => setting("transport.window", Nothing,
+            count(1, WINDOW_MAX), whole(SESSION.window),
+            "Requests in flight per link."),
+        tensor_bytes_max: u64 => setting("transport.tensor_bytes_max", Nothing,
+            bytes(1, TENSOR_BYTES_CEILING), Number(SESSION.tensor_bytes_max),
+            "Largest tensor accepted."),
+        chunk_bytes: usize => setting("transport.chunk_bytes", Nothing,
+            bytes(CHUNK_BYTES_MIN, TIB), whole(SESSION.chunk_bytes),
+            "Larger tensors are sent in chunks of this size, so that other messages can pass in between."),
+        in_flight_bytes: usize => setting("transport.in_flight_bytes", Nothing,
+            bytes(1, TIB), whole(SESSION.in_flight_bytes_max),
+            "Bytes of tensors sent to a peer and not yet released; further ones wait, but one tensor of any size may always be sent."),
+        links_max: usize => setting("transport.links_max", Nothing,
+            count(1, LINKS_CEILING), whole(EngineSettings::LINKS_MAX),
+            "Open links of one shard."),
+        greetings_max: usize => setting("transport.greetings_max", Nothing,
+            count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_MAX),
+            "Handshakes in progress on one shard; beyond this, callers wait in the kernel's backlog."),
+        greetings_per_host_max: usize => setting("transport.greetings_per_host_max", Nothing,
+            count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_PER_HOST_MAX),
+            "Handshakes in progress from one host; further connections are closed and must retry."),
+        greeting_bytes_max: usize => setting("transport.greeting_bytes_max", Nothing,
+            bytes(GREETING_BYTES_FLOOR, GIB), whole(EngineSettings::GREETING_BYTES_MAX),
+            "Buffered bytes of unfinished handshakes; callers beyond this limit are disconnected."),
+        require: Require => setting("transport.require", Nothing,
+            Kind::OneOf(&["auto", "tcp", "verbs"]), Text("auto"),
+            "Links to other hosts. auto: RDMA verbs if both sides have them, else TCP; tcp: only TCP; verbs: verbs or an error."),
+    }
 
-    setting("transport.tcp.congestion", Nothing,
-        Kind::Text, Text(""),
-        "TCP congestion control; empty keeps the kernel's default."),
-    setting("transport.tcp.send_buffer_bytes", Nothing,
-        bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
-        "Socket send buffer; 0 lets the kernel choose."),
-    setting("transport.tcp.receive_buffer_bytes", Nothing,
-        bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
-        "Socket receive buffer; 0 lets the kernel choose."),
+    /// `[transport.tcp]`: sockets.
+    Tcp() {
+        congestion: String => setting("transport.tcp.congestion", Nothing,
+            Kind::Text, Text(""),
+            "TCP congestion control; empty keeps the kernel's default."),
+        send_buffer_bytes: usize => setting("transport.tcp.send_buffer_bytes", Nothing,
+            bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
+            "Socket send buffer; 0 lets the kernel choose."),
+        receive_buffer_bytes: usize => setting("transport.tcp.receive_buffer_bytes", Nothing,
+            bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
+            "Socket receive buffer; 0 lets the kernel choose."),
+    }
 
-    setting("fusion.fuse", Nothing,
-        Kind::OneOf(&["off", "turn"]), Text("turn"),
-        "Message fusion. off: each message is sent separately; turn: small messages of a turn are sent together."),
-    setting("fusion.request_timeout_ms", Nothing,
-        milliseconds(1), millis(EngineSettings::REQUEST_TIMEOUT),
-        "How long a request waits for its tensor if the caller sets no deadline."),
-    setting("fusion.lease_ms", Nothing,
-        milliseconds(1), millis(EngineSettings::LEASE),
-        "How long tensors stay lent to a peer without a link before they are offered again."),
-    setting("fusion.queued_requests_max", Nothing,
-        count(1, QUEUED_MAX), whole(SESSION.queued_requests_max),
-        "Outstanding requests to one peer's shard, in flight or waiting; also the limit on its pulls, its pushes, and each task's recvs from tasks of this engine."),
-    setting("fusion.parked_requests_max", Nothing,
-        count(1, QUEUED_MAX), whole(SESSION.parked_requests_max),
-        "Requests of one peer to a shard that may wait for their tensor; also the limit on its pulls, and on the tensors they wait for."),
-    setting("fusion.deposited_tensors_max", Nothing,
-        count(1, QUEUED_MAX), whole(EngineSettings::DEPOSITED_TENSORS_MAX),
-        "Tensors of a shard that may wait for their recv, or be lent but not yet released."),
-    setting("fusion.published_tensors_max", Nothing,
-        count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
-        "Published keys per shard; plans may name the same number of unpublished keys, peers' plans three quarters of it."),
-    setting("fusion.plan_keys_max", Nothing,
-        count(1, QUEUED_MAX), whole(SESSION.plan_keys_max),
-        "Keys in all plans of one peer together; a peer is a transport address, however many links it has with a shard."),
-    setting("fusion.peer_name_bytes_max", Nothing,
-        bytes(KIB, TIB), whole(SESSION.peer_name_bytes_max),
-        "Total bytes of one peer's plan keys and of the names of queues that it pushes into."),
-    setting("fusion.turn_bytes", Nothing,
-        bytes(KIB, GIB), whole(SESSION.turn_bytes),
-        "Bytes of small messages sent to one peer per turn, in one write."),
-    setting("fusion.turn_payloads", Nothing,
-        count(1, TURN_PAYLOADS_MAX), whole(SESSION.turn_payloads),
-        "Large tensors sent to one peer per turn."),
+    /// `[fusion]`: requests and tensors in flight.
+    Fusion() {
+        fuse: Fuse => setting("fusion.fuse", Nothing,
+            Kind::OneOf(&["off", "turn"]), Text("turn"),
+            "Message fusion. off: each message is sent separately; turn: small messages of a turn are sent together."),
+        request_timeout: Duration => setting("fusion.request_timeout_ms", Nothing,
+            milliseconds(1), millis(EngineSettings::REQUEST_TIMEOUT),
+            "How long a request waits for its tensor if the caller sets no deadline."),
+        lease: Duration => setting("fusion.lease_ms", Nothing,
+            milliseconds(1), millis(EngineSettings::LEASE),
+            "How long tensors stay lent to a peer without a link before they are offered again."),
+        queued_requests_max: usize => setting("fusion.queued_requests_max", Nothing,
+            count(1, QUEUED_MAX), whole(SESSION.queued_requests_max),
+            "Outstanding requests to one peer's shard, in flight or waiting; also the limit on its pulls, its pushes, and each task's recvs from tasks of this engine."),
+        parked_requests_max: usize => setting("fusion.parked_requests_max", Nothing,
+            count(1, QUEUED_MAX), whole(SESSION.parked_requests_max),
+            "Requests of one peer to a shard that may wait for their tensor; also the limit on its pulls, and on the tensors they wait for."),
+        deposited_tensors_max: usize => setting("fusion.deposited_tensors_max", Nothing,
+            count(1, QUEUED_MAX), whole(EngineSettings::DEPOSITED_TENSORS_MAX),
+            "Tensors of a shard that may wait for their recv, or be lent but not yet released."),
+        published_tensors_max: usize => setting("fusion.published_tensors_max", Nothing,
+            count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
+            "Published keys per shard; plans may name the same number of unpublished keys, peers' plans three quarters of it."),
+        plan_keys_max: usize => setting("fusion.plan_keys_max", Nothing,
+            count(1, QUEUED_MAX), whole(SESSION.plan_keys_max),
+            "Keys in all plans of one peer together; a peer is a transport address, however many links it has with a shard."),
+        peer_name_bytes_max: usize => setting("fusion.peer_name_bytes_max", Nothing,
+            bytes(KIB, TIB), whole(SESSION.peer_name_bytes_max),
+            "Total bytes of one peer's plan keys and of the names of queues that it pushes into."),
+        turn_bytes: usize => setting("fusion.turn_bytes", Nothing,
+            bytes(KIB, GIB), whole(SESSION.turn_bytes),
+            "Bytes of small messages sent to one peer per turn, in one write."),
+        turn_payloads: usize => setting("fusion.turn_payloads", Nothing,
+            count(1, TURN_PAYLOADS_MAX), whole(SESSION.turn_payloads),
+            "Large tensors sent to one peer per turn."),
+    }
 
-    Setting { flag: Some("--socket"),
-        ..setting("daemon.socket", Nothing,
-        Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane.sock, else /run/sealane/sealane.sock"),
-        "Where clients attach to the daemon.") },
-    setting("daemon.allowed_uids", Nothing,
-        Kind::UserIds, Unset("none besides root and the daemon's own"),
-        "User ids that may attach besides root and the daemon's own; they also need access to the socket's directory."),
-    setting("daemon.clients_max", Nothing,
-        count(1, CLIENTS_CEILING), Number(CLIENTS_MAX),
-        "Number of attached clients."),
-    setting("daemon.arena_bytes_max", Nothing,
-        bytes(MIB, TIB), Number(ARENA_BYTES_MAX),
-        "Largest arena (the memory a client sends from) that a client may request."),
-    setting("daemon.area_bytes", Nothing,
-        bytes(AREA_BYTES_MIN, TIB), Number(AREA_BYTES),
-        "Memory of each client, per shard, for tensors received without a destination; allocated on first use."),
-    setting("daemon.drain_timeout_ms", Nothing,
-        milliseconds(0), Number(DRAIN_TIMEOUT_MS),
-        "How long a stopping daemon waits for calls in flight."),
+    /// `[daemon]`: attaching to the daemon, and its stop.
+    Daemon(socket: Sourced<PathBuf>) {
+        => setting("daemon.socket", Nothing,
+            Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane.sock, else /run/sealane/sealane.sock"),
+            "Where clients attach to the daemon.").with_flag("--socket"),
+        allowed_uids: Vec<u32> => setting("daemon.allowed_uids", Nothing,
+            Kind::UserIds, Unset("none besides root and the daemon's own"),
+            "User ids that may attach besides root and the daemon's own; they also need access to the socket's directory."),
+        clients_max: usize => setting("daemon.clients_max", Nothing,
+            count(1, CLIENTS_CEILING), Number(CLIENTS_MAX),
+            "Number of attached clients."),
+        arena_bytes_max: u64 => setting("daemon.arena_bytes_max", Nothing,
+            bytes(MIB, TIB), Number(ARENA_BYTES_MAX),
+            "Largest arena (the memory a client sends from) that a client may request."),
+        area_bytes: u64 => setting("daemon.area_bytes", Nothing,
+            bytes(AREA_BYTES_MIN, TIB), Number(AREA_BYTES),
+            "Memory of each client, per shard, for tensors received without a destination; allocated on first use."),
+        drain_timeout: Duration => setting("daemon.drain_timeout_ms", Nothing,
+            milliseconds(0), Number(DRAIN_TIMEOUT_MS),
+            "How long a stopping daemon waits for calls in flight."),
+        metrics: MetricsAddress => setting("daemon.metrics", Nothing,
+            Kind::MetricsAddress, Text("127.0.0.1:9490"),
+            "Address on which the daemon serves metrics over HTTP, without authentication; `off` disables them.").with_flag("--metrics"),
+    }
 
-    Setting { flag: Some("--metrics"),
-        ..setting("daemon.metrics", Nothing,
-        Kind::MetricsAddress, Text("127.0.0.1:9490"),
-        "Address on which the daemon serves metrics over HTTP, without authentication; `off` disables them.") },
+    /// `[security]`: what peers of other hosts must show.
+    Security(peers: Peers) {
+        => setting("security.secret_file", Nothing,
+            Kind::Path, Unset("no shared secret"),
+            "Text file, readable only by its owner, with the secret that the hosts of a job share: one line, or two while it is being replaced; `sealane keys secret` creates it."),
+        => setting("security.tls_certificate", Nothing,
+            Kind::Path, Unset("no TLS"),
+            "This host's certificate in PEM; with `tls_key` and `tls_authorities`, links use TLS 1.3, and peers speak only for the tasks in their certificates; `sealane keys tls` creates all three."),
+        => setting("security.tls_key", Nothing,
+            Kind::Path, Unset("no TLS"),
+            "The certificate's key in PEM, readable only by its owner."),
+        => setting("security.tls_authorities", Nothing,
+            Kind::Path, Unset("no TLS"),
+            "Trusted certificate authorities in PEM."),
+        insecure: bool => setting("security.insecure", Nothing,
+            Kind::Bool, Bool(false),
+            "Without a shared secret or TLS, also listen on addresses that other hosts can reach, and accept everyone."),
+        plaintext_rdma: bool => setting("security.plaintext_rdma", Nothing,
+            Kind::Bool, Bool(false),
+            "Under TLS, also allow RDMA, which carries tensors in plain text; otherwise links use TCP. Each side decides for itself."),
+    }
 
-    setting("security.secret_file", Nothing,
-        Kind::Path, Unset("no shared secret"),
-        "Text file, readable only by its owner, with the secret that the hosts of a job share: one line, or two while it is being replaced; `sealane keys secret` creates it."),
-    setting("security.tls_certificate", Nothing,
-        Kind::Path, Unset("no TLS"),
-        "This host's certificate in PEM; with `tls_key` and `tls_authorities`, links use TLS 1.3, and peers speak only for the tasks in their certificates; `sealane keys tls` creates all three."),
-    setting("security.tls_key", Nothing,
-        Kind::Path, Unset("no TLS"),
-        "The certificate's key in PEM, readable only by its owner."),
-    setting("security.tls_authorities", Nothing,
-        Kind::Path, Unset("no TLS"),
-        "Trusted certificate authorities in PEM."),
-    setting("security.insecure", Nothing,
-        Kind::Bool, Bool(false),
-        "Without a shared secret or TLS, also listen on addresses that other hosts can reach, and accept everyone."),
-    setting("security.plaintext_rdma", Nothing,
-        Kind::Bool, Bool(false),
-        "Under TLS, also allow RDMA, which carries tensors in plain text; otherwise links use TCP. Each side decides for itself."),
-
-    setting("verbs.device", Verbs("RDMA_DEVICE"),
-        Kind::Text, Unset("of those with an active port, the one of the transport address's network, else the first"),
-        "The RDMA device."),
-    setting("verbs.port", Verbs("RDMA_DEVICE_PORT"),
-        count(1, RDMA_BYTE_MAX), Unset("the first active port"),
-        "The device's port; requires `device`."),
-    setting("verbs.gid_index", Verbs("RDMA_GID_INDEX"),
-        count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
-        "Index of the port's GID."),
-    setting("verbs.pkey_index", Verbs("RDMA_PKEY"),
-        count(0, RDMA_BYTE_MAX), Number(VERBS.pkey_index as u64),
-        "Index of the partition key."),
-    setting("verbs.queue_depth", Verbs("RDMA_QUEUE_DEPTH"),
-        count(1, RDMA_QUEUE_DEPTH_MAX), Number(VERBS.queue_depth as u64),
-        "16 KiB buffers in a shard's shared receive queue; at most the device's limit."),
-    setting("verbs.timeout", Verbs("RDMA_TIMEOUT"),
-        count(0, RDMA_TIMEOUT_MAX), Number(VERBS.timeout as u64),
-        "Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits forever."),
-    setting("verbs.retry_count", Verbs("RDMA_RETRY_CNT"),
-        count(0, RDMA_RETRY_MAX), Number(VERBS.retry_count as u64),
-        "How often an unacknowledged packet is retransmitted."),
-    setting("verbs.service_level", Verbs("RDMA_SL"),
-        count(0, RDMA_SERVICE_LEVEL_MAX), Number(VERBS.service_level as u64),
-        "Service level of a queue pair."),
-    setting("verbs.mtu", Verbs("RDMA_MTU"),
-        Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
-        "Path MTU in bytes; at most the port's active MTU."),
-    setting("verbs.traffic_class", Verbs("RDMA_TRAFFIC_CLASS"),
-        count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
-        "Traffic class of a queue pair's packets."),
-    setting("verbs.transfer", Nothing,
-        Kind::OneOf(&["write", "read"]), Text("write"),
-        "How large tensors move. write: the producer writes into the consumer's memory; read: the consumer reads from the producer's."),
-    setting("verbs.registration", Nothing,
-        Kind::OneOf(&["static", "dynamic"]), Text("static"),
-        "When memory is registered. static: slabs and arenas once; dynamic: all memory for each transfer (slow, for comparison)."),
-    setting("verbs.client_pinned_bytes_max", Nothing,
-        bytes(0, TIB), Number(VERBS.client_pinned_bytes_max),
-        "Most bytes of one client's arena and area that a shard registers with the device, and so pins; tensors beyond it are copied."),
-    setting("verbs.retry_after_ms", Nothing,
-        milliseconds(1), millis(VERBS.retry_after),
-        "How long a peer is reached over TCP after several consecutive failures of its verbs links."),
-];
+    /// `[verbs]`; what has a variable is read and checked as TensorFlow's verbs reads it.
+    Verbs() {
+        device: Option<String> => setting("verbs.device", OfVerbs("RDMA_DEVICE"),
+            Kind::Text, Unset("of those with an active port, the one of the transport address's network, else the first"),
+            "The RDMA device."),
+        port: Option<u8> => setting("verbs.port", OfVerbs("RDMA_DEVICE_PORT"),
+            count(1, RDMA_BYTE_MAX), Unset("the first active port"),
+            "The device's port; requires `device`."),
+        gid_index: Option<u8> => setting("verbs.gid_index", OfVerbs("RDMA_GID_INDEX"),
+            count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
+            "Index of the port's GID."),
+        pkey_index: u8 => setting("verbs.pkey_index", OfVerbs("RDMA_PKEY"),
+            count(0, RDMA_BYTE_MAX), Number(VERBS.pkey_index as u64),
+            "Index of the partition key."),
+        queue_depth: u32 => setting("verbs.queue_depth", OfVerbs("RDMA_QUEUE_DEPTH"),
+            count(1, RDMA_QUEUE_DEPTH_MAX), Number(VERBS.queue_depth as u64),
+            "16 KiB buffers in a shard's shared receive queue; at most the device's limit."),
+        timeout: u8 => setting("verbs.timeout", OfVerbs("RDMA_TIMEOUT"),
+            count(0, RDMA_TIMEOUT_MAX), Number(VERBS.timeout as u64),
+            "Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits forever."),
+        retry_count: u8 => setting("verbs.retry_count", OfVerbs("RDMA_RETRY_CNT"),
+            count(0, RDMA_RETRY_MAX), Number(VERBS.retry_count as u64),
+            "How often an unacknowledged packet is retransmitted."),
+        service_level: u8 => setting("verbs.service_level", OfVerbs("RDMA_SL"),
+            count(0, RDMA_SERVICE_LEVEL_MAX), Number(VERBS.service_level as u64),
+            "Service level of a queue pair."),
+        mtu: Option<u16> => setting("verbs.mtu", OfVerbs("RDMA_MTU"),
+            Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
+            "Path MTU in bytes; at most the port's active MTU."),
+        traffic_class: u8 => setting("verbs.traffic_class", OfVerbs("RDMA_TRAFFIC_CLASS"),
+            count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
+            "Traffic class of a queue pair's packets."),
+        transfer: Transfer => setting("verbs.transfer", Nothing,
+            Kind::OneOf(&["write", "read"]), Text("write"),
+            "How large tensors move. write: the producer writes into the consumer's memory; read: the consumer reads from the producer's."),
+        registration: Registration => setting("verbs.registration", Nothing,
+            Kind::OneOf(&["static", "dynamic"]), Text("static"),
+            "When memory is registered. static: slabs and arenas once; dynamic: all memory for each transfer (slow, for comparison)."),
+        client_pinned_bytes_max: u64 => setting("verbs.client_pinned_bytes_max", Nothing,
+            bytes(0, TIB), Number(VERBS.client_pinned_bytes_max),
+            "Most bytes of one client's arena and area that a shard registers with the device, and so pins; tensors beyond it are copied."),
+        retry_after: Duration => setting("verbs.retry_after_ms", Nothing,
+            milliseconds(1), millis(VERBS.retry_after),
+            "How long a peer is reached over TCP after several consecutive failures of its verbs links."),
+    }
+}
 
 /// The setting called `name`, and its place in the table.
 pub(super) fn find(name: &str) -> Option<(usize, &'static Setting)> {

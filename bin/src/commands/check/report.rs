@@ -4,20 +4,18 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::cards::Card;
 use super::cpus::Cpus;
 use super::host::{MemoryLock, Tcp};
 use super::io_uring::IoUring;
-use super::layout;
 use super::memory::Memory;
 use super::network::Sockets;
 use super::paths::Path;
 use super::probe::Probe;
 use super::rdma::Device;
 use super::security::Security;
-use super::topology::Topology;
+use super::topology::{Card, Topology};
 use super::verbs::Verbs;
-use super::verdict::{Finding, Verdict};
+use super::verdict::{Finding, Verdict, shown, wrapped};
 use crate::Failure;
 use crate::settings::{Entry, Source, Value};
 
@@ -164,14 +162,14 @@ impl Report {
 
     fn write_host(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "\nhost")?;
-        self.findings.iter().try_for_each(|finding| out.write_str(&layout::finding(finding)))?;
+        self.findings.iter().try_for_each(|finding| out.write_str(&shown(finding.name, finding)))?;
         for device in &self.rdma {
             for port in &device.ports {
                 let number = port.number;
                 for gid in &port.gids {
                     let (index, kind, network) = (gid.index, &gid.kind, &gid.network_device);
                     let text = format!("{} port {number} GID {index}: {} {kind} {network}", device.name, gid.gid);
-                    out.write_str(&layout::wrapped("", 10, text.trim_end()))?;
+                    out.write_str(&wrapped("", 10, text.trim_end()))?;
                 }
             }
         }
@@ -191,7 +189,7 @@ impl Report {
             // The source stands by itself, where it is looked for.
             match head.chars().count() + shown.chars().count() + source.to_string().chars().count() + 4 {
                 0..=80 => writeln!(out, "{head}{shown}  ({source})")?,
-                _ => out.write_str(&layout::wrapped(&head, head.len(), &format!("{shown} ({source})")))?,
+                _ => out.write_str(&wrapped(&head, head.len(), &format!("{shown} ({source})")))?,
             }
         }
         Ok(())
@@ -206,11 +204,7 @@ impl Report {
         writeln!(out, "\nlint of {file}")?;
         for Remark { line, column, is_error, says } in lint.iter().take(REMARKS_SHOWN_MAX) {
             let word = if *is_error { "error" } else { "warning" };
-            out.write_str(&layout::wrapped(
-                &format!("  {line}:{column}  "),
-                REMARK_MARGIN,
-                &format!("{says} ({word})"),
-            ))?;
+            out.write_str(&wrapped(&format!("  {line}:{column}  "), REMARK_MARGIN, &format!("{says} ({word})")))?;
         }
         match lint.len().saturating_sub(REMARKS_SHOWN_MAX) {
             0 => Ok(()),
@@ -235,8 +229,8 @@ impl Report {
             let text = format!("{}: {} ({tasks}{more})", path.link, path.reason);
             let head = format!("  {}  ", path.transport_address);
             match head.chars().count() > margin {
-                true => write!(out, "{}\n{}", head.trim_end(), layout::wrapped("", margin, &text))?,
-                false => out.write_str(&layout::wrapped(&head, margin, &text))?,
+                true => write!(out, "{}\n{}", head.trim_end(), wrapped("", margin, &text))?,
+                false => out.write_str(&wrapped(&head, margin, &text))?,
             }
         }
         Ok(())
@@ -245,7 +239,7 @@ impl Report {
     fn write_probes(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(probes) = &self.probes else { return Ok(()) };
         writeln!(out, "\npeers")?;
-        probes.iter().try_for_each(|probe| out.write_str(&layout::named(&probe.transport_address, &probe.finding())))
+        probes.iter().try_for_each(|probe| out.write_str(&shown(&probe.transport_address, &probe.finding())))
     }
 
     fn write_sum(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

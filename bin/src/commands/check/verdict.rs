@@ -1,8 +1,16 @@
-//! What `sealane check` makes of each thing that it looks at: a verdict, what was found, and the command that mends it.
+//! What `sealane check` makes of each thing that it looks at: a verdict, what was found, and the command that mends it; and the
+//! text of it, for a terminal of 80 columns.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use serde::Serialize;
+
+/// Columns of a terminal whose width nobody chose.
+const COLUMNS: usize = 80;
+/// Columns of what a finding is about: those of the longest, `isolated CPUs` and `receive buffers`.
+const NAME_COLUMNS: usize = 15;
+/// Where the text of a finding begins.
+const MARGIN: usize = 2 + 6 + 2 + NAME_COLUMNS + 2;
 
 /// What a thing means for a daemon on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -88,5 +96,81 @@ impl Finding {
     /// It will not work.
     pub(super) fn fails(name: &'static str, says: impl Into<String>, remedy: impl Into<Remedy>) -> Finding {
         Finding { name, verdict: Verdict::WillNotWork, says: says.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+/// `text` behind `head`, its further lines `margin` columns to the right. A word that is longer than a line stands alone.
+pub(super) fn wrapped(head: &str, margin: usize, text: &str) -> String {
+    let mut out = format!("{head:margin$}");
+    let (mut column, mut is_first) = (out.chars().count(), true);
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let width = word.chars().count();
+        let fits = column + usize::from(!is_first) + width <= COLUMNS;
+        if !fits && column > margin {
+            let _ = write!(out, "\n{:margin$}", "");
+            (column, is_first) = (margin, true);
+        }
+        if !is_first {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        (column, is_first) = (column + width, false);
+    }
+    out.push('\n');
+    out
+}
+
+/// A finding with its verdict in front, and what to do below it. The name of what it is about may be long.
+pub(super) fn shown(name: &str, finding: &Finding) -> String {
+    let head = format!("  {:6}  {name:NAME_COLUMNS$}  ", finding.verdict);
+    let mut text = match head.chars().count() > MARGIN {
+        true => format!("{}\n{}", head.trim_end(), wrapped("", MARGIN, &finding.says)),
+        false => wrapped(&head, MARGIN, &finding.says),
+    };
+    match &finding.remedy {
+        None => {}
+        // A command is copied: it is not wrapped, and stands further left where it is long.
+        Some(Remedy::Command(command)) => {
+            let margin = MARGIN.min(COLUMNS.saturating_sub(command.chars().count() + 2)).max(10);
+            let _ = writeln!(text, "{:margin$}$ {command}", "");
+        }
+        Some(Remedy::Advice(advice)) => text += &wrapped(&format!("{:MARGIN$}> ", ""), MARGIN + 2, advice),
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_before_the_last_column_and_begin_at_the_margin() {
+        let text = wrapped("  head", 10, &"word ".repeat(40));
+        assert!(text.lines().all(|line| line.len() <= COLUMNS), "{text}");
+        assert!(text.starts_with("  head    word word"));
+        assert!(text.lines().skip(1).all(|line| line.starts_with("          word")), "{text}");
+        assert_eq!(text.split_whitespace().count(), 41);
+    }
+
+    #[test]
+    fn a_long_word_stands_alone() {
+        let long = "x".repeat(100);
+        assert_eq!(wrapped("a", 4, &format!("b {long} c")), format!("a   b\n    {long}\n    c\n"));
+    }
+
+    #[test]
+    fn a_finding_is_followed_by_what_to_do() {
+        let shown = |finding: &Finding| super::shown(finding.name, finding);
+        let told = shown(&Finding::better("ports", "few", "sudo sysctl -w a=b"));
+        assert_eq!(told, "  better  ports            few\n                           $ sudo sysctl -w a=b\n");
+        let long = Finding::fails("ports", "few", "c".repeat(60));
+        let line = shown(&long);
+        assert!(line.ends_with(&format!("\n{:18}$ {}\n", "", "c".repeat(60))), "{line}");
+        let advised = shown(&Finding::fails("ports", "few", advice("do this ".repeat(9))));
+        assert!(advised.contains(&format!("\n{:27}> do this do", "")), "{advised}");
+        assert!(advised.lines().all(|line| line.len() <= COLUMNS), "{advised}");
+        let address = super::shown("worker-0.train.ml.svc.cluster.local:7000", &Finding::ok("", "tcp"));
+        assert_eq!(address, format!("  ok      worker-0.train.ml.svc.cluster.local:7000\n{:27}tcp\n", ""));
     }
 }

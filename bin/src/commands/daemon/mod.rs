@@ -7,7 +7,6 @@ mod drain;
 mod gate;
 mod instruments;
 mod metrics;
-mod parent;
 mod readiness;
 mod reload;
 mod service_manager;
@@ -16,11 +15,17 @@ pub(crate) mod socket;
 mod tasks;
 mod watch;
 
-use std::io::Write;
+use std::io::{Write, stdin};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::geteuid;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::{Pid, geteuid, getppid};
 use sealane_fusion::{Engine, EngineSettings, Portion};
 use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
 
@@ -29,7 +34,6 @@ use self::control::Control;
 use self::gate::Gate;
 use self::instruments::Instruments;
 use self::metrics::{Metrics, MetricsListener};
-use self::parent::Parent;
 use self::readiness::Readiness;
 use self::reload::MapInUse;
 use self::signals::Signals;
@@ -64,8 +68,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    #[command(flatten)]
-    parent: Parent,
+    /// Take the listening socket that is standard input for the one transport address of the tasks, as inetd's servers do: a
+    /// port that the command which starts this daemon merely named could be another program's by then
+    #[arg(long, hide = true)]
+    listener_on_stdin: bool,
+
+    /// End once that process, which started this one, has ended
+    #[arg(long, hide = true, value_name = "PID")]
+    end_with: Option<i32>,
 }
 
 /// How the line begins with which a daemon tells that it serves and that clients can attach.
@@ -83,8 +93,8 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, overrides)?;
     // Before any thread starts.
     let signals = Signals::take()?;
-    args.parent.end_with_it()?;
-    let listeners = args.parent.listeners()?;
+    args.end_with_parent()?;
+    let listeners = args.listeners()?;
     allow_many_descriptors();
     let file = &settings.transport.endpoint_map.value;
     let map = SharedEndpointMap::load(file)?;
@@ -106,6 +116,37 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     // Clients hear from the engine how their calls ended before they see their connection end.
     drop(served?);
     stopped
+}
+
+impl Args {
+    /// The listening sockets; none if the transport addresses are to be bound.
+    ///
+    /// # Errors
+    /// Standard input is no listening socket.
+    fn listeners(&self) -> Result<Vec<TcpListener>, Failure> {
+        if !self.listener_on_stdin {
+            return Ok(Vec::new());
+        }
+        let stdin = stdin();
+        match getsockopt(&stdin, sockopt::AcceptConn) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return Err(Failure::input("standard input is not a listening socket")),
+        }
+        let listener = stdin.as_fd().try_clone_to_owned();
+        listener.map(|listener| vec![listener.into()]).map_err(Failure::work)
+    }
+
+    /// From now on, the parent's end is a signal like a service manager's.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn end_with_parent(&self) -> Result<(), Failure> {
+        let Some(parent) = self.end_with else { return Ok(()) };
+        let refused = |error: Errno| Failure::work(format!("process {parent} cannot be watched ({error})"));
+        set_pdeathsig(Signal::SIGTERM).map_err(refused)?;
+        // It may have ended before.
+        if getppid() == Pid::from_raw(parent) { Ok(()) } else { raise(Signal::SIGTERM).map_err(refused) }
+    }
 }
 
 /// Serves until the end; gives back what must outlive the engine.

@@ -11,6 +11,7 @@ use super::figures::{Figures, Traffic};
 use super::peers::PeerLink;
 use super::protocol::{Part, task_name};
 use crate::links::Links;
+use crate::wording::scaled;
 
 /// Names the JSON's fields and their meaning; another number means other fields.
 const SCHEMA: &str = "sealane-demo/1";
@@ -239,17 +240,7 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
 
 /// A time with three digits and its unit.
 fn shown(nanoseconds: u64) -> String {
-    let (value, unit) = match nanoseconds as f64 {
-        ns if ns < 1e6 => (ns / 1e3, "µs"),
-        ns if ns < 1e9 => (ns / 1e6, "ms"),
-        ns => (ns / 1e9, "s"),
-    };
-    let digits = match value {
-        value if value < 10.0 => 2,
-        value if value < 100.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.digits$} {unit}")
+    scaled(nanoseconds as f64, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs")], " ns")
 }
 
 #[cfg(test)]
@@ -362,13 +353,8 @@ pub(super) mod tests {
 
     #[test]
     fn times_have_their_unit() {
-        let cases = [
-            (1, "0.00 µs"),
-            (9_990, "9.99 µs"),
-            (123_400, "123 µs"),
-            (1_234_000, "1.23 ms"),
-            (2_000_000_000, "2.00 s"),
-        ];
+        let cases =
+            [(1, "1 ns"), (9_990, "9.99 µs"), (123_400, "123 µs"), (1_234_000, "1.23 ms"), (2_000_000_000, "2.00 s")];
         for (nanoseconds, expected) in cases {
             assert_eq!(shown(nanoseconds), expected);
         }

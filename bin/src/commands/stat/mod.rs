@@ -1,7 +1,6 @@
 //! `sealane stat`: what the daemon of this host does, in one look, or live.
 
 mod rows;
-mod screen;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -63,7 +62,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let before = look(socket)?;
     std::thread::sleep(RATE_INTERVAL);
     let now = look(socket)?;
-    context.print(&screen::text(&now, &before))
+    context.print(&rows::text(&now, &before))
 }
 
 /// One look at the daemon whose clients attach at `socket`.

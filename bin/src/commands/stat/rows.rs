@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use sealane_bench::Column;
+
 use crate::figures::{Client, Credentials, Figures, Histogram, Peer, Rates, Shard, Traffic};
+use crate::wording::scaled;
 
 /// A table: heads, rows, and which columns are numbers, aligned to the right.
 pub(super) struct Table {
@@ -13,6 +16,35 @@ pub(super) struct Table {
     pub(super) numbers_from: usize,
     /// The last column is text that may be long.
     pub(super) has_tail: bool,
+}
+
+impl Table {
+    /// For a terminal of 80 columns or more, or for a file; nothing without rows.
+    pub(super) fn to_text(&self) -> String {
+        let columns = self.heads.iter().enumerate().map(|(column, head)| match self.is_number(column) {
+            true => Column::number(head),
+            false => Column::text(head),
+        });
+        match self.rows.is_empty() {
+            true => String::new(),
+            false => {
+                let text = sealane_bench::Table::new(columns.collect::<Vec<_>>(), self.rows.iter().cloned()).to_text();
+                format!("\n{}\n{text}", self.title)
+            }
+        }
+    }
+
+    /// True if a column is one of numbers.
+    pub(super) fn is_number(&self, column: usize) -> bool {
+        column >= self.numbers_from && !(self.has_tail && column + 1 == self.heads.len())
+    }
+}
+
+/// All that there is to see in one look; rates are those since `before`.
+pub(super) fn text(now: &Figures, before: &Figures) -> String {
+    let before = Some(before);
+    let tables = [shards(now, before), calls(now, None), peers(now, before), clients(now), traffic(now)];
+    head(now).join("\n") + "\n" + &tables.iter().map(Table::to_text).collect::<String>()
 }
 
 /// Who the daemon is, in three lines.
@@ -247,12 +279,9 @@ fn percent(share: f64) -> String {
 
 /// Nanoseconds, to three digits.
 pub(super) fn duration(nanoseconds: u64) -> String {
-    match nanoseconds as f64 {
-        0.0 => "-".into(),
-        ns if ns < 1e3 => format!("{ns:.0} ns"),
-        ns if ns < 1e6 => format!("{} µs", digits(ns / 1e3)),
-        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
-        ns => format!("{} s", digits(ns / 1e9)),
+    match nanoseconds {
+        0 => "-".into(),
+        nanoseconds => scaled(nanoseconds as f64, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs")], " ns"),
     }
 }
 
@@ -262,32 +291,15 @@ fn mean(of: &Histogram) -> String {
 
 /// A number, with k, M or G from ten thousand on.
 pub(super) fn count(number: f64) -> String {
-    match number {
-        number if number < 1e4 => format!("{number:.0}"),
-        number if number < 1e6 => format!("{}k", digits(number / 1e3)),
-        number if number < 1e9 => format!("{}M", digits(number / 1e6)),
-        number => format!("{}G", digits(number / 1e9)),
+    match number < 1e4 {
+        true => format!("{number:.0}"),
+        false => scaled(number, &[(1e9, "G"), (1e6, "M"), (1e3, "k")], ""),
     }
 }
 
 /// Bytes, with decimal units.
 pub(super) fn bytes(bytes: f64) -> String {
-    match bytes {
-        bytes if bytes < 1e3 => format!("{bytes:.0} B"),
-        bytes if bytes < 1e6 => format!("{} kB", digits(bytes / 1e3)),
-        bytes if bytes < 1e9 => format!("{} MB", digits(bytes / 1e6)),
-        bytes if bytes < 1e12 => format!("{} GB", digits(bytes / 1e9)),
-        bytes => format!("{} TB", digits(bytes / 1e12)),
-    }
-}
-
-/// Three digits.
-fn digits(number: f64) -> String {
-    match number {
-        number if number < 10.0 => format!("{number:.2}"),
-        number if number < 100.0 => format!("{number:.1}"),
-        number => format!("{number:.0}"),
-    }
+    scaled(bytes, &[(1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")], " B")
 }
 
 /// Days, hours, minutes and seconds; the two largest that there are.

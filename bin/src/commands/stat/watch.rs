@@ -247,8 +247,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table, first: usize) {
     let first = first.min(table.rows.len().saturating_sub(1));
     let columns = table.heads.len();
     let aligned = |column: usize, text: String| {
-        let is_tail = table.has_tail && column + 1 == columns;
-        let alignment = if column >= table.numbers_from && !is_tail { Alignment::Right } else { Alignment::Left };
+        let alignment = if table.is_number(column) { Alignment::Right } else { Alignment::Left };
         Cell::from(Line::from(text).alignment(alignment))
     };
     let row = |cells: &[String]| {

@@ -1,15 +1,13 @@
 //! Workloads: the tensors that a worker pulls and pushes in one step, by name, type and shape. Five come with the
 //! program, others from JSON files. Plain data, bounded by the limits below.
 
-mod tensor_spec;
-
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
+use sealane_fusion::{DType, TensorMeta};
+use sealane_transport::limits::KEY_BYTES_MAX;
 use serde::Deserialize;
-
-use tensor_spec::TensorEntry;
-pub use tensor_spec::TensorSpec;
 
 use crate::Failure;
 use crate::files::read_text;
@@ -19,13 +17,38 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Most tensors of one direction: more than any published model has variables.
 const TENSORS_MAX: usize = 65_536;
 
+/// Largest tensor of a workload: what an engine accepts by default.
+const TENSOR_BYTES_MAX: u64 = 4 << 30;
+
+/// The type of a tensor for which the file names none.
+const DTYPE_DEFAULT: DType = DType::F32;
+
+/// The types that a workload may name, by what they are called when they are shown.
+const DTYPES: [DType; 15] = [
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::BOOL,
+    DType::C64,
+    DType::C128,
+];
+
 /// The workloads that come with the program.
 const BUILT_IN: [(&str, &str); 5] = [
-    ("resnet50", include_str!("../../workloads/resnet50.json")),
-    ("mobilenet_v2", include_str!("../../workloads/mobilenet_v2.json")),
-    ("vgg16", include_str!("../../workloads/vgg16.json")),
-    ("wide_deep_400", include_str!("../../workloads/wide_deep_400.json")),
-    ("dlrm_kaggle", include_str!("../../workloads/dlrm_kaggle.json")),
+    ("resnet50", include_str!("../workloads/resnet50.json")),
+    ("mobilenet_v2", include_str!("../workloads/mobilenet_v2.json")),
+    ("vgg16", include_str!("../workloads/vgg16.json")),
+    ("wide_deep_400", include_str!("../workloads/wide_deep_400.json")),
+    ("dlrm_kaggle", include_str!("../workloads/dlrm_kaggle.json")),
 ];
 
 /// What one worker moves in one step.
@@ -121,6 +144,67 @@ fn specs(list: &str, entries: Vec<TensorEntry>, dtype: Option<&str>) -> Result<V
     }
 }
 
+/// A tensor as a workload file describes it.
+#[derive(Deserialize)]
+struct TensorEntry {
+    name: String,
+    shape: Vec<u64>,
+    dtype: Option<String>,
+}
+
+/// A tensor of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    name: Arc<str>,
+    meta: TensorMeta,
+    bytes: u64,
+}
+
+impl TensorSpec {
+    fn of(entry: TensorEntry, dtype: Option<&str>) -> Result<TensorSpec, String> {
+        let TensorEntry { name, shape, dtype: own } = entry;
+        if name.is_empty() || name.len() > KEY_BYTES_MAX {
+            return Err(format!("a tensor's name has {} bytes; 1 to {KEY_BYTES_MAX} are accepted", name.len()));
+        }
+        let dtype = match own.as_deref().or(dtype) {
+            None => DTYPE_DEFAULT,
+            Some(text) => dtype_named(text).ok_or_else(|| {
+                let known = DTYPES.map(|dtype| dtype.to_string()).join(", ");
+                format!("tensor {name} has dtype {text}; write one of {known}")
+            })?,
+        };
+        let meta = TensorMeta::new(dtype, &shape).map_err(|error| format!("tensor {name} is invalid: {error}"))?;
+        match dtype.bytes_of(meta.element_count()) {
+            Some(bytes) if bytes <= TENSOR_BYTES_MAX => Ok(TensorSpec { name: name.into(), meta, bytes }),
+            _ => Err(format!("tensor {name} of shape {shape:?} has more than {TENSOR_BYTES_MAX} bytes; split it")),
+        }
+    }
+
+    /// Its name, which is its key.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Its type and shape.
+    pub fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.meta.dtype()
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn dtype_named(text: &str) -> Option<DType> {
+    DTYPES.into_iter().find(|dtype| dtype.to_string() == text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,7 +230,7 @@ mod tests {
         }
         let dlrm = Workload::parse(&Workload::text("dlrm_kaggle").unwrap(), "dlrm_kaggle").unwrap();
         assert_eq!((dlrm.pull.len(), dlrm.push.len()), (40, 66));
-        assert!(dlrm.push.iter().any(|spec| spec.dtype() != sealane_fusion::DType::F32));
+        assert!(dlrm.push.iter().any(|spec| spec.dtype() != DType::F32));
     }
 
     #[test]
@@ -196,5 +280,30 @@ mod tests {
             let shape = format!("{shape:?}");
             let _ = Workload::parse(&format!(r#"{{"tensors":[{{"name":"a","shape":{shape}}}]}}"#), "any");
         }
+    }
+
+    fn spec(name: &str, shape: &[u64], own: Option<&str>, common: Option<&str>) -> Result<TensorSpec, String> {
+        let entry = TensorEntry { name: name.into(), shape: shape.into(), dtype: own.map(str::to_owned) };
+        TensorSpec::of(entry, common)
+    }
+
+    #[test]
+    fn the_nearest_dtype_counts() {
+        assert_eq!(spec("a", &[3], None, None).unwrap().dtype(), DType::F32);
+        assert_eq!(spec("a", &[3], None, Some("f16")).unwrap().bytes(), 6);
+        assert_eq!(spec("a", &[3], Some("i64"), Some("f16")).unwrap().bytes(), 24);
+        for dtype in DTYPES {
+            assert_eq!(dtype_named(&dtype.to_string()), Some(dtype));
+        }
+    }
+
+    #[test]
+    fn names_and_sizes_have_limits() {
+        assert!(spec("", &[], None, None).unwrap_err().starts_with("a tensor's name has 0 bytes; "));
+        assert!(spec(&"x".repeat(KEY_BYTES_MAX + 1), &[], None, None).is_err());
+        assert_eq!(spec("a", &[1 << 30], None, None).unwrap().bytes(), TENSOR_BYTES_MAX);
+        assert!(spec("a", &[(1 << 30) + 1], None, None).unwrap_err().ends_with("; split it"));
+        assert!(spec("a", &[1 << 40, 1 << 40], None, None).unwrap_err().starts_with("tensor a is invalid: "));
+        assert_eq!(spec("a", &[1 << 40, 0], None, None).unwrap().bytes(), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the known names that a mistyped one may have meant. Pure; its work is bounded by
-//! `NAME_CHARACTERS_MAX` squared for each name.
+//! Words for people: numbers with their nouns, and the known names that a mistyped one may have meant. Pure; the work is bounded
+//! by `NAME_CHARACTERS_MAX` squared for each name.
 
 use strsim::levenshtein;
 
@@ -19,6 +19,26 @@ pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>, count
     close.sort_unstable();
     close.truncate(count);
     close.into_iter().map(|(_, name)| name).collect()
+}
+
+/// A number in the largest of `units` that it reaches, to three digits; a smaller one whole, in the unit named last.
+pub(crate) fn scaled(number: f64, units: &[(f64, &str)], smallest: &str) -> String {
+    let Some((unit, name)) = units.iter().find(|(unit, _)| number >= *unit) else {
+        return format!("{number:.0}{smallest}");
+    };
+    let value = number / unit;
+    let decimals = match value {
+        value if value < 10.0 => 2,
+        value if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}{name}")
+}
+
+/// `1 task`, `2 tasks`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
 }
 
 #[cfg(test)]

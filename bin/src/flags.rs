@@ -54,14 +54,22 @@ impl SettingsFlags {
             })?;
             overrides.push(Override::new("--set", name.trim(), text.trim()));
         }
-        if let Some(file) = &self.endpoint_map {
-            let text = file.to_str().ok_or_else(|| {
-                Failure::input(format!("--endpoint-map {} is not UTF-8; name the file in UTF-8", file.display()))
-            })?;
-            overrides.push(Override::new("--endpoint-map", "transport.endpoint_map", text));
-        }
+        overrides.extend(path_override("--endpoint-map", "transport.endpoint_map", self.endpoint_map.as_ref())?);
         Ok(overrides)
     }
+}
+
+/// The setting that a flag with a path gives: a flag is a setting's strongest source.
+pub(crate) fn path_override(
+    flag: &'static str,
+    setting: &str,
+    path: Option<&PathBuf>,
+) -> Result<Option<Override>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let text = path
+        .to_str()
+        .ok_or_else(|| Failure::input(format!("{flag} {} is not UTF-8; name the file in UTF-8", path.display())))?;
+    Ok(Some(Override::new(flag, setting, text)))
 }
 
 #[cfg(test)]

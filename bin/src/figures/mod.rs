@@ -39,6 +39,18 @@ pub(crate) struct Figures {
     pub(crate) shards: Vec<Shard>,
 }
 
+impl Figures {
+    /// `before`, if it is an earlier look at the same process.
+    pub(crate) fn earlier<'a>(&self, before: Option<&'a Figures>) -> Option<&'a Figures> {
+        before.filter(|before| before.pid == self.pid && before.uptime_ms < self.uptime_ms)
+    }
+
+    /// The shard of that number in an earlier look at the same process.
+    pub(crate) fn earlier_shard<'a>(&self, before: Option<&'a Figures>, number: usize) -> Option<&'a Shard> {
+        self.earlier(before)?.shards.iter().find(|shard| shard.shard == number)
+    }
+}
+
 /// What a daemon shows its peers, and they show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Credentials {
@@ -102,7 +114,6 @@ pub(crate) struct Rates {
 impl Rates {
     /// From the daemon's start, or since `before` if that is of the same process.
     pub(crate) fn of(now: &Figures, before: Option<&Figures>) -> Rates {
-        let before = before.filter(|before| before.pid == now.pid && before.uptime_ms < now.uptime_ms);
         let each = now.shards.iter().map(|shard| Self::of_shard(now, shard, before));
         let mut sum = each.fold(Rates::default(), |sum, one| Rates {
             tensors_sent: sum.tensors_sent + one.tensors_sent,
@@ -117,8 +128,8 @@ impl Rates {
 
     /// The same for one shard.
     pub(crate) fn of_shard(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Rates {
-        let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
-        let passed_ms = now.uptime_ms - before.map_or(0, |before| before.uptime_ms);
+        let then = now.earlier_shard(before, shard.shard);
+        let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);
         let seconds = passed_ms.max(1) as f64 / 1000.0;
         let grown = |of: &dyn Fn(&Shard) -> u64| of(shard).saturating_sub(then.map_or(0, of)) as f64;
         let (busy, idle) = (grown(&|shard| shard.load.busy_ns), grown(&|shard| shard.load.idle_ns));

@@ -11,7 +11,7 @@ use sealane_transport::verbs::{Registration, Transfer, VerbsSettings};
 
 use super::effective::Effective;
 use super::limits::*;
-use super::value::{Kind, MetricsAddress};
+use super::value::{Kind, MetricsAddress, Unit};
 use super::{Peers, Require, Role, Sourced};
 
 /// Describes one setting.
@@ -104,15 +104,15 @@ const fn setting(
 }
 
 const fn count(min: u64, max: u64) -> Kind {
-    Kind::Count { min, max }
+    Kind::Number { unit: Unit::Count, min, max }
 }
 
 const fn bytes(min: u64, max: u64) -> Kind {
-    Kind::Bytes { min, max }
+    Kind::Number { unit: Unit::Bytes, min, max }
 }
 
 const fn milliseconds(min: u64) -> Kind {
-    Kind::Milliseconds { min, max: TIME_MS_MAX }
+    Kind::Number { unit: Unit::Milliseconds, min, max: TIME_MS_MAX }
 }
 
 const SESSION: SessionLimits = SessionLimits::DEFAULT;
@@ -174,7 +174,7 @@ settings! {
             Kind::Bool, Bool(false),
             "True: shards never sleep. False: a shard sleeps after `idle_spin_us` without work."),
         idle_spin: Duration => setting("runtime.idle_spin_us", Nothing,
-            Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
+            Kind::Number { unit: Unit::Microseconds, min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
             "How long an idle shard spins before it sleeps; 0 means it sleeps immediately."),
         pin: Option<bool> => setting("runtime.pin",
             Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },

@@ -16,31 +16,12 @@ use super::limits::{GIB, KIB, MIB, TIB};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number.
-    Count {
+    Number {
+        /// Of what.
+        unit: Unit,
         /// Smallest.
         min: u64,
         /// Largest.
-        max: u64,
-    },
-    /// A number of bytes, plain or with a binary unit.
-    Bytes {
-        /// Smallest.
-        min: u64,
-        /// Largest.
-        max: u64,
-    },
-    /// A whole number of milliseconds.
-    Milliseconds {
-        /// Shortest.
-        min: u64,
-        /// Longest.
-        max: u64,
-    },
-    /// A whole number of microseconds.
-    Microseconds {
-        /// Shortest.
-        min: u64,
-        /// Longest.
         max: u64,
     },
     /// A bool, as TensorFlow and Python write it.
@@ -55,6 +36,19 @@ pub enum Kind {
     UserIds,
     /// An IP address with a port, or `off`.
     MetricsAddress,
+}
+
+/// What a number is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Things.
+    Count,
+    /// Bytes, which may be given with a binary unit.
+    Bytes,
+    /// Milliseconds.
+    Milliseconds,
+    /// Microseconds.
+    Microseconds,
 }
 
 /// Where metrics are served.
@@ -95,9 +89,10 @@ impl Kind {
                 let text = text.trim();
                 words.contains(&text).then(|| Value::Text(text.to_owned()))
             }
-            Kind::Bytes { min, max } => within(read_bytes(text.trim())?, min, max),
-            Kind::Count { min, max } | Kind::Milliseconds { min, max } | Kind::Microseconds { min, max } => {
-                within(read_number(text.trim())?, min, max)
+            Kind::Number { unit, min, max } => {
+                let read = if unit == Unit::Bytes { read_bytes } else { read_number };
+                let number = read(text.trim())?;
+                (min..=max).contains(&number).then_some(Value::Number(number))
             }
         }
     }
@@ -108,9 +103,9 @@ impl Kind {
             (_, Value::Unset) => "unset".to_owned(),
             (_, Value::Bool(bool)) => bool.to_string(),
             (_, Value::Text(text)) => format!("{text:?}"),
-            (Kind::Bytes { .. }, Value::Number(bytes)) => show_bytes(*bytes),
-            (Kind::Milliseconds { .. }, Value::Number(number)) => format!("{number} ms"),
-            (Kind::Microseconds { .. }, Value::Number(number)) => format!("{number} µs"),
+            (Kind::Number { unit: Unit::Bytes, .. }, Value::Number(bytes)) => show_bytes(*bytes),
+            (Kind::Number { unit: Unit::Milliseconds, .. }, Value::Number(number)) => format!("{number} ms"),
+            (Kind::Number { unit: Unit::Microseconds, .. }, Value::Number(number)) => format!("{number} µs"),
             (_, Value::Number(number)) => number.to_string(),
         }
     }
@@ -120,17 +115,15 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Count { min, max } => write!(out, "a whole number from {min} to {max}"),
-            Kind::Bytes { min, max } => {
-                let (min, max) = (show_bytes(*min), show_bytes(*max));
-                write!(out, "a number of bytes from {min} to {max}, plain or as in 64MiB")
-            }
-            Kind::Milliseconds { min, max } => {
-                write!(out, "a whole number of milliseconds from {min} to {max}")
-            }
-            Kind::Microseconds { min, max } => {
-                write!(out, "a whole number of microseconds from {min} to {max}")
-            }
+            Kind::Number { unit, min, max } => match unit {
+                Unit::Count => write!(out, "a whole number from {min} to {max}"),
+                Unit::Bytes => {
+                    let (min, max) = (show_bytes(*min), show_bytes(*max));
+                    write!(out, "a number of bytes from {min} to {max}, plain or as in 64MiB")
+                }
+                Unit::Milliseconds => write!(out, "a whole number of milliseconds from {min} to {max}"),
+                Unit::Microseconds => write!(out, "a whole number of microseconds from {min} to {max}"),
+            },
             Kind::Bool => out.write_str("0, 1, true, false, yes or no"),
             Kind::OneOf(words) => {
                 let (last, rest) = words.split_last().unwrap_or((&"", &[]));
@@ -189,10 +182,6 @@ fn show_bytes(bytes: u64) -> String {
     let divides = |unit: &&(&str, u64)| bytes > 0 && bytes.is_multiple_of(unit.1);
     let (name, unit) = UNITS.iter().find(divides).unwrap_or(&("B", 1));
     format!("{} {name}", bytes / unit)
-}
-
-fn within(number: u64, min: u64, max: u64) -> Option<Value> {
-    (min..=max).contains(&number).then_some(Value::Number(number))
 }
 
 /// What the value of a setting can be read as.
@@ -259,8 +248,12 @@ impl Typed for bool {
 impl Typed for Duration {
     fn read(value: &Value, kind: &Kind) -> Option<Duration> {
         match (kind, value) {
-            (Kind::Milliseconds { .. }, Value::Number(number)) => Some(Duration::from_millis(*number)),
-            (Kind::Microseconds { .. }, Value::Number(number)) => Some(Duration::from_micros(*number)),
+            (Kind::Number { unit: Unit::Milliseconds, .. }, Value::Number(number)) => {
+                Some(Duration::from_millis(*number))
+            }
+            (Kind::Number { unit: Unit::Microseconds, .. }, Value::Number(number)) => {
+                Some(Duration::from_micros(*number))
+            }
             _ => None,
         }
     }
@@ -310,7 +303,7 @@ mod tests {
 
     #[test]
     fn reads_numbers_within_their_range() {
-        let kind = Kind::Count { min: 1, max: 1024 };
+        let kind = Kind::Number { unit: Unit::Count, min: 1, max: 1024 };
         for (text, number) in [("1", 1), (" 8 ", 8), ("1024", 1024), ("007", 7)] {
             assert_eq!(kind.read(text), Some(Value::Number(number)), "{text:?}");
         }
@@ -321,7 +314,7 @@ mod tests {
 
     #[test]
     fn reads_bytes_with_and_without_unit() {
-        let kind = Kind::Bytes { min: 1, max: u64::MAX };
+        let kind = Kind::Number { unit: Unit::Bytes, min: 1, max: u64::MAX };
         for (text, number) in [
             ("65536", 65536),
             ("64MiB", 64 * MIB),
@@ -361,15 +354,15 @@ mod tests {
 
     #[test]
     fn shows_values_and_what_is_accepted() {
-        let bytes = Kind::Bytes { min: 0, max: TIB };
+        let bytes = Kind::Number { unit: Unit::Bytes, min: 0, max: TIB };
         assert_eq!(bytes.show(&Value::Number(64 * MIB)), "64 MiB");
         assert_eq!(bytes.show(&Value::Number(1500)), "1500 B");
         assert_eq!(bytes.show(&Value::Number(0)), "0 B");
         assert_eq!(bytes.show(&Value::Unset), "unset");
-        let time = Kind::Milliseconds { min: 1, max: 9 };
+        let time = Kind::Number { unit: Unit::Milliseconds, min: 1, max: 9 };
         assert_eq!(time.show(&Value::Number(5)), "5 ms");
         assert_eq!(time.to_string(), "a whole number of milliseconds from 1 to 9");
-        let spin = Kind::Microseconds { min: 0, max: 9 };
+        let spin = Kind::Number { unit: Unit::Microseconds, min: 0, max: 9 };
         assert_eq!(spin.show(&Value::Number(5)), "5 µs");
         assert_eq!(Kind::OneOf(&["auto", "tcp"]).to_string(), "auto or tcp");
         assert_eq!(bytes.to_string(), "a number of bytes from 0 B to 1 TiB, plain or as in 64MiB");

@@ -131,7 +131,7 @@ impl Tcp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verdict::{Remedy, Verdict};
+    use super::super::verdict::Verdict;
     use super::*;
 
     #[test]
@@ -177,13 +177,10 @@ mod tests {
         assert_eq!(of(Some("cubic"), true).verdict, Verdict::Ok);
         let forbidden = of(Some("cubic"), false);
         assert_eq!(forbidden.verdict, Verdict::WillNotWork);
-        assert_eq!(
-            forbidden.remedy.as_ref().map(Remedy::text),
-            Some("sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='reno bbr cubic'")
-        );
+        assert_eq!(forbidden.remedy(), "sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='reno bbr cubic'");
         let missing = of(Some("vegas"), true);
         assert_eq!(missing.verdict, Verdict::WillNotWork);
         assert_eq!(missing.says, "transport.tcp.congestion is vegas; available: reno, bbr, cubic");
-        assert_eq!(missing.remedy.as_ref().map(Remedy::text), Some("sudo modprobe tcp_vegas"));
+        assert_eq!(missing.remedy(), "sudo modprobe tcp_vegas");
     }
 }

@@ -145,7 +145,7 @@ fn buffer(
 #[cfg(test)]
 mod tests {
     use super::super::kernel::laid_out;
-    use super::super::verdict::{Remedy, Verdict};
+    use super::super::verdict::Verdict;
     use super::*;
 
     const FILES: &[(&str, &str)] = &[
@@ -168,10 +168,7 @@ mod tests {
         let [receive, send, ..] = &findings(Traffic::default())[..] else { panic!() };
         assert_eq!((receive.verdict, receive.says.as_str()), (Verdict::Ok, "grow to 6 MiB (net.ipv4.tcp_rmem)"));
         assert_eq!(send.verdict, Verdict::CouldBeBetter);
-        assert_eq!(
-            send.remedy.as_ref().map(Remedy::text),
-            Some("sudo sysctl -w net.ipv4.tcp_wmem='4096 16384 4194304'")
-        );
+        assert_eq!(send.remedy(), "sudo sysctl -w net.ipv4.tcp_wmem='4096 16384 4194304'");
     }
 
     #[test]
@@ -181,7 +178,7 @@ mod tests {
         let [receive, send, ..] = &findings(traffic)[..] else { panic!() };
         assert_eq!(receive.verdict, Verdict::CouldBeBetter);
         assert_eq!(receive.says, "8 MiB requested, net.core.rmem_max allows 208 KiB");
-        assert_eq!(receive.remedy.as_ref().map(Remedy::text), Some("sudo sysctl -w net.core.rmem_max=8388608"));
+        assert_eq!(receive.remedy(), "sudo sysctl -w net.core.rmem_max=8388608");
         assert_eq!(
             (send.verdict, send.says.as_str()),
             (Verdict::Ok, "4 KiB requested, net.core.wmem_max allows 208 KiB")
@@ -199,7 +196,7 @@ mod tests {
     fn ports_must_suffice_and_the_transports_own_be_kept() {
         fn ports(traffic: Traffic<'_>) -> (Verdict, String) {
             let finding = findings(traffic).remove(3);
-            (finding.verdict, finding.remedy.map_or_else(String::new, |remedy| remedy.text().to_owned()))
+            (finding.verdict, finding.remedy().to_owned())
         }
         let few = Traffic { links_to_one: 28_232, ..Traffic::default() };
         assert_eq!(ports(few).0, Verdict::Ok);

@@ -249,9 +249,7 @@ impl Report {
             (0, better) => writeln!(out, "\n{better} could be better; everything works.")?,
             (fails, better) => writeln!(out, "\n{fails} will not work, {better} could be better.")?,
         }
-        let has_sysctl =
-            |finding: &Finding| finding.remedy.as_ref().is_some_and(|remedy| remedy.text().contains("sysctl -w"));
-        if self.findings.iter().any(has_sysctl) {
+        if self.findings.iter().any(|finding| finding.remedy().contains("sysctl -w")) {
             writeln!(out, "sysctl settings are lost on reboot; also write them to /etc/sysctl.d/.")?;
         }
         Ok(())

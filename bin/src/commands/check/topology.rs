@@ -309,7 +309,7 @@ mod tests {
         let finding = &look(&[]).findings(wish(ALL, 5))[0];
         assert_eq!(finding.verdict, Verdict::CouldBeBetter);
         assert!(finding.says.ends_with("5 shards share 4 cores"), "{}", finding.says);
-        assert_eq!(finding.remedy.as_ref().map(Remedy::text), Some("sealane daemon --set runtime.shards=4"));
+        assert_eq!(finding.remedy(), "sealane daemon --set runtime.shards=4");
         // Two CPUs of one core.
         assert_eq!(look(&[]).cores_of(&[0, 4, 1]), 2);
     }
@@ -340,7 +340,7 @@ mod tests {
         let isolated = look(&[("sys/devices/system/cpu/isolated", "2-3"), ("sys/devices/system/cpu/nohz_full", "3")]);
         let of = |topology: &Topology, wish: Wish<'_>| {
             let finding = topology.isolation(wish);
-            (finding.verdict, finding.remedy.map_or_else(String::new, |remedy| remedy.text().to_owned()))
+            (finding.verdict, finding.remedy().to_owned())
         };
         assert_eq!(
             of(&isolated, wish(&[0, 1], 1)),
@@ -378,7 +378,7 @@ mod tests {
         let far = check(Kind::Interface, "eth0", &all, 2);
         assert_eq!(far.verdict, Verdict::CouldBeBetter);
         assert_eq!(far.says, "free CPUs on nodes 0-1, slabs where their shard runs; eth0 on node 1");
-        assert_eq!(far.remedy.as_ref().map(Remedy::text), Some("taskset -c 2-3,6-7 sealane daemon"));
+        assert_eq!(far.remedy(), "taskset -c 2-3,6-7 sealane daemon");
         let near = check(Kind::Interface, "eth0", &[2, 3], 2);
         assert_eq!((near.verdict, near.says.as_str()), (Verdict::Ok, "free CPUs and slabs on node 1; eth0 on node 1"));
         assert_eq!(check(Kind::RdmaDevice, "mlx5_0", &[0], 1).verdict, Verdict::Ok);

@@ -73,16 +73,15 @@ impl From<String> for Remedy {
     }
 }
 
-impl Remedy {
-    /// The command or the advice.
-    pub(super) fn text(&self) -> &str {
-        match self {
-            Remedy::Command(text) | Remedy::Advice(text) => text,
+impl Finding {
+    /// The command or the advice; empty where nothing is to be done.
+    pub(super) fn remedy(&self) -> &str {
+        match &self.remedy {
+            Some(Remedy::Command(text) | Remedy::Advice(text)) => text,
+            None => "",
         }
     }
-}
 
-impl Finding {
     /// Nothing is to be done.
     pub(super) fn ok(name: &'static str, says: impl Into<String>) -> Finding {
         Finding { name, verdict: Verdict::Ok, says: says.into(), remedy: None }

@@ -40,7 +40,7 @@ use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
 use self::watch::{Unwatched, Watch};
 use crate::engine_settings::engine_settings;
-use crate::flags::SettingsFlags;
+use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
 use crate::{Context, Failure, locked_memory};
@@ -214,13 +214,9 @@ fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Opt
     let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
 }
 
-/// A flag is a setting's strongest source.
+/// What a flag with the daemon's socket gives.
 pub(crate) fn socket_override(flag: Option<&PathBuf>) -> Result<Option<Override>, Failure> {
-    let Some(path) = flag else { return Ok(None) };
-    let text = path
-        .to_str()
-        .ok_or_else(|| Failure::input(format!("--socket {} is not UTF-8; name a path in UTF-8", path.display())))?;
-    Ok(Some(Override::new("--socket", "daemon.socket", text)))
+    path_override("--socket", "daemon.socket", flag)
 }
 
 /// Every link, client and shard of a client needs a descriptor: the usual soft limit of 1024 is for programs that use

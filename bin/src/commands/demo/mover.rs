@@ -11,17 +11,10 @@ use sealane_fusion::{Buffer, Error, Tensor};
 use crate::Failure;
 use crate::figures::Shard;
 
-/// A tensor for a peer.
-pub(super) struct Offer {
-    pub(super) key: Arc<str>,
-    pub(super) tensor: Tensor,
-}
-
-/// A tensor from a peer, and the memory that is to take it.
-pub(super) struct Wanted {
-    pub(super) key: Arc<str>,
-    pub(super) destination: Buffer,
-}
+/// A tensor for a peer, under its key.
+pub(super) type Offer = (Arc<str>, Tensor);
+/// The key of a tensor from a peer, and the memory that is to take it.
+pub(super) type Wanted = (Arc<str>, Buffer);
 
 /// What goes to one peer, or is to come from it.
 pub(super) struct With<T> {
@@ -73,7 +66,6 @@ impl Mover {
     /// Offers tensors to peers.
     pub(super) fn offer(&mut self, step: i64, offers: Vec<With<Offer>>) {
         for With { peer, tensors } in offers {
-            let tensors = tensors.into_iter().map(|offer| (offer.key, offer.tensor));
             self.offered.extend(self.task.send_all(&peer, step, tensors));
         }
     }
@@ -91,7 +83,7 @@ impl Mover {
         let mut arrived: Vec<Arrived> = waiting.iter().map(|_| Arrived::default()).collect();
         let mut ask_next = |number: usize| {
             let (peer, wanted): &mut (String, std::vec::IntoIter<Wanted>) = &mut waiting[number];
-            let Wanted { key, destination } = wanted.next()?;
+            let (key, destination) = wanted.next()?;
             Some((number, Instant::now(), task.recv_into(peer, step, &key, destination)))
         };
         // In turn, so that none waits for all requests to another.

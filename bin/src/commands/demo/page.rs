@@ -19,7 +19,7 @@ impl Outcome {
         if self.figures.steps > 0 {
             sections.extend([self.latency(), self.throughput(), self.per_task()]);
         }
-        sections.extend([self.links(), self.fusion()].into_iter().flatten());
+        sections.extend(self.links());
         sections.push(self.what_was_asked_for());
         sections.push(Section::machine(&self.machine, [("congestion control", self.parameters.congestion.clone())]));
         Page {
@@ -113,36 +113,30 @@ impl Outcome {
         Section::new("Workers", "Bytes moved by each of them both ways, and throughput.").table(self.tasks())
     }
 
-    /// The links between engines, and why they are of their kind.
+    /// The links between engines, why they are of their kind, and how many tensors their messages have.
     fn links(&self) -> Option<Section> {
         let text = format!("A tensor's way: {}.", self.setup.path(self.network));
         if self.setup == Setup::OneDaemon {
             let none = "none: one daemon serves all tasks".to_owned();
             return Some(Section::new("Links", text).facts([("between engines", none)]));
         }
+        let fusion = fusion_ratio(&self.peers).map_or_else(String::new, |ratio| {
+            format!(
+                " {ratio:.2} tensors per message. Messages are wire frames, including requests and releases; messages \
+                 queued for a peer in one turn are sent in one write. The warm-up step is included."
+            )
+        });
         let columns = ["from", "to", "link", "why"].map(Column::text);
-        let row =
-            |link: &PeerLink| vec![link.engine.clone(), link.peer.clone(), link.link.clone(), link.reason.clone()];
-        let table = Table::new(columns, self.peers.iter().map(row));
-        (!table.is_empty()).then(|| Section::new("Links", text).table(table))
-    }
-
-    fn fusion(&self) -> Option<Section> {
-        let ratio = fusion_ratio(&self.peers)?;
-        let text = format!(
-            "{ratio:.2} tensors per message. Messages are wire frames, including requests and releases; messages \
-             queued for a peer in one turn are sent in one write. The warm-up step is included."
-        );
-        let columns = ["from", "to"].map(Column::text);
         let numbers = ["tensors", "messages", "writes", "tensors a message"].map(Column::number);
         let row = |link: &PeerLink| {
             let ratio =
                 fusion_ratio(std::slice::from_ref(link)).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
             let counts = [link.tensors, link.messages, link.writes].map(|count| count.to_string());
-            [link.engine.clone(), link.peer.clone()].into_iter().chain(counts).chain([ratio]).collect()
+            let texts = [&link.engine, &link.peer, &link.link, &link.reason].map(String::clone);
+            texts.into_iter().chain(counts).chain([ratio]).collect()
         };
         let table = Table::new([&columns[..], &numbers].concat(), self.peers.iter().map(row));
-        Some(Section::new("Fusion", text).table(table))
+        (!table.is_empty()).then(|| Section::new("Links", text + &fusion).table(table))
     }
 
     fn what_was_asked_for(&self) -> Section {
@@ -200,7 +194,7 @@ mod tests {
         let nothing = Outcome { figures: Figures::new(1, 1), peers: Vec::new(), ..outcome() };
         let html = nothing.to_page(Some(&failure), UNIX_EPOCH).to_html();
         assert!(html.contains("Until then 0 of 1 steps were done"), "{html}");
-        assert!(!html.contains("<svg") && !html.contains("Fusion"), "{html}");
+        assert!(!html.contains("<svg") && !html.contains("tensors per message"), "{html}");
         assert!(html.contains("Machine"), "{html}");
     }
 }

@@ -135,7 +135,7 @@ impl Share {
         let offer = |outgoing: &Outgoing| {
             let bytes = Bytes::from_owner(Lent(Arc::clone(&outgoing.memory)));
             let tensor = Tensor::new(outgoing.spec.meta().clone(), bytes);
-            Offer { key: outgoing.spec.name().clone(), tensor: tensor.expect("the memory is as long as the tensor") }
+            (outgoing.spec.name().clone(), tensor.expect("the memory is as long as the tensor"))
         };
         let with = |(number, peer): (usize, &String)| {
             let to_peer = self.outgoing.iter().filter(|outgoing| outgoing.to.contains(&number));
@@ -146,10 +146,7 @@ impl Share {
 
     /// Lends the memory for what comes from each peer.
     pub(super) fn wanted(&mut self) -> Vec<With<Wanted>> {
-        let lend = |incoming: &mut Incoming| Wanted {
-            key: incoming.spec.name().clone(),
-            destination: std::mem::take(&mut incoming.memory),
-        };
+        let lend = |incoming: &mut Incoming| (incoming.spec.name().clone(), std::mem::take(&mut incoming.memory));
         let from = self.peers.iter().zip(&mut self.incoming);
         from.map(|(peer, all)| With { peer: peer.clone(), tensors: all.iter_mut().map(lend).collect() }).collect()
     }
@@ -222,13 +219,12 @@ mod tests {
     fn carry(senders: &[Share], to_number: usize, to: &mut Share) {
         for (number, (from, wanted)) in senders.iter().zip(to.wanted()).enumerate() {
             let offers = from.offers().swap_remove(to_number).tensors;
-            let keys: Vec<_> = wanted.tensors.iter().map(|wanted| wanted.key.clone()).collect();
-            assert_eq!(keys, offers.iter().map(|offer| offer.key.clone()).collect::<Vec<_>>());
-            let land = |(wanted, offer): (Wanted, Offer)| {
-                let mut memory = wanted.destination;
-                memory.copy_from_slice(offer.tensor.bytes());
-                Tensor::new(offer.tensor.meta().clone(), memory).unwrap()
+            let land = |((key, mut memory), (sent_key, tensor)): (Wanted, Offer)| {
+                assert_eq!(key, sent_key);
+                memory.copy_from_slice(tensor.bytes());
+                Tensor::new(tensor.meta().clone(), memory).unwrap()
             };
+            assert_eq!(wanted.tensors.len(), offers.len());
             let tensors = wanted.tensors.into_iter().zip(offers).map(land).collect();
             to.arrived_from(number, tensors);
         }
@@ -273,12 +269,12 @@ mod tests {
         let mut ps = share(Part::Ps, 0, false);
         ps.fill(0, alloc).unwrap();
         let lent = ps.offers();
-        let before = lent[0].tensors[0].tensor.bytes().to_vec();
+        let before = lent[0].tensors[0].1.bytes().to_vec();
         let full = ps.fill(1, |_| Err(Error::full("memory", "there is none")));
         assert!(full.is_err());
         ps.fill(1, alloc).unwrap();
-        assert_eq!(lent[0].tensors[0].tensor.bytes(), before);
-        assert_ne!(ps.offers()[0].tensors[0].tensor.bytes(), before);
+        assert_eq!(lent[0].tensors[0].1.bytes(), before);
+        assert_ne!(ps.offers()[0].tensors[0].1.bytes(), before);
     }
 
     #[test]

@@ -125,8 +125,7 @@ pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {
 }
 
 fn turns(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Histogram {
-    let then = before.filter(|before| before.pid == now.pid);
-    let then = then.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+    let then = now.earlier_shard(before, shard.shard);
     then.map_or_else(|| shard.load.busy_turns.clone(), |then| shard.load.busy_turns.since(&then.load.busy_turns))
 }
 
@@ -147,9 +146,8 @@ pub(super) fn calls(now: &Figures, before: Option<&Figures>) -> Table {
 /// Durations by kind of call and way, over all shards.
 pub(super) fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Histogram)> {
     let mut kinds: Vec<(String, String, Histogram)> = Vec::new();
-    let before = before.filter(|before| before.pid == now.pid);
     for shard in &now.shards {
-        let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+        let then = now.earlier_shard(before, shard.shard);
         for calls in &shard.calls {
             let earlier = then.and_then(|then| {
                 then.calls.iter().find(|then| (&then.operation, &then.link) == (&calls.operation, &calls.link))
@@ -165,11 +163,10 @@ pub(super) fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, S
 }
 
 pub(super) fn peers(now: &Figures, before: Option<&Figures>) -> Table {
-    let same = before.filter(|before| before.pid == now.pid);
-    let seconds = same.map_or(now.uptime_ms, |before| now.uptime_ms - before.uptime_ms).max(1) as f64 / 1e3;
+    let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);
+    let seconds = passed_ms.max(1) as f64 / 1e3;
     let row = |shard: &Shard, peer: &Peer| {
-        let then = same.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
-        let then = then.and_then(|then| {
+        let then = now.earlier_shard(before, shard.shard).and_then(|then| {
             then.peers.iter().find(|then| (&then.peer, then.peer_shard) == (&peer.peer, peer.peer_shard))
         });
         let grown = |of: fn(&Peer) -> u64| of(peer).saturating_sub(then.map_or(0, of)) as f64 / seconds;

@@ -7,31 +7,20 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sealane_transport::authentication::{Authentication, Certificate};
+use sealane_transport::authentication::Certificate;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
-use sealane_transport::tcp::{Dial, DialError, Progress, TcpSettings};
+use sealane_transport::tcp::{Dial, DialError, Progress};
 use sealane_transport::wire::Hello;
+
+use super::Prober;
 
 /// Calls in progress at once: a map of thousands of hosts, all of which are silent, takes some seconds for each so many; and
 /// the threads and descriptors are fewer than any limit of a process.
 const CALLS_MAX: usize = 256;
 
-/// How to call.
-#[derive(Debug)]
-pub(super) struct Manner<'a> {
-    pub(super) tcp: &'a TcpSettings,
-    pub(super) authentication: &'a Authentication,
-    /// How long one address of a peer may take.
-    pub(super) patience: Duration,
-}
-
-/// Whom to call.
-#[derive(Debug)]
-pub(super) struct Callee<'a> {
-    pub(super) address: &'a TransportAddress,
-    pub(super) found: Vec<SocketAddr>,
-}
+/// Whom to call, and where.
+pub(super) type Callee<'a> = (&'a TransportAddress, Vec<SocketAddr>);
 
 /// A peer that answered.
 #[derive(Debug)]
@@ -60,13 +49,13 @@ pub(super) enum Unanswered {
 /// Calls everyone, and gives the answers in the same order. `told` hears how many calls are over.
 pub(super) fn call_all(
     callees: &[Callee<'_>],
-    manner: &Manner<'_>,
+    prober: &Prober<'_>,
     mut told: impl FnMut(usize),
 ) -> Vec<Result<Answered, Unanswered>> {
     let next = AtomicUsize::new(0);
     let call_next = || {
         let index = next.fetch_add(1, Ordering::Relaxed);
-        callees.get(index).map(|callee| (index, call(callee, manner)))
+        callees.get(index).map(|callee| (index, call(callee, prober)))
     };
     let mut answers: Vec<_> = callees.iter().map(|_| None).collect();
     std::thread::scope(|scope| {
@@ -85,10 +74,10 @@ pub(super) fn call_all(
 }
 
 /// Calls the addresses of a peer in turn.
-fn call(callee: &Callee<'_>, manner: &Manner<'_>) -> Result<Answered, Unanswered> {
+fn call((called, found): &Callee<'_>, prober: &Prober<'_>) -> Result<Answered, Unanswered> {
     let mut failed = Unanswered::NoAddress;
-    for address in &callee.found {
-        match call_at(*address, callee.address, manner) {
+    for address in found {
+        match call_at(*address, called, prober) {
             // Another address of the same peer may be the right one; who says no has been found.
             Err(
                 error @ (Unanswered::Late { .. }
@@ -100,17 +89,17 @@ fn call(callee: &Callee<'_>, manner: &Manner<'_>) -> Result<Answered, Unanswered
     Err(failed)
 }
 
-fn call_at(at: SocketAddr, called: &TransportAddress, manner: &Manner<'_>) -> Result<Answered, Unanswered> {
+fn call_at(at: SocketAddr, called: &TransportAddress, prober: &Prober<'_>) -> Result<Answered, Unanswered> {
     let begun = Instant::now();
-    let mut dial = Dial::start(at, (called, Hello::probe()), manner.tcp, manner.authentication)
+    let mut dial = Dial::start(at, (called, Hello::probe()), &prober.tcp, &prober.authentication)
         .map_err(|error| Unanswered::Failed(error.into()))?;
     let mut connected = None;
     loop {
-        wait(&dial, manner.patience.saturating_sub(begun.elapsed()));
+        wait(&dial, prober.patience.saturating_sub(begun.elapsed()));
         match dial.poll().map_err(Unanswered::Failed)? {
             Progress::Pending(pending) => {
                 dial = pending;
-                if begun.elapsed() >= manner.patience {
+                if begun.elapsed() >= prober.patience {
                     return Err(Unanswered::Late { had_connection: dial.is_connected() });
                 }
                 connected = connected.or_else(|| dial.is_connected().then(Instant::now));

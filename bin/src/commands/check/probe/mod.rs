@@ -15,7 +15,7 @@ use sealane_transport::tcp::{DialError, TcpSettings, resolve};
 use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, WireError};
 use serde::Serialize;
 
-use self::calls::{Answered, Callee, Manner, Unanswered, call_all};
+use self::calls::{Answered, Callee, Unanswered, call_all};
 use super::paths::Ours;
 use super::verdict::{Finding, Remedy, Verdict, advice};
 use crate::counted;
@@ -48,7 +48,7 @@ pub(super) struct Probe {
 pub(super) struct Prober<'a> {
     pub(super) tcp: TcpSettings,
     pub(super) authentication: Authentication,
-    /// `transport.handshake_timeout_ms`.
+    /// `transport.handshake_timeout_ms`: how long one address of a peer may take.
     pub(super) patience: Duration,
     pub(super) ours: &'a Ours,
     /// This side can use RDMA verbs.
@@ -62,11 +62,9 @@ impl Prober<'_> {
     pub(super) fn probe(&self, map: &EndpointMap) -> Vec<Probe> {
         let addresses: Vec<&TransportAddress> = map.addresses().collect();
         let found = addresses_of(&addresses);
-        let callees: Vec<Callee<'_>> =
-            addresses.iter().zip(found).map(|(&address, found)| Callee { address, found }).collect();
-        let manner = Manner { tcp: &self.tcp, authentication: &self.authentication, patience: self.patience };
+        let callees: Vec<Callee<'_>> = addresses.iter().copied().zip(found).collect();
         let bar = Bar::on_stderr(callees.len() as u64, "{bar:32} {pos} of {len} peers");
-        let answers = call_all(&callees, &manner, |over| {
+        let answers = call_all(&callees, self, |over| {
             bar.at(over as u64, "");
         });
         let each = addresses.iter().zip(answers);

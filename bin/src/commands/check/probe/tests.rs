@@ -199,13 +199,10 @@ fn nobody_there_is_said_and_our_own_may_start_later() {
     );
     let ours = Ours::new(map.addresses().cloned(), "a test says so");
     let probe = prober(&ours, LONG).probe(&map).remove(0);
-    assert_eq!(
-        (probe.verdict, probe.remedy.as_ref().map(Remedy::text)),
-        (Verdict::CouldBeBetter, Some("sealane daemon"))
-    );
+    assert_eq!((probe.verdict, probe.finding().remedy()), (Verdict::CouldBeBetter, "sealane daemon"));
     let nowhere = EndpointMap::parse("ps0:2222=sealane.invalid:7000\n", "test").unwrap();
     let probe = prober(&Ours::default(), LONG).probe(&nowhere).remove(0);
-    assert_eq!(probe.remedy.as_ref().map(Remedy::text), Some("getent hosts sealane.invalid"));
+    assert_eq!(probe.finding().remedy(), "getent hosts sealane.invalid");
 }
 
 #[test]

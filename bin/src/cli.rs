@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send, stat};
-use crate::flags::{LogFlags, LogFormat};
+use crate::flags::LogFormat;
 use crate::{Context, Failure};
 
 /// Moves the tensors of parameter-server training between tasks.
@@ -47,17 +47,13 @@ const LOG_DEFAULT: &str = "warn";
 const LOG_DEFAULT_DAEMON: &str = "info";
 
 impl Cli {
-    /// The log flags.
-    pub(crate) fn log(&self) -> LogFlags<'_> {
-        LogFlags { filter: self.log.as_deref(), format: self.log_format, default: self.log_default() }
-    }
-
-    /// The log filter to use if none is given.
-    fn log_default(&self) -> &'static str {
-        match self.command {
+    /// Starts the log that the flags ask for.
+    pub(crate) fn start_log(&self, context: &Context) -> Result<(), Failure> {
+        let default = match self.command {
             Command::Daemon(_) => LOG_DEFAULT_DAEMON,
             _ => LOG_DEFAULT,
-        }
+        };
+        context.start_log(self.log.as_deref(), default, self.log_format)
     }
 
     pub(crate) fn run(&self, context: &Context) -> Result<(), Failure> {

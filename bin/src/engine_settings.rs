@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use sealane_fusion::{EndpointMap, EngineSettings};
 use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
-use sealane_transport::SessionLimits;
 use sealane_transport::authentication::Authentication;
 use sealane_transport::provider::LinkProvider;
-use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
 
 use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
@@ -60,59 +58,19 @@ fn convert(
     shards: usize,
     pin: Pin,
 ) -> Result<EngineSettings, Failure> {
-    let Settings { runtime, transport, tcp, fusion, .. } = settings;
-    let base = EngineSettings::new(map, tasks).map_err(Failure::input)?;
+    let Settings { runtime, transport, tcp, fusion, security, .. } = settings;
     let here = Here::look();
-    Ok(EngineSettings {
-        runtime: RuntimeSettings {
-            shards,
-            pin,
-            polling: polling(runtime),
-            executor: runtime.executor.value,
-            claim_directory: runtime.claim_directory.value.clone(),
-            mailbox_slots: runtime.mailbox_slots.value,
-            stall_report: runtime.stall_report.value,
-            ..base.runtime
-        },
-        slab_send_bytes: runtime.slab_send_bytes.value,
-        slab_receive_bytes: runtime.slab_receive_bytes.value,
-        tcp: TcpSettings {
-            congestion: tcp.congestion.value.clone(),
-            send_buffer_bytes: tcp.send_buffer_bytes.value,
-            receive_buffer_bytes: tcp.receive_buffer_bytes.value,
-            ..base.tcp
-        },
-        session: SessionLimits {
-            window: transport.window.value,
-            queued_requests_max: fusion.queued_requests_max.value,
-            parked_requests_max: fusion.parked_requests_max.value,
-            plan_keys_max: fusion.plan_keys_max.value,
-            peer_name_bytes_max: fusion.peer_name_bytes_max.value,
-            turn_bytes: fusion.turn_bytes.value,
-            turn_payloads: fusion.turn_payloads.value,
-            chunk_bytes: transport.chunk_bytes.value,
-            in_flight_bytes_max: transport.in_flight_bytes.value,
-            tensor_bytes_max: transport.tensor_bytes_max.value,
-            heartbeat: transport.heartbeat.value,
-            peer_timeout: transport.peer_timeout.value,
-        },
-        links_max: transport.links_max.value,
-        greetings_max: transport.greetings_max.value,
-        greetings_per_host_max: transport.greetings_per_host_max.value,
-        greeting_bytes_max: transport.greeting_bytes_max.value,
-        connect_timeout: transport.connect_timeout.value,
-        handshake_timeout: transport.handshake_timeout.value,
-        request_timeout: fusion.request_timeout.value,
-        lease: fusion.lease.value,
-        deposited_tensors_max: fusion.deposited_tensors_max.value,
-        published_tensors_max: fusion.published_tensors_max.value,
-        fuse: fusion.fuse.value,
-        path_reason: path_reason(transport, here),
-        authentication: authentication(&settings.security)?,
-        insecure: settings.security.insecure.value,
-        links: verbs_of(settings, here).map(|verbs| Arc::new(verbs) as Arc<dyn LinkProvider>).into_iter().collect(),
-        ..base
-    })
+    let mut engine = EngineSettings::new(map, tasks).map_err(Failure::input)?;
+    runtime.apply(&mut engine);
+    transport.apply(&mut engine);
+    tcp.apply(&mut engine);
+    fusion.apply(&mut engine);
+    security.apply(&mut engine);
+    engine.runtime = RuntimeSettings { shards, pin, polling: polling(runtime), ..engine.runtime };
+    engine.path_reason = path_reason(transport, here);
+    engine.authentication = authentication(security)?;
+    engine.links = verbs_of(settings, here).map(|verbs| Arc::new(verbs) as Arc<dyn LinkProvider>).into_iter().collect();
+    Ok(engine)
 }
 
 /// What peers must show, with its files read.
@@ -185,23 +143,9 @@ fn verbs_of(settings: &Settings, here: Here) -> Option<Verbs> {
 
 /// The section `[verbs]` as the link takes it.
 pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
-    VerbsSettings {
-        device: verbs.device.value.clone(),
-        port: verbs.port.value,
-        gid_index: verbs.gid_index.value,
-        pkey_index: verbs.pkey_index.value.into(),
-        queue_depth: verbs.queue_depth.value,
-        timeout: verbs.timeout.value,
-        retry_count: verbs.retry_count.value,
-        service_level: verbs.service_level.value,
-        mtu: verbs.mtu.value,
-        traffic_class: verbs.traffic_class.value,
-        transfer: verbs.transfer.value,
-        registration: verbs.registration.value,
-        client_pinned_bytes_max: verbs.client_pinned_bytes_max.value,
-        retry_after: verbs.retry_after.value,
-        near: Vec::new(),
-    }
+    let mut settings = VerbsSettings::default();
+    verbs.apply(&mut settings);
+    settings
 }
 
 fn polling(runtime: &Runtime) -> Polling {
@@ -231,6 +175,7 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 mod tests {
     use sealane_fusion::Fuse;
     use sealane_runtime::{ExecutorChoice, Runtime};
+    use sealane_transport::tcp::TcpSettings;
     use sealane_transport::verbs::{Registration, Transfer};
 
     use super::*;

@@ -16,13 +16,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// The flags that configure the log, and its default filter.
-pub(crate) struct LogFlags<'a> {
-    pub(crate) filter: Option<&'a str>,
-    pub(crate) format: LogFormat,
-    pub(crate) default: &'static str,
-}
-
 /// The flags of every command that reads settings.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SettingsFlags {

@@ -39,7 +39,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, environment: Environme
             cli::Parsed::Command(cli) => cli,
             cli::Parsed::Answer(text) => return context.print(&text),
         };
-        context.start_log(&cli.log())?;
+        cli.start_log(&context)?;
         cli.run(&context)
     });
     match outcome {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use sealane_fusion::EngineSettings;
 use sealane_transport::provider::LinkProvider;
@@ -23,6 +24,10 @@ const REMEDY: &str = "raise it with `ulimit -l unlimited` in a shell or LimitMEM
 pub(crate) struct LockLimit {
     /// The limit in force; `None` means no limit, or that it is not known.
     pub(crate) bytes: Option<u64>,
+    /// To what this process may raise it; `None` as above.
+    pub(crate) hard_bytes: Option<u64>,
+    /// Why it is not known.
+    pub(crate) error: Option<Errno>,
     /// True if the limit does not count for this process.
     pub(crate) is_lifted: bool,
 }
@@ -30,9 +35,12 @@ pub(crate) struct LockLimit {
 impl LockLimit {
     /// Asks the kernel.
     pub(crate) fn look() -> LockLimit {
-        let soft = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(RLIM_INFINITY, |(soft, _)| soft);
-        let status = fs::read_to_string(STATUS).unwrap_or_default();
-        LockLimit { bytes: (soft != RLIM_INFINITY).then_some(soft), is_lifted: may_lock_any(&status) }
+        let limits = getrlimit(Resource::RLIMIT_MEMLOCK);
+        let [bytes, hard_bytes] = limits
+            .map_or([RLIM_INFINITY; 2], |(soft, hard)| [soft, hard])
+            .map(|bytes| (bytes != RLIM_INFINITY).then_some(bytes));
+        let is_lifted = may_lock_any(&fs::read_to_string(STATUS).unwrap_or_default());
+        LockLimit { bytes, hard_bytes, error: limits.err(), is_lifted }
     }
 
     /// What is wrong with the limit and what to do about it, if `needed` bytes are more than may be locked.
@@ -91,7 +99,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn limited(bytes: u64) -> LockLimit {
-        LockLimit { bytes: Some(bytes), is_lifted: false }
+        LockLimit { bytes: Some(bytes), hard_bytes: None, error: None, is_lifted: false }
     }
 
     fn engine(is_required: bool) -> EngineSettings {
@@ -105,7 +113,7 @@ mod tests {
     #[test]
     fn a_limit_is_a_problem_only_if_it_counts_and_is_too_low() {
         assert_eq!(limited(8 * MIB).problem(8 * MIB), None);
-        assert_eq!(LockLimit { bytes: None, is_lifted: false }.problem(u64::MAX), None);
+        assert_eq!(LockLimit { bytes: None, ..limited(0) }.problem(u64::MAX), None);
         assert_eq!(LockLimit { is_lifted: true, ..limited(0) }.problem(MIB), None);
         let problem = limited(8 * MIB).problem(20 * MIB).unwrap();
         for part in ["20480 KiB", "8192 KiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity", "CAP_IPC_LOCK"] {

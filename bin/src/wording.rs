@@ -21,6 +21,16 @@ pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>, count
     close.into_iter().map(|(_, name)| name).collect()
 }
 
+/// The first few of many, and how many more there are: `a, b and 3 more`.
+pub(crate) fn first_of<T: ToString>(all: &[T], shown_max: usize) -> String {
+    let shown = all.len().min(shown_max);
+    let text = all[..shown].iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match all.len() - shown {
+        0 => text,
+        more => format!("{text} and {more} more"),
+    }
+}
+
 /// A number in the largest of `units` that it reaches, to three digits; a smaller one whole, in the unit named last.
 pub(crate) fn scaled(number: f64, units: &[(f64, &str)], smallest: &str) -> String {
     let Some((unit, name)) = units.iter().find(|(unit, _)| number >= *unit) else {

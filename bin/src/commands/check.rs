@@ -40,6 +40,7 @@ use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
 use crate::local_host::{LocalHost, interfaces_of};
 use crate::settings::{Require, Runtime, Settings, Source, VERBS_BUILT_IN};
+use crate::wording::first_of;
 use crate::{Context, Failure};
 
 /// Things that the last sentence names.
@@ -95,17 +96,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     }
     match report.names(Verdict::WillNotWork) {
         none if none.is_empty() => Ok(()),
-        names => Err(Failure::work(will_not_work(&names))),
+        names => {
+            let names = first_of(&names, NAMED_MAX);
+            Err(Failure::work(format!("{names} will not work here; follow the remedy below each of them")))
+        }
     }
-}
-
-fn will_not_work(names: &[String]) -> String {
-    let shown = names.len().min(NAMED_MAX);
-    let more = match names.len() - shown {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more} will not work here; follow the remedy below each of them", names[..shown].join(", "))
 }
 
 /// The endpoint map, or why there is none. One that nobody asked for may be missing.

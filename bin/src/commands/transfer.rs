@@ -11,7 +11,7 @@ use sealane_runtime::Pin;
 
 pub(super) use self::carrier::{Carrier, Wanted};
 
-use self::carrier::{Daemon, Found};
+use self::carrier::{Daemon, Through};
 use super::daemon::socket_override;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
@@ -68,12 +68,6 @@ pub(super) enum Side {
     Receiver,
 }
 
-/// How the tensors go.
-enum Way {
-    Daemon(Task, Daemon),
-    Engine { reason: String },
-}
-
 impl Ends {
     /// How long to wait for the other side.
     pub(super) fn timeout(&self) -> Duration {
@@ -88,41 +82,46 @@ impl Ends {
             Side::Sender => &self.from,
             Side::Receiver => &self.to,
         };
-        let reason = match self.choose(task, arena_bytes, &settings)? {
-            Way::Daemon(attached, daemon) => {
+        let (task, through) = match self.attach(task, arena_bytes, &settings)? {
+            Ok((attached, daemon)) => {
                 write_line(&format!("through {daemon}"));
-                return Ok(Carrier::daemon(attached, daemon, settings.transport.tensor_bytes_max.value));
+                (attached, Through::Daemon(daemon))
             }
-            Way::Engine { reason } => reason,
+            Err(reason) => {
+                let engine = self.start_engine(task, side, &settings)?;
+                write_line(&format!("{reason}: engine in this process"));
+                (engine.task(task).map_err(Failure::work)?.into(), Through::Engine(engine))
+            }
         };
-        let engine = self.start_engine(task, side, &settings)?;
-        write_line(&format!("{reason}: engine in this process"));
-        let task = engine.task(task).map_err(Failure::work)?;
-        Ok(Carrier::engine(task, engine, settings.transport.tensor_bytes_max.value))
+        Ok(Carrier::new(task, through, settings.transport.tensor_bytes_max.value))
     }
 
-    /// Attaches to the daemon if one serves the task. One that was named must be there.
-    fn choose(&self, task: &str, arena_bytes: u64, settings: &Settings) -> Result<Way, Failure> {
-        let engine = |reason| Ok(Way::Engine { reason });
+    /// Attaches to the daemon if one serves the task, or says why not. One that was named must be there.
+    fn attach(
+        &self,
+        task: &str,
+        arena_bytes: u64,
+        settings: &Settings,
+    ) -> Result<Result<(Task, Daemon), String>, Failure> {
         if self.embedded {
-            return engine("--embedded".to_owned());
+            return Ok(Err("--embedded".to_owned()));
         }
         let socket = &settings.daemon.socket;
         let named = matches!(socket.source, Source::Flag(_));
         let daemon = match carrier::find(&socket.value) {
-            Found::Daemon(daemon) => daemon,
-            Found::None(reason) if named => {
+            Ok(daemon) => daemon,
+            Err(reason) if named => {
                 return Err(Failure::work(format!(
                     "{reason}; start `sealane daemon` there, or omit {} to run without it",
                     socket.source
                 )));
             }
-            Found::None(reason) => return engine(reason),
+            Err(reason) => return Ok(Err(reason)),
         };
         let wish = Attach::new(task).socket(&socket.value).arena_bytes(arena_bytes).timeout(self.timeout());
         match wish.attach() {
-            Ok(attached) => Ok(Way::Daemon(attached, daemon)),
-            Err(Error::NotFound { .. }) if !named => engine(format!("{daemon} does not serve {task}")),
+            Ok(attached) => Ok(Ok((attached, daemon))),
+            Err(Error::NotFound { .. }) if !named => Ok(Err(format!("{daemon} does not serve {task}"))),
             Err(error) => Err(Failure::work(error)),
         }
     }

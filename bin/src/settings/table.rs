@@ -135,11 +135,13 @@ use DefaultValue::{Bool, Number, Text, Unset};
 use Variables::{None as Nothing, One, Verbs as OfVerbs};
 
 /// The settings of each section: the field that a setting has in its section's struct (none where the section makes its field, in
-/// parentheses, of several settings), its type, and its row of the table.
+/// parentheses, of several settings), its type, what it is called by those that the section is for, and its row of the table.
 macro_rules! settings {
     ($(
         $(#[$doc:meta])*
-        $section:ident($($made:ident: $made_type:ty)?) { $($($field:ident: $type:ty)? => $row:expr,)* }
+        $section:ident($($made:ident: $made_type:ty)?) for $target:ident {
+            $($($field:ident: $type:ty $(as $($place:ident).+)?)? => $row:expr,)*
+        }
     )*) => {
         /// All settings, by section, in the order in which they are shown.
         pub static TABLE: &[Setting] = &[$($($row,)*)*];
@@ -156,6 +158,12 @@ macro_rules! settings {
                 pub(super) fn of(from: &Effective, $($made: $made_type)?) -> $section {
                     $section { $($made,)? $($($field: from.get(($row).name),)?)* }
                 }
+
+                /// Passes the values on.
+                #[allow(dead_code, unused_variables, reason = "a section that only the daemon uses passes nothing on")]
+                pub(crate) fn apply(&self, target: &mut $target) {
+                    $($($(target.$($place).+ = Clone::clone(&self.$field.value);)?)?)*
+                }
             }
         )*
     };
@@ -164,7 +172,7 @@ macro_rules! settings {
 #[rustfmt::skip] // One row a setting: a table is read down its columns.
 settings! {
     /// `[runtime]`: shards, polling, pinning, memory.
-    Runtime() {
+    Runtime() for EngineSettings {
         shards: Option<usize> => setting("runtime.shards",
             Variables::ByRole { ps: "NETWORK_PS_CORE_NUMBER", worker: "NETWORK_WORKER_CORE_NUMBER" },
             count(1, SHARDS_MAX), Unset("min(16, tasks in the map)"),
@@ -180,68 +188,68 @@ settings! {
             Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
             Kind::Bool, Unset("pin if enough CPUs are free"),
             "Whether every shard is pinned to its own CPU."),
-        executor: ExecutorChoice => setting("runtime.executor", Nothing,
+        executor: ExecutorChoice as runtime.executor => setting("runtime.executor", Nothing,
             Kind::OneOf(&["auto", "io_uring", "epoll"]), Text("auto"),
             "Executor of the shards. auto: io_uring where available, else epoll; io_uring: fail if it is not available."),
-        slab_send_bytes: usize => setting("runtime.slab_send_bytes", Nothing,
+        slab_send_bytes: usize as slab_send_bytes => setting("runtime.slab_send_bytes", Nothing,
             bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
             "Memory of each shard for tensors to send."),
-        slab_receive_bytes: usize => setting("runtime.slab_receive_bytes", Nothing,
+        slab_receive_bytes: usize as slab_receive_bytes => setting("runtime.slab_receive_bytes", Nothing,
             bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
             "Memory of each shard for received tensors."),
-        mailbox_slots: usize => setting("runtime.mailbox_slots", Nothing,
+        mailbox_slots: usize as runtime.mailbox_slots => setting("runtime.mailbox_slots", Nothing,
             count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), whole(RuntimeSettings::MAILBOX_SLOTS),
             "Jobs that may wait in a shard's mailbox."),
-        stall_report: Duration => setting("runtime.stall_report_ms", Nothing,
+        stall_report: Duration as runtime.stall_report => setting("runtime.stall_report_ms", Nothing,
             milliseconds(0), millis(RuntimeSettings::STALL_REPORT),
             "Turns that take longer are reported; 0 disables the report."),
-        claim_directory: PathBuf => setting("runtime.claim_directory", Nothing,
+        claim_directory: PathBuf as runtime.claim_directory => setting("runtime.claim_directory", Nothing,
             Kind::Path, Text(RuntimeSettings::CLAIM_DIRECTORY),
             "Directory of the lock files that claim CPUs; all daemons and embedded engines of a host must use the same one."),
     }
 
     /// `[transport]`: the endpoint map, timeouts and limits of links.
-    Transport(endpoint_map: Sourced<PathBuf>) {
+    Transport(endpoint_map: Sourced<PathBuf>) for EngineSettings {
         => setting("transport.endpoint_map", Nothing,
             Kind::Path, Unset("`.endpoint_map` in transport.endpoint_map_directory"),
             "The endpoint map file.").with_flag("--endpoint-map"),
         => setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
             Kind::Path, Text("."),
             "The directory that holds `.endpoint_map`."),
-        connect_timeout: Duration => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
+        connect_timeout: Duration as connect_timeout => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
             milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
             "How long a request waits for a connection."),
-        handshake_timeout: Duration => setting("transport.handshake_timeout_ms", Nothing,
+        handshake_timeout: Duration as handshake_timeout => setting("transport.handshake_timeout_ms", Nothing,
             milliseconds(1), millis(EngineSettings::HANDSHAKE_TIMEOUT),
             "How long the handshake of a new connection may take."),
-        heartbeat: Duration => setting("transport.heartbeat_ms", Nothing,
+        heartbeat: Duration as session.heartbeat => setting("transport.heartbeat_ms", Nothing,
             milliseconds(1), millis(SESSION.heartbeat),
             "How long a link may be silent before it is pinged."),
-        peer_timeout: Duration => setting("transport.peer_timeout_ms", Nothing,
+        peer_timeout: Duration as session.peer_timeout => setting("transport.peer_timeout_ms", Nothing,
             milliseconds(1), millis(SESSION.peer_timeout),
             "How long a silent peer is considered alive; more than `heartbeat_ms`."),
-        window: usize => setting("transport.window", Nothing,
+        window: usize as session.window => setting("transport.window", Nothing,
             count(1, WINDOW_MAX), whole(SESSION.window),
             "Requests in flight per link."),
-        tensor_bytes_max: u64 => setting("transport.tensor_bytes_max", Nothing,
+        tensor_bytes_max: u64 as session.tensor_bytes_max => setting("transport.tensor_bytes_max", Nothing,
             bytes(1, TENSOR_BYTES_CEILING), Number(SESSION.tensor_bytes_max),
             "Largest tensor accepted."),
-        chunk_bytes: usize => setting("transport.chunk_bytes", Nothing,
+        chunk_bytes: usize as session.chunk_bytes => setting("transport.chunk_bytes", Nothing,
             bytes(CHUNK_BYTES_MIN, TIB), whole(SESSION.chunk_bytes),
             "Larger tensors are sent in chunks of this size, so that other messages can pass in between."),
-        in_flight_bytes: usize => setting("transport.in_flight_bytes", Nothing,
+        in_flight_bytes: usize as session.in_flight_bytes_max => setting("transport.in_flight_bytes", Nothing,
             bytes(1, TIB), whole(SESSION.in_flight_bytes_max),
             "Bytes of tensors sent to a peer and not yet released; further ones wait, but one tensor of any size may always be sent."),
-        links_max: usize => setting("transport.links_max", Nothing,
+        links_max: usize as links_max => setting("transport.links_max", Nothing,
             count(1, LINKS_CEILING), whole(EngineSettings::LINKS_MAX),
             "Open links of one shard."),
-        greetings_max: usize => setting("transport.greetings_max", Nothing,
+        greetings_max: usize as greetings_max => setting("transport.greetings_max", Nothing,
             count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_MAX),
             "Handshakes in progress on one shard; beyond this, callers wait in the kernel's backlog."),
-        greetings_per_host_max: usize => setting("transport.greetings_per_host_max", Nothing,
+        greetings_per_host_max: usize as greetings_per_host_max => setting("transport.greetings_per_host_max", Nothing,
             count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_PER_HOST_MAX),
             "Handshakes in progress from one host; further connections are closed and must retry."),
-        greeting_bytes_max: usize => setting("transport.greeting_bytes_max", Nothing,
+        greeting_bytes_max: usize as greeting_bytes_max => setting("transport.greeting_bytes_max", Nothing,
             bytes(GREETING_BYTES_FLOOR, GIB), whole(EngineSettings::GREETING_BYTES_MAX),
             "Buffered bytes of unfinished handshakes; callers beyond this limit are disconnected."),
         require: Require => setting("transport.require", Nothing,
@@ -250,57 +258,57 @@ settings! {
     }
 
     /// `[transport.tcp]`: sockets.
-    Tcp() {
-        congestion: String => setting("transport.tcp.congestion", Nothing,
+    Tcp() for EngineSettings {
+        congestion: String as tcp.congestion => setting("transport.tcp.congestion", Nothing,
             Kind::Text, Text(""),
             "TCP congestion control; empty keeps the kernel's default."),
-        send_buffer_bytes: usize => setting("transport.tcp.send_buffer_bytes", Nothing,
+        send_buffer_bytes: usize as tcp.send_buffer_bytes => setting("transport.tcp.send_buffer_bytes", Nothing,
             bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
             "Socket send buffer; 0 lets the kernel choose."),
-        receive_buffer_bytes: usize => setting("transport.tcp.receive_buffer_bytes", Nothing,
+        receive_buffer_bytes: usize as tcp.receive_buffer_bytes => setting("transport.tcp.receive_buffer_bytes", Nothing,
             bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
             "Socket receive buffer; 0 lets the kernel choose."),
     }
 
     /// `[fusion]`: requests and tensors in flight.
-    Fusion() {
-        fuse: Fuse => setting("fusion.fuse", Nothing,
+    Fusion() for EngineSettings {
+        fuse: Fuse as fuse => setting("fusion.fuse", Nothing,
             Kind::OneOf(&["off", "turn"]), Text("turn"),
             "Message fusion. off: each message is sent separately; turn: small messages of a turn are sent together."),
-        request_timeout: Duration => setting("fusion.request_timeout_ms", Nothing,
+        request_timeout: Duration as request_timeout => setting("fusion.request_timeout_ms", Nothing,
             milliseconds(1), millis(EngineSettings::REQUEST_TIMEOUT),
             "How long a request waits for its tensor if the caller sets no deadline."),
-        lease: Duration => setting("fusion.lease_ms", Nothing,
+        lease: Duration as lease => setting("fusion.lease_ms", Nothing,
             milliseconds(1), millis(EngineSettings::LEASE),
             "How long tensors stay lent to a peer without a link before they are offered again."),
-        queued_requests_max: usize => setting("fusion.queued_requests_max", Nothing,
+        queued_requests_max: usize as session.queued_requests_max => setting("fusion.queued_requests_max", Nothing,
             count(1, QUEUED_MAX), whole(SESSION.queued_requests_max),
             "Outstanding requests to one peer's shard, in flight or waiting; also the limit on its pulls, its pushes, and each task's recvs from tasks of this engine."),
-        parked_requests_max: usize => setting("fusion.parked_requests_max", Nothing,
+        parked_requests_max: usize as session.parked_requests_max => setting("fusion.parked_requests_max", Nothing,
             count(1, QUEUED_MAX), whole(SESSION.parked_requests_max),
             "Requests of one peer to a shard that may wait for their tensor; also the limit on its pulls, and on the tensors they wait for."),
-        deposited_tensors_max: usize => setting("fusion.deposited_tensors_max", Nothing,
+        deposited_tensors_max: usize as deposited_tensors_max => setting("fusion.deposited_tensors_max", Nothing,
             count(1, QUEUED_MAX), whole(EngineSettings::DEPOSITED_TENSORS_MAX),
             "Tensors of a shard that may wait for their recv, or be lent but not yet released."),
-        published_tensors_max: usize => setting("fusion.published_tensors_max", Nothing,
+        published_tensors_max: usize as published_tensors_max => setting("fusion.published_tensors_max", Nothing,
             count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
             "Published keys per shard; plans may name the same number of unpublished keys, peers' plans three quarters of it."),
-        plan_keys_max: usize => setting("fusion.plan_keys_max", Nothing,
+        plan_keys_max: usize as session.plan_keys_max => setting("fusion.plan_keys_max", Nothing,
             count(1, QUEUED_MAX), whole(SESSION.plan_keys_max),
             "Keys in all plans of one peer together; a peer is a transport address, however many links it has with a shard."),
-        peer_name_bytes_max: usize => setting("fusion.peer_name_bytes_max", Nothing,
+        peer_name_bytes_max: usize as session.peer_name_bytes_max => setting("fusion.peer_name_bytes_max", Nothing,
             bytes(KIB, TIB), whole(SESSION.peer_name_bytes_max),
             "Total bytes of one peer's plan keys and of the names of queues that it pushes into."),
-        turn_bytes: usize => setting("fusion.turn_bytes", Nothing,
+        turn_bytes: usize as session.turn_bytes => setting("fusion.turn_bytes", Nothing,
             bytes(KIB, GIB), whole(SESSION.turn_bytes),
             "Bytes of small messages sent to one peer per turn, in one write."),
-        turn_payloads: usize => setting("fusion.turn_payloads", Nothing,
+        turn_payloads: usize as session.turn_payloads => setting("fusion.turn_payloads", Nothing,
             count(1, TURN_PAYLOADS_MAX), whole(SESSION.turn_payloads),
             "Large tensors sent to one peer per turn."),
     }
 
     /// `[daemon]`: attaching to the daemon, and its stop.
-    Daemon(socket: Sourced<PathBuf>) {
+    Daemon(socket: Sourced<PathBuf>) for EngineSettings {
         => setting("daemon.socket", Nothing,
             Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane.sock, else /run/sealane/sealane.sock"),
             "Where clients attach to the daemon.").with_flag("--socket"),
@@ -325,7 +333,7 @@ settings! {
     }
 
     /// `[security]`: what peers of other hosts must show.
-    Security(peers: Peers) {
+    Security(peers: Peers) for EngineSettings {
         => setting("security.secret_file", Nothing,
             Kind::Path, Unset("no shared secret"),
             "Text file, readable only by its owner, with the secret that the hosts of a job share: one line, or two while it is being replaced; `sealane keys secret` creates it."),
@@ -338,7 +346,7 @@ settings! {
         => setting("security.tls_authorities", Nothing,
             Kind::Path, Unset("no TLS"),
             "Trusted certificate authorities in PEM."),
-        insecure: bool => setting("security.insecure", Nothing,
+        insecure: bool as insecure => setting("security.insecure", Nothing,
             Kind::Bool, Bool(false),
             "Without a shared secret or TLS, also listen on addresses that other hosts can reach, and accept everyone."),
         plaintext_rdma: bool => setting("security.plaintext_rdma", Nothing,
@@ -347,47 +355,47 @@ settings! {
     }
 
     /// `[verbs]`; what has a variable is read and checked as TensorFlow's verbs reads it.
-    Verbs() {
-        device: Option<String> => setting("verbs.device", OfVerbs("RDMA_DEVICE"),
+    Verbs() for VerbsSettings {
+        device: Option<String> as device => setting("verbs.device", OfVerbs("RDMA_DEVICE"),
             Kind::Text, Unset("of those with an active port, the one of the transport address's network, else the first"),
             "The RDMA device."),
-        port: Option<u8> => setting("verbs.port", OfVerbs("RDMA_DEVICE_PORT"),
+        port: Option<u8> as port => setting("verbs.port", OfVerbs("RDMA_DEVICE_PORT"),
             count(1, RDMA_BYTE_MAX), Unset("the first active port"),
             "The device's port; requires `device`."),
-        gid_index: Option<u8> => setting("verbs.gid_index", OfVerbs("RDMA_GID_INDEX"),
+        gid_index: Option<u8> as gid_index => setting("verbs.gid_index", OfVerbs("RDMA_GID_INDEX"),
             count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
             "Index of the port's GID."),
-        pkey_index: u8 => setting("verbs.pkey_index", OfVerbs("RDMA_PKEY"),
+        pkey_index: u16 as pkey_index => setting("verbs.pkey_index", OfVerbs("RDMA_PKEY"),
             count(0, RDMA_BYTE_MAX), Number(VERBS.pkey_index as u64),
             "Index of the partition key."),
-        queue_depth: u32 => setting("verbs.queue_depth", OfVerbs("RDMA_QUEUE_DEPTH"),
+        queue_depth: u32 as queue_depth => setting("verbs.queue_depth", OfVerbs("RDMA_QUEUE_DEPTH"),
             count(1, RDMA_QUEUE_DEPTH_MAX), Number(VERBS.queue_depth as u64),
             "16 KiB buffers in a shard's shared receive queue; at most the device's limit."),
-        timeout: u8 => setting("verbs.timeout", OfVerbs("RDMA_TIMEOUT"),
+        timeout: u8 as timeout => setting("verbs.timeout", OfVerbs("RDMA_TIMEOUT"),
             count(0, RDMA_TIMEOUT_MAX), Number(VERBS.timeout as u64),
             "Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits forever."),
-        retry_count: u8 => setting("verbs.retry_count", OfVerbs("RDMA_RETRY_CNT"),
+        retry_count: u8 as retry_count => setting("verbs.retry_count", OfVerbs("RDMA_RETRY_CNT"),
             count(0, RDMA_RETRY_MAX), Number(VERBS.retry_count as u64),
             "How often an unacknowledged packet is retransmitted."),
-        service_level: u8 => setting("verbs.service_level", OfVerbs("RDMA_SL"),
+        service_level: u8 as service_level => setting("verbs.service_level", OfVerbs("RDMA_SL"),
             count(0, RDMA_SERVICE_LEVEL_MAX), Number(VERBS.service_level as u64),
             "Service level of a queue pair."),
-        mtu: Option<u16> => setting("verbs.mtu", OfVerbs("RDMA_MTU"),
+        mtu: Option<u16> as mtu => setting("verbs.mtu", OfVerbs("RDMA_MTU"),
             Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
             "Path MTU in bytes; at most the port's active MTU."),
-        traffic_class: u8 => setting("verbs.traffic_class", OfVerbs("RDMA_TRAFFIC_CLASS"),
+        traffic_class: u8 as traffic_class => setting("verbs.traffic_class", OfVerbs("RDMA_TRAFFIC_CLASS"),
             count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
             "Traffic class of a queue pair's packets."),
-        transfer: Transfer => setting("verbs.transfer", Nothing,
+        transfer: Transfer as transfer => setting("verbs.transfer", Nothing,
             Kind::OneOf(&["write", "read"]), Text("write"),
             "How large tensors move. write: the producer writes into the consumer's memory; read: the consumer reads from the producer's."),
-        registration: Registration => setting("verbs.registration", Nothing,
+        registration: Registration as registration => setting("verbs.registration", Nothing,
             Kind::OneOf(&["static", "dynamic"]), Text("static"),
             "When memory is registered. static: slabs and arenas once; dynamic: all memory for each transfer (slow, for comparison)."),
-        client_pinned_bytes_max: u64 => setting("verbs.client_pinned_bytes_max", Nothing,
+        client_pinned_bytes_max: u64 as client_pinned_bytes_max => setting("verbs.client_pinned_bytes_max", Nothing,
             bytes(0, TIB), Number(VERBS.client_pinned_bytes_max),
             "Most bytes of one client's arena and area that a shard registers with the device, and so pins; tensors beyond it are copied."),
-        retry_after: Duration => setting("verbs.retry_after_ms", Nothing,
+        retry_after: Duration as retry_after => setting("verbs.retry_after_ms", Nothing,
             milliseconds(1), millis(VERBS.retry_after),
             "How long a peer is reached over TCP after several consecutive failures of its verbs links."),
     }

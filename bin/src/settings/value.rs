@@ -8,6 +8,7 @@ use std::time::Duration;
 use sealane_fusion::Fuse;
 use sealane_runtime::ExecutorChoice;
 use sealane_transport::verbs::{Registration, Transfer};
+use serde::Serialize;
 
 use super::Require;
 use super::limits::{GIB, KIB, MIB, TIB};
@@ -60,8 +61,9 @@ pub enum MetricsAddress {
     At(SocketAddr),
 }
 
-/// The value of a setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The value of a setting; in JSON a number, a bool, a text or null.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum Value {
     /// Nothing gives it, and its default depends on the host or the endpoint map.
     Unset,

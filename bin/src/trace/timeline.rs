@@ -40,15 +40,6 @@ pub(super) struct Timeline {
     text: String,
 }
 
-/// Where a recv and a send can be.
-mod stage {
-    pub(super) const QUEUED: &str = "queued";
-    pub(super) const ON_THE_WIRE: &str = "on the wire";
-    pub(super) const UNMATCHED: &str = "waits for its recv";
-    pub(super) const MATCHED: &str = "matched, queued";
-    pub(super) const UNRELEASED: &str = "on the wire, until released";
-}
-
 impl Timeline {
     pub(super) fn new(who: &str) -> Timeline {
         let clock = clock_gettime(ClockId::CLOCK_MONOTONIC)
@@ -99,9 +90,9 @@ impl Timeline {
         match moment {
             Moment::RecvQueued { step, key } => {
                 self.begin(name, "recv", format!("recv {key}"), at, json!({"key": key, "step": step}));
-                self.stage(name, at, stage::QUEUED);
+                self.stage(name, at, "queued");
             }
-            Moment::RecvOnTheWire => self.stage(name, at, stage::ON_THE_WIRE),
+            Moment::RecvOnTheWire => self.stage(name, at, "on the wire"),
             Moment::RecvDelivered { bytes } => self.finish(name, at, json!({"bytes": bytes})),
             Moment::RecvEnded => self.finish(name, at, json!({"ended": "without its tensor here"})),
             Moment::RecvInMemory { step, key, since, bytes } => {
@@ -118,19 +109,19 @@ impl Timeline {
             Moment::SendQueued { step, key, bytes } => {
                 let arguments = json!({"key": key, "step": step, "bytes": bytes});
                 self.begin(name, "send", format!("send {key}"), at, arguments);
-                self.stage(name, at, stage::UNMATCHED);
+                self.stage(name, at, "waits for its recv");
             }
             Moment::SendMatched { session, answer } => {
                 // Answers that were lost with their link never reach the wire, and stay until the end.
                 if self.answers.len() < OPEN_CALLS_MAX {
                     self.answers.insert((shard, session, answer.to_bits()), name);
                 }
-                self.stage(name, at, stage::MATCHED);
+                self.stage(name, at, "matched, queued");
             }
             Moment::AnswerOnTheWire => {
                 // Released sends have other answers by then, of the same name.
                 if let Some(send) = self.answers.remove(&name) {
-                    self.stage(send, at, stage::UNRELEASED);
+                    self.stage(send, at, "on the wire, until released");
                 }
             }
             Moment::SendReleased => self.finish(name, at, json!({})),

@@ -1,6 +1,5 @@
 //! What the kernel gives this process: lockable memory, TCP congestion controls.
 
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::Serialize;
 
 use super::kernel::Kernel;
@@ -40,14 +39,10 @@ pub(super) struct Registered {
 impl MemoryLock {
     /// Reads the limits of this process.
     pub(super) fn look(needed: Option<Registered>) -> MemoryLock {
-        let finite = |bytes| (bytes != RLIM_INFINITY).then_some(bytes);
-        let (soft_bytes, hard_bytes, error) = match getrlimit(Resource::RLIMIT_MEMLOCK) {
-            Ok((soft, hard)) => (finite(soft), finite(hard), None),
-            Err(error) => (None, None, Some(error.to_string())),
-        };
         let limit = LockLimit::look();
         let problem = needed.as_ref().and_then(|needed| limit.problem(needed.bytes));
-        MemoryLock { soft_bytes, hard_bytes, error, lifted: limit.is_lifted, needed, problem }
+        let LockLimit { bytes: soft_bytes, hard_bytes, error, is_lifted: lifted } = limit;
+        MemoryLock { soft_bytes, hard_bytes, error: error.map(|error| error.to_string()), lifted, needed, problem }
     }
 
     /// What is to be said of it; too low a limit is the end where verbs are required.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use serde_json::json;
 
 use super::cpus::Cpus;
 use super::host::{MemoryLock, Tcp};
@@ -18,6 +19,7 @@ use super::verbs::Verbs;
 use super::verdict::{Finding, Verdict, shown, wrapped};
 use crate::Failure;
 use crate::settings::{Entry, Source, Value};
+use crate::wording::first_of;
 
 /// The version of the JSON.
 const SCHEMA: &str = "sealane-check/1";
@@ -65,21 +67,14 @@ pub(super) struct Report {
 pub(super) struct SettingReport {
     name: &'static str,
     /// `null` where the default depends on the host or the endpoint map.
-    value: serde_json::Value,
+    value: Value,
     /// The value as people read it.
     shown: String,
-    source: SourceReport,
-}
-
-/// Where a setting came from.
-#[derive(Debug, Serialize)]
-struct SourceReport {
-    /// `default`, `file`, `variable` or `flag`.
-    kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<usize>,
+    /// Its `kind` (`default`, `file`, `variable` or `flag`), and its `name` and `line` where it has them.
+    source: serde_json::Value,
+    /// The source as people read it.
+    #[serde(skip)]
+    source_shown: String,
 }
 
 /// The endpoint map.
@@ -106,33 +101,17 @@ pub(super) struct Remark {
 
 impl SettingReport {
     pub(super) fn of(entry: &Entry) -> SettingReport {
-        let (kind, name, line) = match &entry.source {
-            Source::Default => ("default", None, None),
-            Source::File { path, line } => ("file", Some(path.display().to_string()), Some(*line)),
-            Source::Variable(name) => ("variable", Some((*name).to_owned()), None),
-            Source::Flag(name) => ("flag", Some((*name).to_owned()), None),
+        let (source, source_shown) = match &entry.source {
+            Source::Default => (json!({"kind": "default"}), "default".to_owned()),
+            Source::File { path, line } => {
+                let path = path.display().to_string();
+                (json!({"kind": "file", "name": path, "line": line}), format!("{path}:{line}"))
+            }
+            Source::Variable(name) => (json!({"kind": "variable", "name": name}), format!("variable {name}")),
+            Source::Flag(name) => (json!({"kind": "flag", "name": name}), format!("flag {name}")),
         };
-        SettingReport {
-            name: entry.setting.name,
-            value: match &entry.value {
-                Value::Unset => serde_json::Value::Null,
-                Value::Number(number) => (*number).into(),
-                Value::Bool(bool) => (*bool).into(),
-                Value::Text(text) => text.as_str().into(),
-            },
-            shown: entry.shown(),
-            source: SourceReport { kind, name, line },
-        }
-    }
-}
-
-impl fmt::Display for SourceReport {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.name, self.line) {
-            (Some(name), Some(line)) => write!(out, "{name}:{line}"),
-            (Some(name), None) => write!(out, "{} {name}", self.kind),
-            (None, _) => out.write_str(self.kind),
-        }
+        let Entry { setting, value, .. } = entry;
+        SettingReport { name: setting.name, value: value.clone(), shown: entry.shown(), source, source_shown }
     }
 }
 
@@ -184,10 +163,10 @@ impl Report {
         };
         let name_width = width(|setting| setting.name);
         for setting in &self.settings {
-            let SettingReport { name, shown, source, .. } = setting;
+            let SettingReport { name, shown, source_shown: source, .. } = setting;
             let head = format!("  {name:name_width$}  ");
             // The source stands by itself, where it is looked for.
-            match head.chars().count() + shown.chars().count() + source.to_string().chars().count() + 4 {
+            match head.chars().count() + shown.chars().count() + source.chars().count() + 4 {
                 0..=80 => writeln!(out, "{head}{shown}  ({source})")?,
                 _ => out.write_str(&wrapped(&head, head.len(), &format!("{shown} ({source})")))?,
             }
@@ -220,13 +199,8 @@ impl Report {
         let widest = self.paths.iter().map(|path| path.transport_address.chars().count()).max().unwrap_or(0);
         let margin = (widest + 4).min(PATH_MARGIN_MAX);
         for path in &self.paths {
-            let shown = path.tasks.len().min(TASKS_SHOWN_MAX);
-            let more = match path.tasks.len() - shown {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let tasks = path.tasks[..shown].join(", ");
-            let text = format!("{}: {} ({tasks}{more})", path.link, path.reason);
+            let tasks = first_of(&path.tasks, TASKS_SHOWN_MAX);
+            let text = format!("{}: {} ({tasks})", path.link, path.reason);
             let head = format!("  {}  ", path.transport_address);
             match head.chars().count() > margin {
                 true => write!(out, "{}\n{}", head.trim_end(), wrapped("", margin, &text))?,

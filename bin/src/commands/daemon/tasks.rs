@@ -10,6 +10,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use crate::Failure;
 use crate::commands::map::unknown_task;
 use crate::local_host::LocalHost;
+use crate::wording::first_of;
 
 /// Names of tasks or addresses that one message shows.
 const SHOWN_MAX: usize = 8;
@@ -113,15 +114,11 @@ pub(super) fn by_address(map: &EndpointMap, tasks: &[TaskName]) -> String {
     groups.iter().map(|(address, tasks)| group((address, tasks))).collect::<Vec<_>>().join("; ")
 }
 
-/// The first few, and how many more there are.
+/// The first few, or what to say of none.
 pub(super) fn list<T: ToString>(all: impl IntoIterator<Item = T>, none: &str) -> String {
-    let all: Vec<T> = all.into_iter().collect();
-    let shown = all.len().min(SHOWN_MAX);
-    let text = all[..shown].iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    match all.len() - shown {
-        _ if all.is_empty() => none.to_owned(),
-        0 => text,
-        more => format!("{text} and {more} more"),
+    match &all.into_iter().collect::<Vec<T>>()[..] {
+        [] => none.to_owned(),
+        all => first_of(all, SHOWN_MAX),
     }
 }
 

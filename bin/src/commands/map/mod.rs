@@ -3,12 +3,12 @@
 
 mod generate;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use sealane_transport::endpoint_map::{self, EndpointMap, Severity, TaskName};
 
+use crate::progress::write_line;
 use crate::{Context, Failure, nearest};
 
 /// How many names to suggest for a task that is not in the map.
@@ -56,23 +56,13 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 fn lint(file: &Path, context: &Context) -> Result<(), Failure> {
     let text = EndpointMap::read_text(file)?;
-    let (mut errors, mut warnings) = (0, 0);
-    let mut stderr = std::io::stderr().lock();
-    for diagnostic in endpoint_map::lint(&text) {
-        let word = match diagnostic.severity() {
-            Severity::Error => {
-                errors += 1;
-                "error"
-            }
-            Severity::Warning => {
-                warnings += 1;
-                "warning"
-            }
-        };
-        // With standard error gone, the exit code still tells.
-        let _ = writeln!(stderr, "{}:{diagnostic} ({word})", file.display());
+    let found = endpoint_map::lint(&text);
+    for diagnostic in &found {
+        let word = if diagnostic.severity() == Severity::Error { "error" } else { "warning" };
+        write_line(&format!("{}:{diagnostic} ({word})", file.display()));
     }
-    drop(stderr);
+    let errors = found.iter().filter(|diagnostic| diagnostic.severity() == Severity::Error).count();
+    let warnings = found.len() - errors;
     if errors > 0 {
         return Err(Failure::input(format!(
             "{} has {errors} errors and {warnings} warnings; correct the lines shown above",

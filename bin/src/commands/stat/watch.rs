@@ -31,13 +31,9 @@ const FRAME: u16 = 3;
 /// The least height of a table at the bottom where there are two: two of its rows are seen.
 const LONG_MIN: u16 = FRAME + 2;
 
-/// The tables at the bottom, which may be longer than any screen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Long {
-    Peers,
-    /// What has moved between clients and their peers.
-    Traffic,
-}
+/// The tables at the bottom, which may be longer than any screen: all peers, and what has moved between clients and theirs.
+const PEERS: usize = 0;
+const TRAFFIC: usize = 1;
 
 /// Shows the daemon at `socket` until q, Esc or Ctrl-C.
 pub(super) fn run(socket: &Path) -> Result<(), Failure> {
@@ -86,7 +82,7 @@ struct View {
     /// The first rows that are shown: of the peers, and of the traffic.
     first: [usize; 2],
     /// The table that keys move through.
-    chosen: Long,
+    chosen: usize,
     paused: bool,
 }
 
@@ -100,7 +96,7 @@ impl View {
             trouble: None,
             looked: Instant::now(),
             first: [0; 2],
-            chosen: Long::Peers,
+            chosen: PEERS,
             paused: false,
         }
     }
@@ -129,20 +125,15 @@ impl View {
     fn obey(&mut self, key: KeyEvent) -> bool {
         let shards = self.now.shards.iter();
         let rows: usize = match self.chosen {
-            Long::Peers => shards.map(|shard| shard.peers.len()).sum(),
-            Long::Traffic => shards.flat_map(|shard| &shard.clients).map(|client| client.peers.len()).sum(),
+            PEERS => shards.map(|shard| shard.peers.len()).sum(),
+            _ => shards.flat_map(|shard| &shard.clients).map(|client| client.peers.len()).sum(),
         };
-        let (last, first) = (rows.saturating_sub(1), &mut self.first[self.chosen as usize]);
+        let (last, first) = (rows.saturating_sub(1), &mut self.first[self.chosen]);
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
             KeyCode::Char('p') => self.paused = !self.paused,
-            KeyCode::Tab => {
-                self.chosen = match self.chosen {
-                    Long::Peers => Long::Traffic,
-                    Long::Traffic => Long::Peers,
-                }
-            }
+            KeyCode::Tab => self.chosen = PEERS + TRAFFIC - self.chosen,
             KeyCode::Down => *first = (*first + 1).min(last),
             KeyCode::Up => *first = first.saturating_sub(1),
             KeyCode::PageDown => *first = (*first + PAGE).min(last),
@@ -196,8 +187,8 @@ impl View {
     /// What the keys do.
     fn keys(&self) -> &'static str {
         match self.chosen {
-            Long::Peers => "q quits, p pauses, ↑ ↓ scroll the peers, tab selects the peers of clients",
-            Long::Traffic => "q quits, p pauses, ↑ ↓ scroll the peers of clients, tab selects all peers",
+            PEERS => "q quits, p pauses, ↑ ↓ scroll the peers, tab selects the peers of clients",
+            _ => "q quits, p pauses, ↑ ↓ scroll the peers of clients, tab selects all peers",
         }
     }
 
@@ -208,7 +199,7 @@ impl View {
             return [room, 0];
         }
         if room < 2 * LONG_MIN {
-            return if self.chosen == Long::Peers { [room, 0] } else { [0, room] };
+            return if self.chosen == PEERS { [room, 0] } else { [0, room] };
         }
         let below = high(traffic).min((room / 2).max(room.saturating_sub(high(peers))));
         [room - below, below]

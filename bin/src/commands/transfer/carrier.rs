@@ -34,23 +34,16 @@ impl fmt::Display for Daemon {
     }
 }
 
-/// What is at a socket.
-pub(super) enum Found {
-    Daemon(Daemon),
-    /// Nobody whom this process can use, and why.
-    None(String),
-}
-
-/// Looks who listens at `path`: connects, and hangs up without a word.
-pub(super) fn find(path: &Path) -> Found {
-    let (shown, none) = (path.display(), Found::None);
-    match listener(path) {
-        Ok(pid) => Found::Daemon(Daemon { socket: path.to_owned(), pid }),
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED) => none(format!("no daemon at {shown}")),
-        Err(Errno::EACCES) => none(format!("the daemon at {shown} belongs to another user")),
-        Err(Errno::EPROTOTYPE) => none(format!("a program that is not a daemon listens on {shown}")),
-        Err(error) => none(format!("no daemon can be reached at {shown} ({error})")),
-    }
+/// Looks who listens at `path`: connects, and hangs up without a word. Or why there is nobody whom this process can use.
+pub(super) fn find(path: &Path) -> Result<Daemon, String> {
+    let shown = path.display();
+    let pid = listener(path).map_err(|error| match error {
+        Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
+        Errno::EACCES => format!("the daemon at {shown} belongs to another user"),
+        Errno::EPROTOTYPE => format!("a program that is not a daemon listens on {shown}"),
+        error => format!("no daemon can be reached at {shown} ({error})"),
+    })?;
+    Ok(Daemon { socket: path.to_owned(), pid })
 }
 
 /// The process that listens at `path`.
@@ -69,18 +62,15 @@ pub(in crate::commands) struct Carrier {
     tensor_bytes_max: u64,
 }
 
-enum Through {
+/// What carries tensors.
+pub(super) enum Through {
     Daemon(Daemon),
     Engine(Engine),
 }
 
 impl Carrier {
-    pub(super) fn daemon(task: Task, daemon: Daemon, tensor_bytes_max: u64) -> Carrier {
-        Carrier { task: Some(task), through: Through::Daemon(daemon), tensor_bytes_max }
-    }
-
-    pub(super) fn engine(task: sealane_fusion::Task, engine: Engine, tensor_bytes_max: u64) -> Carrier {
-        Carrier { task: Some(task.into()), through: Through::Engine(engine), tensor_bytes_max }
+    pub(super) fn new(task: Task, through: Through, tensor_bytes_max: u64) -> Carrier {
+        Carrier { task: Some(task), through, tensor_bytes_max }
     }
 
     /// The task.
@@ -185,10 +175,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn none(path: &Path) -> String {
-        match find(path) {
-            Found::None(reason) => reason,
-            Found::Daemon(daemon) => panic!("{daemon}"),
-        }
+        find(path).unwrap_err()
     }
 
     #[test]
@@ -210,7 +197,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let _listener = sealane_transport::shm::attach::listen(&path).unwrap();
-        let Found::Daemon(daemon) = find(&path) else { panic!("not found") };
+        let daemon = find(&path).unwrap();
         assert_eq!(daemon.to_string(), format!("the daemon at {} (pid {})", path.display(), std::process::id()));
     }
 }

@@ -1,8 +1,6 @@
 //! The daemon's metrics over HTTP, for Prometheus and whoever else reads OpenMetrics, with `/healthz` and `/readyz` for
 //! orchestrators. On a thread of its own, which reads what the shards show and never asks them.
 
-#[cfg(test)]
-mod dashboard;
 mod exposition;
 mod families;
 mod server;
@@ -97,3 +95,6 @@ fn unavailable(address: SocketAddr, error: &std::io::Error) -> Failure {
         "metrics cannot be served at {address} ({error}); name another address with --metrics, or turn them off with --metrics off"
     ))
 }
+
+#[cfg(test)]
+mod tests;

@@ -173,12 +173,12 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sealane_fusion::Fuse;
-    use sealane_runtime::{ExecutorChoice, Runtime};
-    use sealane_transport::tcp::TcpSettings;
-    use sealane_transport::verbs::{Registration, Transfer};
+    use std::fmt::Debug;
+
+    use sealane_runtime::Runtime;
 
     use super::*;
+    use crate::settings::{DefaultValue, Kind, PASSED_ON, Setting, Unit};
 
     const WITHOUT: Here = Here { verbs_built_in: false, has_device: true };
     const NO_DEVICE: Here = Here { verbs_built_in: true, has_device: false };
@@ -210,73 +210,49 @@ mod tests {
         assert_eq!((short.runtime.shards, short.runtime.stall_report), (2, Duration::from_millis(5)));
     }
 
+    /// A value that a setting does not have by default.
+    fn other_value(setting: &Setting) -> String {
+        match (setting.kind, setting.default) {
+            (Kind::Number { max, .. }, DefaultValue::Number(number)) if number == max => (number - 1).to_string(),
+            (Kind::Number { .. }, DefaultValue::Number(number)) => (number + 1).to_string(),
+            (Kind::Number { max, .. }, _) => max.to_string(),
+            (Kind::Bool, default) => (default != DefaultValue::Bool(true)).to_string(),
+            (Kind::OneOf(words), default) => {
+                words.iter().find(|word| DefaultValue::Text(word) != default).unwrap().to_string()
+            }
+            _ => "/other".to_owned(),
+        }
+    }
+
+    /// The fields of something, as they are shown: `window: 40`.
+    fn fields(shown: &dyn Debug) -> Vec<String> {
+        format!("{shown:?}").split(", ").map(|field| field.rsplit("{ ").next().unwrap().to_owned()).collect()
+    }
+
     #[test]
-    fn every_setting_arrives() {
-        let engine = engine(&[
-            ("runtime.pin", "false"),
-            ("runtime.executor", "epoll"),
-            ("runtime.idle_spin_us", "7"),
-            ("runtime.mailbox_slots", "8"),
-            ("runtime.stall_report_ms", "9"),
-            ("runtime.slab_send_bytes", "1MiB"),
-            ("runtime.slab_receive_bytes", "2MiB"),
-            ("runtime.claim_directory", "/claims"),
-            ("transport.window", "11"),
-            ("transport.tensor_bytes_max", "12"),
-            ("transport.heartbeat_ms", "13"),
-            ("transport.peer_timeout_ms", "14"),
-            ("transport.links_max", "15"),
-            ("transport.connect_timeout_ms", "16"),
-            ("transport.handshake_timeout_ms", "17"),
-            ("transport.tcp.congestion", "reno"),
-            ("transport.tcp.send_buffer_bytes", "18"),
-            ("transport.tcp.receive_buffer_bytes", "19"),
-            ("fusion.fuse", "off"),
-            ("fusion.request_timeout_ms", "20"),
-            ("fusion.lease_ms", "21"),
-            ("fusion.queued_requests_max", "22"),
-            ("fusion.parked_requests_max", "23"),
-            ("fusion.deposited_tensors_max", "24"),
-            ("fusion.published_tensors_max", "25"),
-            ("fusion.turn_bytes", "4KiB"),
-            ("fusion.turn_payloads", "27"),
-            ("transport.in_flight_bytes", "3MiB"),
-            ("transport.chunk_bytes", "64KiB"),
-            ("transport.greetings_max", "28"),
-            ("transport.greetings_per_host_max", "29"),
-            ("transport.greeting_bytes_max", "1MiB"),
-            ("fusion.plan_keys_max", "30"),
-            ("fusion.peer_name_bytes_max", "31KiB"),
-            ("security.insecure", "yes"),
-        ]);
-        let ms = Duration::from_millis;
-        let runtime = &engine.runtime;
-        assert_eq!((&runtime.pin, runtime.executor), (&Pin::Off, ExecutorChoice::Epoll));
-        assert_eq!(runtime.polling, Polling::SpinThenPark { idle_spin: Duration::from_micros(7) });
-        assert_eq!((runtime.mailbox_slots, runtime.stall_report), (8, ms(9)));
-        assert_eq!(runtime.claim_directory.to_str(), Some("/claims"));
-        assert_eq!((engine.slab_send_bytes, engine.slab_receive_bytes), (1 << 20, 2 << 20));
-        let session = &engine.session;
-        assert_eq!((session.window, session.tensor_bytes_max), (11, 12));
-        assert_eq!((session.heartbeat, session.peer_timeout), (ms(13), ms(14)));
-        assert_eq!((session.queued_requests_max, session.parked_requests_max), (22, 23));
-        assert_eq!((session.turn_bytes, session.turn_payloads), (4096, 27));
-        assert_eq!((session.in_flight_bytes_max, session.chunk_bytes), (3 << 20, 64 << 10));
-        assert_eq!((engine.links_max, engine.deposited_tensors_max, engine.published_tensors_max), (15, 24, 25));
-        assert_eq!((engine.connect_timeout, engine.handshake_timeout), (ms(16), ms(17)));
-        assert_eq!((engine.request_timeout, engine.lease), (ms(20), ms(21)));
-        let tcp = TcpSettings {
-            congestion: "reno".into(),
-            send_buffer_bytes: 18,
-            receive_buffer_bytes: 19,
-            ..TcpSettings::default()
-        };
-        assert_eq!(engine.tcp, tcp);
-        assert_eq!(engine.fuse, Fuse::Off);
-        assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
-        assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
-        assert_eq!(session.peer_name_bytes_max, 31 << 10);
-        assert!(engine.insecure && engine.authentication.is_open());
+    fn every_setting_changes_its_field_and_no_other() {
+        let map = map();
+        for (setting, place) in PASSED_ON {
+            let shown = |given: &[(&str, &str)]| match setting.section() {
+                "verbs" => fields(&verbs_settings(&load(given).verbs)),
+                _ => fields(&engine_settings(&load(given), map.clone(), &["ps0:2222"]).unwrap()),
+            };
+            // A port needs its device.
+            let device = ("verbs.device", "mlx5_1");
+            let given = if setting.name == "verbs.port" { vec![device] } else { Vec::new() };
+            let other = other_value(setting);
+            let (before, after) = (shown(&given), shown(&[&given[..], &[(setting.name, &other)]].concat()));
+            let changed: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
+            let [(_, changed)] = changed[..] else { panic!("{} changes {changed:?}", setting.name) };
+            let field = format!("{}: ", place.rsplit('.').next().unwrap().trim());
+            assert!(changed.starts_with(&field), "{} changes {changed}", setting.name);
+            if let Kind::Number { unit: Unit::Bytes | Unit::Count, .. } = setting.kind {
+                let value = changed[field.len()..].trim_matches(|character: char| !character.is_ascii_digit());
+                assert_eq!(value, other, "{}", setting.name);
+            }
+        }
+        assert_eq!(verbs_settings(&load(&[]).verbs), VerbsSettings::default());
+        assert!(engine(&[]).authentication.is_open());
     }
 
     #[test]
@@ -305,10 +281,13 @@ mod tests {
         assert_eq!(engine(&[]).runtime.polling, Polling::default());
         assert_eq!(engine(&[("runtime.polling", "true")]).runtime.polling, Polling::Spin);
         assert_eq!(engine(&[("runtime.idle_spin_us", "0")]).runtime.polling, Polling::Park);
+        let idle_spin = Duration::from_micros(7);
+        assert_eq!(engine(&[("runtime.idle_spin_us", "7")]).runtime.polling, Polling::SpinThenPark { idle_spin });
     }
 
     #[test]
     fn a_required_pin_names_cpus_or_fails() {
+        assert_eq!(engine(&[("runtime.pin", "false")]).runtime.pin, Pin::Off);
         let claims = tempfile::tempdir().unwrap();
         let claims = claims.path().to_str().unwrap();
         let given = |shards| [("runtime.pin", "true"), ("runtime.shards", shards), ("runtime.claim_directory", claims)];
@@ -348,45 +327,6 @@ mod tests {
 
         let plaintext = |given: &[_]| verbs_of(&load(given), DEVICE).unwrap().plaintext;
         assert!(plaintext(&[("security.plaintext_rdma", "yes")]) && !plaintext(&[]));
-    }
-
-    #[test]
-    fn every_setting_of_verbs_arrives() {
-        let settings = load(&[
-            ("verbs.device", "mlx5_1"),
-            ("verbs.port", "2"),
-            ("verbs.gid_index", "3"),
-            ("verbs.pkey_index", "4"),
-            ("verbs.queue_depth", "5"),
-            ("verbs.timeout", "6"),
-            ("verbs.retry_count", "7"),
-            ("verbs.service_level", "1"),
-            ("verbs.mtu", "2048"),
-            ("verbs.traffic_class", "9"),
-            ("verbs.transfer", "read"),
-            ("verbs.registration", "dynamic"),
-            ("verbs.client_pinned_bytes_max", "11"),
-            ("verbs.retry_after_ms", "10"),
-        ]);
-        let expected = VerbsSettings {
-            device: Some("mlx5_1".into()),
-            port: Some(2),
-            gid_index: Some(3),
-            pkey_index: 4,
-            queue_depth: 5,
-            timeout: 6,
-            retry_count: 7,
-            service_level: 1,
-            mtu: Some(2048),
-            traffic_class: 9,
-            transfer: Transfer::Read,
-            registration: Registration::Dynamic,
-            client_pinned_bytes_max: 11,
-            retry_after: Duration::from_millis(10),
-            near: Vec::new(),
-        };
-        assert_eq!(verbs_settings(&settings.verbs), expected);
-        assert_eq!(verbs_settings(&load(&[]).verbs), VerbsSettings::default());
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub use value::{Kind, MetricsAddress, Unit, Value};
 
 use std::path::Path;
 
+#[cfg(test)]
+pub(crate) use table::PASSED_ON;
+
 use crate::Failure;
 use effective::Effective;
 use file::FileValue;

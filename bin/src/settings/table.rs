@@ -146,6 +146,11 @@ macro_rules! settings {
         /// All settings, by section, in the order in which they are shown.
         pub static TABLE: &[Setting] = &[$($($row,)*)*];
 
+        /// The settings that are passed on, by what they are called there.
+        #[cfg(test)]
+        pub(crate) static PASSED_ON: &[(&Setting, &str)] =
+            &[$($($($((&$row, stringify!($($place).+)),)?)?)*)*];
+
         $(
             $(#[$doc])*
             #[derive(Clone, Debug)]

@@ -5,11 +5,9 @@
 mod children;
 mod daemons;
 mod figures;
-mod mover;
 mod outcome;
 mod page;
 mod pattern;
-mod peers;
 mod play;
 mod protocol;
 mod share;

@@ -7,8 +7,7 @@ use sealane_bench::{Column, Machine, Table};
 use serde::Serialize;
 
 use super::daemons::Setup;
-use super::figures::{Figures, Traffic};
-use super::peers::PeerLink;
+use super::figures::{Figures, PeerLink, Traffic};
 use super::protocol::{Part, task_name};
 use crate::links::Links;
 use crate::wording::scaled;

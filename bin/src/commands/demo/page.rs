@@ -5,9 +5,8 @@ use std::time::SystemTime;
 use sealane_bench::{Column, Highlight, Line, Page, Picture, Section, Table};
 
 use super::daemons::Setup;
-use super::figures::{Flow, Point, Traffic};
+use super::figures::{Flow, PeerLink, Point, Traffic, fusion_ratio};
 use super::outcome::{Outcome, shown_bytes};
-use super::peers::{PeerLink, fusion_ratio};
 use crate::{Failure, command_line};
 
 impl Outcome {

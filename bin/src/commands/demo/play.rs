@@ -11,9 +11,8 @@ use sealane_transport::endpoint_map;
 
 use super::children::Children;
 use super::daemons::{Daemon, Setup};
-use super::figures::{Figures, Traffic};
+use super::figures::{Figures, PeerLink, Traffic};
 use super::outcome::Outcome;
-use super::peers::PeerLink;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::{Args, Demo, WARMUP_STEPS};
 use crate::commands::stat;

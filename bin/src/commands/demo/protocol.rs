@@ -104,7 +104,7 @@ pub(super) enum Report {
 }
 
 /// What came from one peer in one step.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fetched {
     /// The peer's number among those of its part.
     pub(super) peer: usize,

@@ -7,13 +7,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sealane_fusion::{Buffer, Error, Tensor};
 
-use super::mover::{Offer, Wanted, With};
 use super::pattern::{Author, Pattern};
 use super::protocol::{Job, Part, task_name};
 use crate::workload::{TensorSpec, Workload};
 
 /// The step in which a task that is told so flips a bit: not the first, so that all has moved once.
 const FLIP_STEP: i64 = 1;
+
+/// A tensor for a peer, under its key.
+type Offer = (Arc<str>, Tensor);
+/// The key of a tensor from a peer, and the memory that is to take it.
+type Wanted = (Arc<str>, Buffer);
 
 /// What one task sends and receives.
 pub(super) struct Share {
@@ -131,7 +135,7 @@ impl Share {
     }
 
     /// What goes to each peer in this step.
-    pub(super) fn offers(&self) -> Vec<With<Offer>> {
+    pub(super) fn offers(&self) -> Vec<(String, Vec<Offer>)> {
         let offer = |outgoing: &Outgoing| {
             let bytes = Bytes::from_owner(Lent(Arc::clone(&outgoing.memory)));
             let tensor = Tensor::new(outgoing.spec.meta().clone(), bytes);
@@ -139,16 +143,16 @@ impl Share {
         };
         let with = |(number, peer): (usize, &String)| {
             let to_peer = self.outgoing.iter().filter(|outgoing| outgoing.to.contains(&number));
-            With { peer: peer.clone(), tensors: to_peer.map(offer).collect() }
+            (peer.clone(), to_peer.map(offer).collect())
         };
         self.peers.iter().enumerate().map(with).collect()
     }
 
     /// Lends the memory for what comes from each peer.
-    pub(super) fn wanted(&mut self) -> Vec<With<Wanted>> {
+    pub(super) fn wanted(&mut self) -> Vec<(String, std::vec::IntoIter<Wanted>)> {
         let lend = |incoming: &mut Incoming| (incoming.spec.name().clone(), std::mem::take(&mut incoming.memory));
         let from = self.peers.iter().zip(&mut self.incoming);
-        from.map(|(peer, all)| With { peer: peer.clone(), tensors: all.iter_mut().map(lend).collect() }).collect()
+        from.map(|(peer, all)| (peer.clone(), all.iter_mut().map(lend).collect::<Vec<_>>().into_iter())).collect()
     }
 
     /// Takes what came from a peer, in the order in which it was wanted.
@@ -217,15 +221,15 @@ mod tests {
 
     /// Moves what `senders` offer to their peer `to_number` as a transfer would: into the receiver's memory.
     fn carry(senders: &[Share], to_number: usize, to: &mut Share) {
-        for (number, (from, wanted)) in senders.iter().zip(to.wanted()).enumerate() {
-            let offers = from.offers().swap_remove(to_number).tensors;
+        for (number, (from, (_, wanted))) in senders.iter().zip(to.wanted()).enumerate() {
+            let (_, offers) = from.offers().swap_remove(to_number);
             let land = |((key, mut memory), (sent_key, tensor)): (Wanted, Offer)| {
                 assert_eq!(key, sent_key);
                 memory.copy_from_slice(tensor.bytes());
                 Tensor::new(tensor.meta().clone(), memory).unwrap()
             };
-            assert_eq!(wanted.tensors.len(), offers.len());
-            let tensors = wanted.tensors.into_iter().zip(offers).map(land).collect();
+            assert_eq!(wanted.len(), offers.len());
+            let tensors = wanted.zip(offers).map(land).collect();
             to.arrived_from(number, tensors);
         }
     }
@@ -234,7 +238,7 @@ mod tests {
     fn what_every_task_sends_is_what_its_peers_expect_step_after_step() {
         let mut ps = [share(Part::Ps, 0, false), share(Part::Ps, 1, false)];
         let mut workers = [share(Part::Worker, 0, false), share(Part::Worker, 1, false)];
-        let peers = |share: &Share| share.offers().into_iter().map(|with| with.peer).collect::<Vec<_>>();
+        let peers = |share: &Share| share.offers().into_iter().map(|(peer, _)| peer).collect::<Vec<_>>();
         assert_eq!(peers(&ps[0]), ["worker0:2222", "worker1:2222"]);
         assert_eq!(peers(&workers[0]), ["ps0:2222", "ps1:2222"]);
         for step in 0..3 {
@@ -269,12 +273,12 @@ mod tests {
         let mut ps = share(Part::Ps, 0, false);
         ps.fill(0, alloc).unwrap();
         let lent = ps.offers();
-        let before = lent[0].tensors[0].1.bytes().to_vec();
+        let before = lent[0].1[0].1.bytes().to_vec();
         let full = ps.fill(1, |_| Err(Error::full("memory", "there is none")));
         assert!(full.is_err());
         ps.fill(1, alloc).unwrap();
-        assert_eq!(lent[0].tensors[0].1.bytes(), before);
-        assert_ne!(ps.offers()[0].tensors[0].1.bytes(), before);
+        assert_eq!(lent[0].1[0].1.bytes(), before);
+        assert_ne!(ps.offers()[0].1[0].1.bytes(), before);
     }
 
     #[test]

@@ -1,22 +1,24 @@
-//! One task of the demo, in a process of its own: its share of the workload, what moves that, and the orders of the
-//! parent. Makes and compares bytes on the main thread.
+//! One task of the demo, in a process of its own: its share of the workload, what moves that (the host's daemon, or an engine in
+//! this process), and the orders of the parent. Makes and compares bytes on the main thread.
 
+use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{self, BufRead, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
-use sealane::{Attach, Polling};
-use sealane_fusion::{EndpointMap, EngineSettings};
+use sealane::{Attach, Engine, EngineSettings, Polling, Sending, Task};
+use sealane_fusion::{EndpointMap, Error, Tensor};
 use sealane_runtime::Pin;
 
-use super::mover::Mover;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::share::Share;
 use crate::arena_size::arena_bytes;
 use crate::engine_settings::short_lived_engine_settings;
+use crate::figures::Shard;
 use crate::flags::SettingsFlags;
 use crate::settings::{Runtime, Settings, Source, Sourced};
 use crate::workload::Workload;
@@ -96,46 +98,49 @@ fn report(report: &Report) -> Result<(), Failure> {
 
 fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Context) -> Result<(), String> {
     let next = || orders.recv().map_err(|_| "the orders ended".to_owned())?;
-    let report = |answer| report(&answer).map_err(|failure| failure.to_string());
+    let report = |answer| report(&answer).map_err(told);
     let too_early = |order: Order| Err(format!("told to {order:?} before it had started"));
     let mut player = match next()? {
         Order::Begin(job) => {
             let listener = TcpListener::bind("127.0.0.1:0");
             let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
-            report(Report::Listening { address: listener.local_addr().map_err(|error| error.to_string())? })?;
+            report(Report::Listening { address: listener.local_addr().map_err(told)? })?;
             match next()? {
-                Order::Start { endpoint_map } => embed(&job, listener, &endpoint_map, args, context)
-                    .and_then(|mover| Player::new(&job, mover))
-                    .map_err(|failure| failure.to_string())?,
+                Order::Start { endpoint_map } => embed(&job, listener, &endpoint_map, args, context).map_err(told)?,
                 order => return too_early(order),
             }
         }
-        Order::Attach { job, socket, spin } => attach(&job, &socket, spin, args, context)
-            .and_then(|mover| Player::new(&job, mover))
-            .map_err(|failure| failure.to_string())?,
+        Order::Attach { job, socket, spin } => attach(&job, &socket, spin, args, context).map_err(told)?,
         order => return too_early(order),
     };
     report(Report::Ready)?;
     loop {
         report(match next()? {
-            Order::Fill { step } => player.fill(step)?,
-            Order::Fetch { step } => player.fetch(step)?,
-            Order::Verify { step } => player.verify(step)?,
-            Order::ShowShards => Report::Shards(player.mover.shards()),
-            Order::Finish => return player.mover.finish().map_err(|error| error.to_string()),
+            Order::Fill { step } => player.fill(step).map_err(told)?,
+            Order::Fetch { step } => player.fetch(step).map_err(told)?,
+            Order::Verify { step } => {
+                let (tensors, bytes) = player.share.verify(step)?;
+                Report::Verified { tensors, bytes }
+            }
+            Order::ShowShards => Report::Shards(player.shards()),
+            Order::Finish => return player.finish().map_err(told),
             order => return Err(format!("told to {order:?} after it had started")),
         })?;
     }
 }
 
-/// An engine in this process.
+fn told(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// With an engine in this process.
 fn embed(
     job: &Job,
     listener: TcpListener,
     endpoint_map: &Path,
     args: &TaskArgs,
     context: &Context,
-) -> Result<Mover, Failure> {
+) -> Result<Player, Failure> {
     let settings = settings(job.part, &args.config, &args.set, context)?;
     let task = job.task();
     let pin = if job.pin { Pin::IfFree } else { Pin::Off };
@@ -150,20 +155,28 @@ fn embed(
         ..engine
     };
     locked_memory::check(&engine)?;
-    Mover::embedded(&task, engine)
+    let window = engine.session.window;
+    let engine = Engine::start(engine).map_err(Failure::work)?;
+    let task = engine.task(&task).map_err(Failure::work)?.into();
+    Player::new(job, &workload(job)?, task, Some(engine), window)
 }
 
-/// A client of the daemon at `socket`.
-fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Mover, Failure> {
+/// As a client of the daemon at `socket`.
+fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Player, Failure> {
     let settings = settings(job.part, &args.config, &args.set, context)?;
-    let workload = Workload::parse(&job.workload, "the workload")?;
+    let workload = workload(job)?;
     let how = Attach::new(&job.task())
         .socket(socket)
         .arena_bytes(arena_bytes(Share::new(job, &workload).lengths()))
         // The memory is made meanwhile.
         .timeout(REQUEST_TIMEOUT)
         .polling(polling(&settings.runtime, spin));
-    Mover::attached(how, settings.transport.window.value)
+    let task = how.attach().map_err(Failure::work)?;
+    Player::new(job, &workload, task, None, settings.transport.window.value)
+}
+
+fn workload(job: &Job) -> Result<Workload, Failure> {
+    Workload::parse(&job.workload, "the workload")
 }
 
 /// A client waits as a shard does, where a setting says how.
@@ -176,48 +189,88 @@ fn polling(runtime: &Runtime, spin: bool) -> Polling {
     }
 }
 
-/// A task that can move its tensors.
+/// A task that can move its tensors: by a client's calls on the task's main thread, which also looks for the answers.
 struct Player {
     share: Share,
-    mover: Mover,
+    task: Task,
+    /// The engine in this process; `None` if the task is attached to a daemon.
+    engine: Option<Engine>,
+    /// Bounds the recvs in flight from each peer.
+    window: usize,
+    /// What was offered and may not have been released.
+    offered: Vec<Sending>,
 }
 
 impl Player {
-    fn new(job: &Job, mover: Mover) -> Result<Player, Failure> {
-        let workload = Workload::parse(&job.workload, "the workload")?;
-        let mut share = Share::new(job, &workload);
-        share.take_memory(|bytes| mover.alloc(bytes)).map_err(Failure::work)?;
-        Ok(Player { share, mover })
+    fn new(
+        job: &Job,
+        workload: &Workload,
+        task: Task,
+        engine: Option<Engine>,
+        window: usize,
+    ) -> Result<Player, Failure> {
+        let mut share = Share::new(job, workload);
+        // Tensors move from such memory, and into it, without another copy in this process.
+        share.take_memory(|bytes| task.alloc(bytes)).map_err(Failure::work)?;
+        Ok(Player { share, task, engine, window, offered: Vec::new() })
     }
 
     /// Also sees the offers of the step before end: then their memory is free to be used again.
-    fn fill(&mut self, step: i64) -> Result<Report, String> {
-        let Player { share, mover } = self;
-        mover
-            .settle()
-            .and_then(|()| share.fill(step, |bytes| mover.alloc(bytes)))
-            .map_err(|error| error.to_string())?;
-        mover.offer(step, share.offers());
+    fn fill(&mut self, step: i64) -> Result<Report, Error> {
+        self.settle()?;
+        self.share.fill(step, |bytes| self.task.alloc(bytes))?;
+        for (peer, tensors) in self.share.offers() {
+            self.offered.extend(self.task.send_all(&peer, step, tensors));
+        }
         Ok(Report::Filled)
     }
 
-    fn fetch(&mut self, step: i64) -> Result<Report, String> {
-        // All memory is lent before the first request, whose time begins to count.
-        let wanted = self.share.wanted();
-        let arrived = self.mover.fetch(step, wanted).map_err(|error| error.to_string())?;
-        let fetched = arrived.into_iter().enumerate().map(|(peer, arrived)| Fetched {
-            peer,
-            tensors: arrived.tensors.len() as u64,
-            elapsed_ns: nanoseconds(arrived.elapsed),
-            latencies_ns: arrived.latencies.into_iter().map(nanoseconds).collect(),
-            bytes: self.share.arrived_from(peer, arrived.tensors),
-        });
-        Ok(Report::Fetched(fetched.collect()))
+    /// Waits until the peers have all that was offered.
+    fn settle(&mut self) -> Result<(), Error> {
+        self.offered.drain(..).try_for_each(Sending::wait)
     }
 
-    fn verify(&mut self, step: i64) -> Result<Report, String> {
-        let (tensors, bytes) = self.share.verify(step)?;
-        Ok(Report::Verified { tensors, bytes })
+    /// Receives tensors from all peers at once into their memory, a window of requests to each.
+    fn fetch(&mut self, step: i64) -> Result<Report, Error> {
+        // All memory is lent before the first request, whose time begins to count.
+        let mut waiting = self.share.wanted();
+        let start = Instant::now();
+        let mut fetched: Vec<_> = (0..waiting.len()).map(|peer| Fetched { peer, ..Fetched::default() }).collect();
+        let mut arrived: Vec<Vec<Tensor>> = waiting.iter().map(|_| Vec::new()).collect();
+        let mut ask_next = |number: usize| {
+            let (peer, wanted) = &mut waiting[number];
+            let (key, destination) = wanted.next()?;
+            Some((number, Instant::now(), self.task.recv_into(peer, step, &key, destination)))
+        };
+        // In turn, so that none waits for all requests to another.
+        let turns = (0..self.window).flat_map(|_| 0..fetched.len());
+        let mut in_flight: VecDeque<_> = turns.filter_map(&mut ask_next).collect();
+        // Answers come in the order of the requests, or nearly so.
+        while let Some((number, asked, receiving)) = in_flight.pop_front() {
+            arrived[number].push(receiving.wait()?);
+            let from = &mut fetched[number];
+            from.latencies_ns.push(nanoseconds(asked.elapsed()));
+            from.elapsed_ns = nanoseconds(start.elapsed());
+            in_flight.extend(ask_next(number));
+        }
+        for (from, tensors) in fetched.iter_mut().zip(arrived) {
+            from.tensors = tensors.len() as u64;
+            from.bytes = self.share.arrived_from(from.peer, tensors);
+        }
+        Ok(Report::Fetched(fetched))
+    }
+
+    /// What the shards of an engine in this process show.
+    fn shards(&self) -> Vec<Shard> {
+        self.engine.iter().flat_map(Engine::figures).map(Shard::from).collect()
+    }
+
+    /// Ends it in good order.
+    fn finish(mut self) -> Result<(), Error> {
+        // A daemon that still waits for releases would drain until its time is over.
+        self.settle()?;
+        let stopped = self.engine.map_or(Ok(()), |engine| engine.stop());
+        stopped.map_err(|error| Error::unavailable("this engine", error.to_string()))
     }
 }
 

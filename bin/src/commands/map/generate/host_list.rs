@@ -14,15 +14,25 @@ pub(super) const HOSTS_MAX: usize = ENTRIES_MAX;
 pub(super) fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut hosts = Vec::new();
     for term in terms(list)? {
-        let parts = parts(term)?;
-        let wanted = parts.iter().try_fold(1, |product: usize, part| product.checked_mul(part.choices()));
-        if wanted.is_none_or(|wanted| wanted > HOSTS_MAX - hosts.len()) {
-            return Err(format!("it names more than {HOSTS_MAX} hosts"));
+        let too_many = |wanted: usize| match wanted > HOSTS_MAX - hosts.len() {
+            true => Err(format!("it names more than {HOSTS_MAX} hosts")),
+            false => Ok(()),
+        };
+        let (mut names, mut rest) = (vec![String::new()], term);
+        while let Some((before, after)) = rest.split_once('[') {
+            let (inside, after) = after.split_once(']').ok_or("there is no `]` after a `[`")?;
+            let ranges = inside.split(',').map(range).collect::<Result<Vec<_>, _>>()?;
+            let choices = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.count()));
+            too_many(names.len().saturating_mul(choices))?;
+            let numbers: Vec<String> = ranges.iter().flat_map(Range::numbers).collect();
+            names = names
+                .iter()
+                .flat_map(|name| numbers.iter().map(move |number| format!("{name}{before}{number}")))
+                .collect();
+            rest = after;
         }
-        let mut names = vec![String::new()];
-        for part in &parts {
-            names = names.iter().flat_map(|name| part.append(name)).collect();
-        }
+        too_many(names.len())?;
+        names.iter_mut().for_each(|name| name.push_str(rest));
         if let Some(name) = names.iter().find(|name| name.len() > HOST_NAME_BYTES_MAX) {
             return Err(format!("the host {name:?} is longer than {HOST_NAME_BYTES_MAX} bytes"));
         }
@@ -58,13 +68,6 @@ fn terms(list: &str) -> Result<Vec<&str>, String> {
     }
 }
 
-/// A piece of a term: text as it is, or one of several numbers.
-#[derive(Debug)]
-enum Part<'a> {
-    Text(&'a str),
-    Numbers(Vec<Range>),
-}
-
 /// Numbers from `first` to `last`, written with at least `width` digits.
 #[derive(Debug)]
 struct Range {
@@ -77,37 +80,10 @@ impl Range {
     fn count(&self) -> usize {
         usize::try_from(self.last - self.first).map_or(usize::MAX, |steps| steps.saturating_add(1))
     }
-}
 
-impl Part<'_> {
-    fn choices(&self) -> usize {
-        match self {
-            Part::Text(_) => 1,
-            Part::Numbers(ranges) => ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.count())),
-        }
+    fn numbers(&self) -> impl Iterator<Item = String> {
+        (self.first..=self.last).map(|number| format!("{number:0width$}", width = self.width))
     }
-
-    fn append(&self, name: &str) -> Vec<String> {
-        match self {
-            Part::Text(text) => vec![format!("{name}{text}")],
-            Part::Numbers(ranges) => {
-                let numbers = ranges.iter().flat_map(|range| (range.first..=range.last).map(|one| (one, range.width)));
-                numbers.map(|(number, width)| format!("{name}{number:0width$}")).collect()
-            }
-        }
-    }
-}
-
-fn parts(term: &str) -> Result<Vec<Part<'_>>, String> {
-    let (mut parts, mut rest) = (Vec::new(), term);
-    while let Some((before, after)) = rest.split_once('[') {
-        let (inside, after) = after.split_once(']').ok_or("there is no `]` after a `[`")?;
-        parts.push(Part::Text(before));
-        parts.push(Part::Numbers(inside.split(',').map(range).collect::<Result<_, _>>()?));
-        rest = after;
-    }
-    parts.push(Part::Text(rest));
-    Ok(parts)
 }
 
 fn range(text: &str) -> Result<Range, String> {

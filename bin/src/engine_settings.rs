@@ -178,7 +178,7 @@ mod tests {
     use sealane_runtime::Runtime;
 
     use super::*;
-    use crate::settings::{DefaultValue, Kind, PASSED_ON, Setting, Unit};
+    use crate::settings::{Kind, PASSED_ON, Setting, Unit, Value};
 
     const WITHOUT: Here = Here { verbs_built_in: false, has_device: true };
     const NO_DEVICE: Here = Here { verbs_built_in: true, has_device: false };
@@ -212,13 +212,13 @@ mod tests {
 
     /// A value that a setting does not have by default.
     fn other_value(setting: &Setting) -> String {
-        match (setting.kind, setting.default) {
-            (Kind::Number { max, .. }, DefaultValue::Number(number)) if number == max => (number - 1).to_string(),
-            (Kind::Number { .. }, DefaultValue::Number(number)) => (number + 1).to_string(),
+        match (setting.kind, &setting.default) {
+            (Kind::Number { max, .. }, Value::Number(number)) if *number == max => (number - 1).to_string(),
+            (Kind::Number { .. }, Value::Number(number)) => (number + 1).to_string(),
             (Kind::Number { max, .. }, _) => max.to_string(),
-            (Kind::Bool, default) => (default != DefaultValue::Bool(true)).to_string(),
+            (Kind::Bool, default) => (*default != Value::Bool(true)).to_string(),
             (Kind::OneOf(words), default) => {
-                words.iter().find(|word| DefaultValue::Text(word) != default).unwrap().to_string()
+                words.iter().find(|word| default.to_string() != **word).unwrap().to_string()
             }
             _ => "/other".to_owned(),
         }

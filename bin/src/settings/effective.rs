@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::file::{self, FileValue};
-use super::table::{self, DefaultValue, Setting, TABLE, Variables};
+use super::table::{self, Setting, TABLE, Variables};
 use super::value::{Typed, Value};
 use super::{Environment, Given, Role, Source, Sourced};
 use crate::Failure;
@@ -52,10 +52,7 @@ pub struct Entry {
 impl Entry {
     /// The value with its unit; for one that nothing gives, what happens instead.
     pub fn shown(&self) -> String {
-        match (&self.value, self.setting.default) {
-            (Value::Unset, DefaultValue::Unset(meaning)) => meaning.to_owned(),
-            (value, _) => self.setting.kind.show(value),
-        }
+        self.setting.kind.show(&self.value)
     }
 }
 
@@ -67,7 +64,10 @@ pub(super) struct Effective {
 impl Effective {
     /// `file` is what the settings file gives.
     pub(super) fn of(sources: &Sources<'_>, role: Role, file: Vec<FileValue>) -> Result<Effective, Failure> {
-        let mut entries: Vec<Entry> = TABLE.iter().map(default).collect();
+        let mut entries: Vec<Entry> = TABLE
+            .iter()
+            .map(|setting| Entry { setting, value: setting.default.clone(), source: Source::Default })
+            .collect();
         // From the weakest source to the strongest, so that the last one to write wins; an
         // unreadable value is an error even where a stronger source would hide it.
         for given in file {
@@ -100,13 +100,7 @@ impl Effective {
     /// How a value was given, for an error about it.
     pub(super) fn given(&self, name: &str) -> Given {
         let Entry { setting, value, source } = self.entry(name);
-        let text = match value {
-            Value::Unset => "unset".to_owned(),
-            Value::Number(number) => number.to_string(),
-            Value::Bool(bool) => bool.to_string(),
-            Value::Text(text) => text.clone(),
-        };
-        Given { name: setting.name, source: source.clone(), text }
+        Given { name: setting.name, source: source.clone(), text: value.to_string() }
     }
 
     /// Two values contradict each other.
@@ -124,19 +118,6 @@ impl Effective {
         let typed = T::read(value, &setting.kind);
         let value = typed.unwrap_or_else(|| panic!("{name} has a value of another type: {value:?}"));
         Sourced { value, source: source.clone() }
-    }
-}
-
-fn default(setting: &'static Setting) -> Entry {
-    Entry {
-        setting,
-        value: match setting.default {
-            DefaultValue::Number(number) => Value::Number(number),
-            DefaultValue::Bool(bool) => Value::Bool(bool),
-            DefaultValue::Text(text) => Value::Text(text.to_owned()),
-            DefaultValue::Unset(_) => Value::Unset,
-        },
-        source: Source::Default,
     }
 }
 

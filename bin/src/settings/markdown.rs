@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::FILE_NAME;
-use super::table::{DefaultValue, Setting, TABLE, Variables};
+use super::table::{Setting, TABLE, Variables};
 use super::value::Value;
 
 /// The page of all settings.
@@ -53,11 +53,9 @@ fn variable(setting: &Setting) -> String {
 }
 
 fn default(setting: &Setting) -> String {
-    match setting.default {
-        DefaultValue::Unset(meaning) => meaning.to_owned(),
-        DefaultValue::Number(number) => setting.kind.show(&Value::Number(number)),
-        DefaultValue::Bool(bool) => bool.to_string(),
-        DefaultValue::Text("") => "the kernel's".to_owned(),
-        DefaultValue::Text(text) => format!("`{text}`"),
+    match &setting.default {
+        Value::Text(text) if text.is_empty() => "the kernel's".to_owned(),
+        Value::Text(text) => format!("`{text}`"),
+        default => setting.kind.show(default),
     }
 }

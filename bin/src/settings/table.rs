@@ -1,6 +1,7 @@
 //! The one table of all settings: what each is called, what it accepts, what it is by default, and its typed field. Defaults of a
 //! library's settings are read from the library. Reading, `sealane check` and the documentation all follow it.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use sealane_transport::verbs::{Registration, Transfer, VerbsSettings};
 
 use super::effective::Effective;
 use super::limits::*;
-use super::value::{Kind, MetricsAddress, Unit};
+use super::value::{Kind, MetricsAddress, Unit, Value};
 use super::{Peers, Require, Role, Sourced};
 
 /// Describes one setting.
@@ -26,7 +27,7 @@ pub struct Setting {
     /// What it accepts.
     pub kind: Kind,
     /// What it is when nothing gives it.
-    pub default: DefaultValue,
+    pub default: Value,
     /// What it does, in one sentence.
     pub doc: &'static str,
 }
@@ -69,38 +70,27 @@ impl Variables {
     }
 }
 
-/// What a setting is when nothing gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DefaultValue {
-    /// A number, in the unit of the kind.
-    Number(u64),
-    /// A bool.
-    Bool(bool),
-    /// A text, a path or one of the choices.
-    Text(&'static str),
-    /// Nothing fixed: what happens instead.
-    Unset(&'static str),
-}
-
 impl Setting {
     /// The section of `sealane.toml` that holds the setting.
     pub fn section(&self) -> &'static str {
         self.name.rsplit_once('.').map_or("", |(section, _)| section)
     }
-
-    const fn with_flag(self, flag: &'static str) -> Setting {
-        Setting { flag: Some(flag), ..self }
-    }
 }
 
-const fn setting(
+const fn setting(name: &'static str, variables: Variables, kind: Kind, default: Value, doc: &'static str) -> Setting {
+    Setting { name, variables, flag: None, kind, default, doc }
+}
+
+/// The same with a flag of its own.
+const fn with_flag(
+    flag: &'static str,
     name: &'static str,
     variables: Variables,
     kind: Kind,
-    default: DefaultValue,
+    default: Value,
     doc: &'static str,
 ) -> Setting {
-    Setting { name, variables, flag: None, kind, default, doc }
+    Setting { name, variables, flag: Some(flag), kind, default, doc }
 }
 
 const fn count(min: u64, max: u64) -> Kind {
@@ -118,20 +108,24 @@ const fn milliseconds(min: u64) -> Kind {
 const SESSION: SessionLimits = SessionLimits::DEFAULT;
 const VERBS: &VerbsSettings = VerbsSettings::DEFAULT;
 
+const fn text(text: &'static str) -> Value {
+    Value::Text(Cow::Borrowed(text))
+}
+
 /// A library's default.
-const fn whole(number: usize) -> DefaultValue {
+const fn whole(number: usize) -> Value {
     Number(number as u64)
 }
 
-const fn millis(time: Duration) -> DefaultValue {
+const fn millis(time: Duration) -> Value {
     Number(time.as_millis() as u64)
 }
 
-const fn micros(time: Duration) -> DefaultValue {
+const fn micros(time: Duration) -> Value {
     Number(time.as_micros() as u64)
 }
 
-use DefaultValue::{Bool, Number, Text, Unset};
+use Value::{Bool, Number, Unset};
 use Variables::{None as Nothing, One, Verbs as OfVerbs};
 
 /// The settings of each section: the field that a setting has in its section's struct (none where the section makes its field, in
@@ -194,7 +188,7 @@ settings! {
             Kind::Bool, Unset("pin if enough CPUs are free"),
             "Whether every shard is pinned to its own CPU."),
         executor: ExecutorChoice as runtime.executor => setting("runtime.executor", Nothing,
-            Kind::OneOf(&["auto", "io_uring", "epoll"]), Text("auto"),
+            Kind::OneOf(&["auto", "io_uring", "epoll"]), text("auto"),
             "Executor of the shards. auto: io_uring where available, else epoll; io_uring: fail if it is not available."),
         slab_send_bytes: usize as slab_send_bytes => setting("runtime.slab_send_bytes", Nothing,
             bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
@@ -209,17 +203,17 @@ settings! {
             milliseconds(0), millis(RuntimeSettings::STALL_REPORT),
             "Turns that take longer are reported; 0 disables the report."),
         claim_directory: PathBuf as runtime.claim_directory => setting("runtime.claim_directory", Nothing,
-            Kind::Path, Text(RuntimeSettings::CLAIM_DIRECTORY),
+            Kind::Path, text(RuntimeSettings::CLAIM_DIRECTORY),
             "Directory of the lock files that claim CPUs; all daemons and embedded engines of a host must use the same one."),
     }
 
     /// `[transport]`: the endpoint map, timeouts and limits of links.
     Transport(endpoint_map: Sourced<PathBuf>) for EngineSettings {
-        => setting("transport.endpoint_map", Nothing,
+        => with_flag("--endpoint-map", "transport.endpoint_map", Nothing,
             Kind::Path, Unset("`.endpoint_map` in transport.endpoint_map_directory"),
-            "The endpoint map file.").with_flag("--endpoint-map"),
+            "The endpoint map file."),
         => setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
-            Kind::Path, Text("."),
+            Kind::Path, text("."),
             "The directory that holds `.endpoint_map`."),
         connect_timeout: Duration as connect_timeout => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
             milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
@@ -258,14 +252,14 @@ settings! {
             bytes(GREETING_BYTES_FLOOR, GIB), whole(EngineSettings::GREETING_BYTES_MAX),
             "Buffered bytes of unfinished handshakes; callers beyond this limit are disconnected."),
         require: Require => setting("transport.require", Nothing,
-            Kind::OneOf(&["auto", "tcp", "verbs"]), Text("auto"),
+            Kind::OneOf(&["auto", "tcp", "verbs"]), text("auto"),
             "Links to other hosts. auto: RDMA verbs if both sides have them, else TCP; tcp: only TCP; verbs: verbs or an error."),
     }
 
     /// `[transport.tcp]`: sockets.
     Tcp() for EngineSettings {
         congestion: String as tcp.congestion => setting("transport.tcp.congestion", Nothing,
-            Kind::Text, Text(""),
+            Kind::Text, text(""),
             "TCP congestion control; empty keeps the kernel's default."),
         send_buffer_bytes: usize as tcp.send_buffer_bytes => setting("transport.tcp.send_buffer_bytes", Nothing,
             bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
@@ -278,7 +272,7 @@ settings! {
     /// `[fusion]`: requests and tensors in flight.
     Fusion() for EngineSettings {
         fuse: Fuse as fuse => setting("fusion.fuse", Nothing,
-            Kind::OneOf(&["off", "turn"]), Text("turn"),
+            Kind::OneOf(&["off", "turn"]), text("turn"),
             "Message fusion. off: each message is sent separately; turn: small messages of a turn are sent together."),
         request_timeout: Duration as request_timeout => setting("fusion.request_timeout_ms", Nothing,
             milliseconds(1), millis(EngineSettings::REQUEST_TIMEOUT),
@@ -314,9 +308,9 @@ settings! {
 
     /// `[daemon]`: attaching to the daemon, and its stop.
     Daemon(socket: Sourced<PathBuf>) for EngineSettings {
-        => setting("daemon.socket", Nothing,
+        => with_flag("--socket", "daemon.socket", Nothing,
             Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane.sock, else /run/sealane/sealane.sock"),
-            "Where clients attach to the daemon.").with_flag("--socket"),
+            "Where clients attach to the daemon."),
         allowed_uids: Vec<u32> => setting("daemon.allowed_uids", Nothing,
             Kind::UserIds, Unset("none besides root and the daemon's own"),
             "User ids that may attach besides root and the daemon's own; they also need access to the socket's directory."),
@@ -332,9 +326,9 @@ settings! {
         drain_timeout: Duration => setting("daemon.drain_timeout_ms", Nothing,
             milliseconds(0), Number(DRAIN_TIMEOUT_MS),
             "How long a stopping daemon waits for calls in flight."),
-        metrics: MetricsAddress => setting("daemon.metrics", Nothing,
-            Kind::MetricsAddress, Text("127.0.0.1:9490"),
-            "Address on which the daemon serves metrics over HTTP, without authentication; `off` disables them.").with_flag("--metrics"),
+        metrics: MetricsAddress => with_flag("--metrics", "daemon.metrics", Nothing,
+            Kind::MetricsAddress, text("127.0.0.1:9490"),
+            "Address on which the daemon serves metrics over HTTP, without authentication; `off` disables them."),
     }
 
     /// `[security]`: what peers of other hosts must show.
@@ -392,10 +386,10 @@ settings! {
             count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
             "Traffic class of a queue pair's packets."),
         transfer: Transfer as transfer => setting("verbs.transfer", Nothing,
-            Kind::OneOf(&["write", "read"]), Text("write"),
+            Kind::OneOf(&["write", "read"]), text("write"),
             "How large tensors move. write: the producer writes into the consumer's memory; read: the consumer reads from the producer's."),
         registration: Registration as registration => setting("verbs.registration", Nothing,
-            Kind::OneOf(&["static", "dynamic"]), Text("static"),
+            Kind::OneOf(&["static", "dynamic"]), text("static"),
             "When memory is registered. static: slabs and arenas once; dynamic: all memory for each transfer (slow, for comparison)."),
         client_pinned_bytes_max: u64 as client_pinned_bytes_max => setting("verbs.client_pinned_bytes_max", Nothing,
             bytes(0, TIB), Number(VERBS.client_pinned_bytes_max),
@@ -436,16 +430,12 @@ mod tests {
     #[test]
     fn every_default_is_accepted() {
         for setting in TABLE {
-            let text = match setting.default {
-                Number(number) => number.to_string(),
-                Bool(bool) => bool.to_string(),
-                Text(text) => text.to_owned(),
-                Unset(meaning) => {
-                    assert!(!meaning.is_empty(), "{}", setting.name);
-                    continue;
+            match &setting.default {
+                Unset(meaning) => assert!(!meaning.is_empty(), "{}", setting.name),
+                default => {
+                    assert_eq!(setting.kind.read(&default.to_string()).as_ref(), Some(default), "{}", setting.name)
                 }
-            };
-            assert!(setting.kind.read(&text).is_some(), "{}", setting.name);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The values that settings take: how each kind is read from text, shown, and made one of Rust's types. Pure.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use sealane_fusion::Fuse;
 use sealane_runtime::ExecutorChoice;
 use sealane_transport::verbs::{Registration, Transfer};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Require;
 use super::limits::{GIB, KIB, MIB, TIB};
@@ -65,14 +66,31 @@ pub enum MetricsAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// Nothing gives it, and its default depends on the host or the endpoint map.
-    Unset,
+    /// Nothing gives it, and its default depends on the host or the endpoint map: what happens instead.
+    #[serde(serialize_with = "as_null")]
+    Unset(&'static str),
     /// A number, in the unit of the kind.
     Number(u64),
     /// A bool.
     Bool(bool),
     /// A text, a path or one of the choices.
-    Text(String),
+    Text(Cow<'static, str>),
+}
+
+fn as_null<S: Serializer>(_: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_unit()
+}
+
+/// As it is written.
+impl fmt::Display for Value {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Unset(_) => out.write_str("unset"),
+            Value::Number(number) => write!(out, "{number}"),
+            Value::Bool(bool) => write!(out, "{bool}"),
+            Value::Text(text) => out.write_str(text),
+        }
+    }
 }
 
 const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1)];
@@ -81,15 +99,15 @@ impl Kind {
     /// Reads a value; `None` if the kind does not accept it.
     pub fn read(&self, text: &str) -> Option<Value> {
         match *self {
-            Kind::Text => Some(Value::Text(text.to_owned())),
-            Kind::Path if text.is_empty() => Some(Value::Text(".".to_owned())),
-            Kind::Path => Some(Value::Text(text.to_owned())),
-            Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned())),
-            Kind::MetricsAddress => read_metrics_address(text).map(|_| Value::Text(text.trim().to_owned())),
+            Kind::Text => Some(Value::Text(text.to_owned().into())),
+            Kind::Path if text.is_empty() => Some(Value::Text(".".into())),
+            Kind::Path => Some(Value::Text(text.to_owned().into())),
+            Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned().into())),
+            Kind::MetricsAddress => read_metrics_address(text).map(|_| Value::Text(text.trim().to_owned().into())),
             Kind::Bool => read_bool(text.trim()).map(Value::Bool),
             Kind::OneOf(words) => {
                 let text = text.trim();
-                words.contains(&text).then(|| Value::Text(text.to_owned()))
+                words.contains(&text).then(|| Value::Text(text.to_owned().into()))
             }
             Kind::Number { unit, min, max } => {
                 let read = if unit == Unit::Bytes { read_bytes } else { read_number };
@@ -99,16 +117,15 @@ impl Kind {
         }
     }
 
-    /// Shows a value of this kind, with its unit.
+    /// Shows a value of this kind, with its unit; for one that nothing gives, what happens instead.
     pub fn show(&self, value: &Value) -> String {
         match (self, value) {
-            (_, Value::Unset) => "unset".to_owned(),
-            (_, Value::Bool(bool)) => bool.to_string(),
+            (_, Value::Unset(meaning)) => (*meaning).to_owned(),
             (_, Value::Text(text)) => format!("{text:?}"),
             (Kind::Number { unit: Unit::Bytes, .. }, Value::Number(bytes)) => show_bytes(*bytes),
             (Kind::Number { unit: Unit::Milliseconds, .. }, Value::Number(number)) => format!("{number} ms"),
             (Kind::Number { unit: Unit::Microseconds, .. }, Value::Number(number)) => format!("{number} µs"),
-            (_, Value::Number(number)) => number.to_string(),
+            (_, value) => value.to_string(),
         }
     }
 }
@@ -196,7 +213,7 @@ pub(super) trait Typed: Sized {
 impl<T: Typed> Typed for Option<T> {
     fn read(value: &Value, kind: &Kind) -> Option<Self> {
         match value {
-            Value::Unset => Some(None),
+            Value::Unset(_) => Some(None),
             value => T::read(value, kind).map(Some),
         }
     }
@@ -210,7 +227,7 @@ macro_rules! numbers {
                 match value {
                     Value::Number(number) => <$number>::try_from(*number).ok(),
                     Value::Text(word) => word.parse().ok(),
-                    Value::Unset | Value::Bool(_) => None,
+                    Value::Unset(_) | Value::Bool(_) => None,
                 }
             }
         }
@@ -263,7 +280,7 @@ impl Typed for Duration {
 
 impl Typed for String {
     fn read(value: &Value, _: &Kind) -> Option<String> {
-        if let Value::Text(text) = value { Some(text.clone()) } else { None }
+        if let Value::Text(text) = value { Some(text.to_string()) } else { None }
     }
 }
 
@@ -340,14 +357,14 @@ mod tests {
         assert_eq!(kind.read("Turn"), None);
         assert_eq!(Kind::Path.read(""), Some(Value::Text(".".into())));
         assert_eq!(Kind::Path.read("/a b"), Some(Value::Text("/a b".into())));
-        assert_eq!(Kind::Text.read(""), Some(Value::Text(String::new())));
+        assert_eq!(Kind::Text.read(""), Some(Value::Text("".into())));
     }
 
     #[test]
     fn reads_user_ids_between_commas() {
         for (text, ids) in [("", &[][..]), (" ", &[]), ("0", &[0]), (" 1000, 1001 ", &[1000, 1001])] {
             assert_eq!(read_user_ids(text).as_deref(), Some(ids), "{text:?}");
-            assert_eq!(Kind::UserIds.read(text), Some(Value::Text(text.trim().into())), "{text:?}");
+            assert_eq!(Kind::UserIds.read(text), Some(Value::Text(text.trim().to_owned().into())), "{text:?}");
         }
         for text in ["root", ",", "1,", "1 2", "-1", "4294967296"] {
             assert_eq!(Kind::UserIds.read(text), None, "{text:?}");
@@ -360,7 +377,7 @@ mod tests {
         assert_eq!(bytes.show(&Value::Number(64 * MIB)), "64 MiB");
         assert_eq!(bytes.show(&Value::Number(1500)), "1500 B");
         assert_eq!(bytes.show(&Value::Number(0)), "0 B");
-        assert_eq!(bytes.show(&Value::Unset), "unset");
+        assert_eq!(bytes.show(&Value::Unset("as many as fit")), "as many as fit");
         let time = Kind::Number { unit: Unit::Milliseconds, min: 1, max: 9 };
         assert_eq!(time.show(&Value::Number(5)), "5 ms");
         assert_eq!(time.to_string(), "a whole number of milliseconds from 1 to 9");

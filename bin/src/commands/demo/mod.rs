@@ -26,7 +26,6 @@ pub use self::task::{TaskArgs, run_task};
 use self::daemons::{Setup, expected_network, may_spin, settings_of_demo};
 use self::figures::Figures;
 use self::outcome::{Outcome, Parameters, shown_bytes};
-use self::play::Play;
 use self::protocol::{Job, Part, task_name};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
@@ -155,7 +154,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let report_file = OutputFile::named("--report", args.report.as_ref())?;
     let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
     let (demo, mut outcome) = Demo::plan(args, context)?;
-    let played = Play { demo: &demo, args, context }.play(&mut outcome);
+    let played = demo.play(&mut outcome);
     outcome.seconds = start.elapsed().as_secs_f64();
     if let Some(file) = report_file {
         let written = file.write(&outcome.to_page(played.as_ref().err(), made).to_html());
@@ -169,7 +168,9 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 }
 
 /// A demo that can be played: all arguments are read and checked.
-struct Demo {
+struct Demo<'a> {
+    args: &'a Args,
+    context: &'a Context,
     setup: Setup,
     /// Whether the processes have a CPU each, so that one may spin.
     spin: bool,
@@ -179,9 +180,9 @@ struct Demo {
     settings: [(Part, Vec<String>); 2],
 }
 
-impl Demo {
+impl<'a> Demo<'a> {
     /// Also gives its outcome, of which nothing is known yet.
-    fn plan(args: &Args, context: &Context) -> Result<(Demo, Outcome), Failure> {
+    fn plan(args: &'a Args, context: &'a Context) -> Result<(Demo<'a>, Outcome), Failure> {
         let (workers, ps) = (args.workers as usize, args.ps as usize);
         let setup = args.setup()?;
         let text = Workload::text(&args.workload)?;
@@ -237,7 +238,7 @@ impl Demo {
             machine: Machine::look(&allowed, None)?,
             seconds: 0.0,
         };
-        Ok((Demo { setup, spin, jobs, settings }, outcome))
+        Ok((Demo { args, context, setup, spin, jobs, settings }, outcome))
     }
 }
 

@@ -14,23 +14,16 @@ use super::daemons::{Daemon, Setup};
 use super::figures::{Figures, PeerLink, Traffic};
 use super::outcome::Outcome;
 use super::protocol::{Fetched, Job, Order, Part, Report};
-use super::{Args, Demo, WARMUP_STEPS};
+use super::{Demo, WARMUP_STEPS};
+use crate::Failure;
 use crate::commands::stat;
 use crate::figures::Shard;
 use crate::links::Links;
 use crate::progress::{Bar, write_line};
 use crate::trace;
-use crate::{Context, Failure};
 
 /// Lines of a whole demo where there is no bar, at most.
 const LINES_MAX: u64 = 5;
-
-/// A demo and what it was asked for with.
-pub(super) struct Play<'a> {
-    pub(super) demo: &'a Demo,
-    pub(super) args: &'a Args,
-    pub(super) context: &'a Context,
-}
 
 /// An engine of the demo.
 struct Engine {
@@ -42,7 +35,7 @@ struct Engine {
     socket: Option<PathBuf>,
 }
 
-impl Play<'_> {
+impl Demo<'_> {
     /// Starts the tasks, plays all steps, and ends the tasks. Gives what the daemons traced, if that was asked for.
     ///
     /// # Errors
@@ -53,13 +46,13 @@ impl Play<'_> {
         })?;
         let program = std::env::current_exe()
             .map_err(|error| Failure::work(format!("this program's executable cannot be found ({error})")))?;
-        let names: Vec<String> = self.demo.jobs.iter().map(Job::task).collect();
+        let names: Vec<String> = self.jobs.iter().map(Job::task).collect();
         let mut children = Children::start(&names, || {
             let mut command = Command::new(&program);
             command.arg("demo-task").args(self.settings_given());
             command
         })?;
-        let (setup, steps) = (self.demo.setup, outcome.parameters.steps);
+        let (setup, steps) = (self.setup, outcome.parameters.steps);
         let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
         let engines = match setup {
             Setup::Embedded => self.start_engines(&mut children, directory.path(), &bar)?,
@@ -91,7 +84,7 @@ impl Play<'_> {
 
     /// What the shards of each engine show.
     fn shards(&self, children: &mut Children, engines: &[Engine]) -> Result<Vec<Vec<Shard>>, Failure> {
-        if self.demo.setup != Setup::Embedded {
+        if self.setup != Setup::Embedded {
             let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
             return sockets.map(|socket| Ok(stat::look(socket)?.shards)).collect();
         }
@@ -105,7 +98,7 @@ impl Play<'_> {
     /// How many links there are between engines, and each as either of its ends tells of it, by the names of both.
     fn tell_links(&self, outcome: &mut Outcome, engines: &[Engine], shards: Vec<Vec<Shard>>) {
         // Every link has a ps at one of its ends, and the engines of those come first.
-        let of_ps = if self.demo.setup == Setup::Embedded { outcome.parameters.ps } else { 1 };
+        let of_ps = if self.setup == Setup::Embedded { outcome.parameters.ps } else { 1 };
         outcome.links = Links::of(shards[..of_ps].iter().flatten().map(|shard| &shard.counters));
         outcome.network = outcome.links.kind().unwrap_or(outcome.network);
         for (engine, shards) in engines.iter().zip(shards) {
@@ -127,11 +120,11 @@ impl Play<'_> {
 
     /// Every task takes a port of its own and says which, and the map that results goes to all.
     fn start_engines(&self, children: &mut Children, directory: &Path, bar: &Bar) -> Result<Vec<Engine>, Failure> {
-        let begin: Vec<_> = self.demo.jobs.iter().cloned().map(Order::Begin).collect();
+        let begin: Vec<_> = self.jobs.iter().cloned().map(Order::Begin).collect();
         let (mut map, mut engines) = (String::new(), Vec::new());
         for (index, report) in children.ask_each(&begin)?.into_iter().enumerate() {
             let Report::Listening { address } = report else { return Err(astray(&report)) };
-            let task = self.demo.jobs[index].task();
+            let task = self.jobs[index].task();
             bar.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
             map.push_str(&format!("{task}={address}\n"));
             engines.push(Engine { name: task, address: address.to_string(), socket: None });
@@ -150,8 +143,8 @@ impl Play<'_> {
         directory: &Path,
         bar: &Bar,
     ) -> Result<Vec<Engine>, Failure> {
-        let daemons = Daemon::all(self.demo.setup, &self.demo.jobs, directory)?;
-        let spin = self.demo.spin;
+        let daemons = Daemon::all(self.setup, &self.jobs, directory)?;
+        let spin = self.spin;
         let mut map = String::new();
         let mut attach = Vec::new();
         for daemon in &daemons {
@@ -174,14 +167,14 @@ impl Play<'_> {
             bar.say(&format!("{name} {serves} (process {process})"));
         }
         must_be_ready(&children.ask_each(&attach)?)?;
-        for (index, job) in self.demo.jobs.iter().enumerate() {
+        for (index, job) in self.jobs.iter().enumerate() {
             bar.say(&format!("{} is attached (process {})", job.task(), children.process_id(index)));
         }
         Ok(engines)
     }
 
     fn settings_of_daemon(&self, part: Part) -> Vec<OsString> {
-        let ours = self.demo.settings.iter().filter(|(of, _)| *of == part).flat_map(|(_, settings)| settings);
+        let ours = self.settings.iter().filter(|(of, _)| *of == part).flat_map(|(_, settings)| settings);
         self.settings_given().into_iter().chain(ours.map(Into::into)).collect()
     }
 
@@ -195,9 +188,9 @@ impl Play<'_> {
         began: Instant,
     ) -> Result<Traffic, Failure> {
         let step = number as i64;
-        let of_ps = self.demo.jobs.partition_point(|job| job.part == Part::Ps);
+        let of_ps = self.jobs.partition_point(|job| job.part == Part::Ps);
         children.ask(self.all(), &Order::Fill { step })?;
-        let pulled = fetched(children.ask(of_ps..self.demo.jobs.len(), &Order::Fetch { step })?)?;
+        let pulled = fetched(children.ask(of_ps..self.jobs.len(), &Order::Fetch { step })?)?;
         let pushed = fetched(children.ask(0..of_ps, &Order::Fetch { step })?)?;
         for report in children.ask(self.all(), &Order::Verify { step })? {
             let Report::Verified { tensors, bytes } = report else { return Err(astray(&report)) };
@@ -210,7 +203,7 @@ impl Play<'_> {
     }
 
     fn all(&self) -> Range<usize> {
-        0..self.demo.jobs.len()
+        0..self.jobs.len()
     }
 }
 

@@ -1,20 +1,44 @@
 //! The daemon's metrics over HTTP, for Prometheus and whoever else reads OpenMetrics, with `/healthz` and `/readyz` for
-//! orchestrators. On a thread of its own, which reads what the shards show and never asks them.
+//! orchestrators. On a thread of its own, which reads what the shards show and never asks them. Bounded in connections and in the
+//! time that each may take; what is in a request besides its path is not looked at.
 
 mod exposition;
 mod families;
-mod server;
 
+use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc::sync_channel;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use tokio::sync::oneshot;
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::{Semaphore, oneshot};
 
+use self::exposition::{MEDIA_TYPE, exposition};
 use super::instruments::Instruments;
 use crate::Failure;
+use crate::figures::State;
 use crate::settings::{MetricsAddress, Source, Sourced};
+
+/// Connections at once; more wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may last, with all its requests and the time between them.
+const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// How long the head of a request may take to come.
+const HEAD_TIME: Duration = Duration::from_secs(5);
+/// Most bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Pause after a connection could not be accepted, as for want of a descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+const TEXT: &str = "text/plain; charset=utf-8";
 
 /// A socket that listens for readers of metrics, before there are any.
 pub(super) struct MetricsListener(TcpListener);
@@ -52,7 +76,7 @@ impl MetricsListener {
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("sealane-metrics".into())
-            .spawn(move || server::run(listener, instruments, stopped, &tell))
+            .spawn(move || run(listener, instruments, stopped, &tell))
             .map_err(|error| unavailable(address, &error))?;
         let metrics = Metrics { stop: Some(stop), thread: Some(thread), address };
         match told.recv() {
@@ -94,6 +118,95 @@ fn unavailable(address: SocketAddr, error: &std::io::Error) -> Failure {
     Failure::work(format!(
         "metrics cannot be served at {address} ({error}); name another address with --metrics, or turn them off with --metrics off"
     ))
+}
+
+/// Serves until `stopped`, on this thread; tells whether it could begin.
+fn run(
+    listener: TcpListener,
+    instruments: Instruments,
+    stopped: oneshot::Receiver<()>,
+    tell: &SyncSender<std::io::Result<()>>,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        // The caller waits for the word.
+        Err(error) => return drop(tell.send(Err(error))),
+    };
+    runtime.block_on(async {
+        let listener = match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => listener,
+            Err(error) => return drop(tell.send(Err(error))),
+        };
+        drop(tell.send(Ok(())));
+        tokio::select! {
+            () = accept(listener, instruments) => {}
+            _ = stopped => {}
+        }
+    });
+}
+
+async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::debug!(%error, "a metrics connection cannot be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let instruments = instruments.clone();
+        tokio::spawn(async move {
+            let answer = service_fn(move |request: Request<_>| {
+                let answer = answer(request.method(), request.uri().path(), &instruments);
+                async { Ok::<_, Infallible>(answer) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIME)
+                .max_buf_size(HEAD_BYTES_MAX)
+                .serve_connection(TokioIo::new(socket), answer);
+            if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_TIME, connection).await {
+                tracing::debug!(%error, "a metrics connection was lost");
+            }
+            drop(place);
+        });
+    }
+}
+
+/// What a request gets.
+fn answer(method: &Method, path: &str, instruments: &Instruments) -> Response<Full<Bytes>> {
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into());
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return answer;
+    }
+    match path {
+        "/metrics" => match exposition(instruments.figures()) {
+            Ok(text) => page(StatusCode::OK, MEDIA_TYPE, text),
+            Err(error) => page(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
+        // Alive as long as it does what it is for, or is about to end in good order.
+        "/healthz" => state(instruments.state(), |state| state != State::Failed),
+        "/readyz" => state(instruments.state(), |state| state == State::Serving),
+        "/" => page(StatusCode::OK, TEXT, "A Sealane daemon. See /metrics, /healthz and /readyz.\n".into()),
+        _ => page(StatusCode::NOT_FOUND, TEXT, "see /metrics, /healthz and /readyz\n".into()),
+    }
+}
+
+fn state(state: State, is_well: impl Fn(State) -> bool) -> Response<Full<Bytes>> {
+    let status = if is_well(state) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    page(status, TEXT, format!("{}\n", state.name()))
+}
+
+fn page(status: StatusCode, media_type: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(Bytes::from(text)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
 }
 
 #[cfg(test)]

@@ -36,28 +36,21 @@ impl Role {
     }
 }
 
+/// The roles that a flag can name.
+const NAMED: [(Role, &str); 3] = [(Role::Ps, "ps"), (Role::Worker, "worker"), (Role::Chief, "chief")];
+
 impl fmt::Display for Role {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Role::Ps => "ps",
-            Role::Worker => "worker",
-            Role::Chief => "chief",
-            Role::Other => "other",
-        })
+        out.write_str(NAMED.iter().find(|(role, _)| role == self).map_or("other", |(_, name)| name))
     }
 }
 
-/// The three roles that a flag can name.
 impl FromStr for Role {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Role, String> {
-        match text {
-            "ps" => Ok(Role::Ps),
-            "worker" => Ok(Role::Worker),
-            "chief" => Ok(Role::Chief),
-            _ => Err("write ps, worker or chief".to_owned()),
-        }
+        let named = NAMED.iter().find(|(_, name)| *name == text);
+        named.map(|(role, _)| *role).ok_or_else(|| "write ps, worker or chief".to_owned())
     }
 }
 

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use sealane_transport::LinkKind;
 
 use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TRAFFIC};
-use crate::figures::{Figures, Histogram, State};
+use crate::figures::{Figures, Histogram, Peer, State, Traffic};
 use crate::links::KINDS;
 
 /// The media type of [`exposition`].
@@ -38,35 +38,31 @@ struct Shown(Figures);
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let figures = &self.0;
+        let (mut shards, mut peers) = (Vec::new(), Vec::new());
+        let (mut clients, mut traffic) = (Vec::new(), Vec::new());
+        for shard in &figures.shards {
+            let of_shard = vec![("shard", shard.shard.to_string())];
+            for peer in &shard.peers {
+                let peer_shard = peer.peer_shard.map_or_else(|| "unknown".into(), |shard| shard.to_string());
+                let labels = [("peer", peer.peer.clone()), ("peer_shard", peer_shard)];
+                peers.push(([&of_shard[..], &labels].concat(), peer));
+            }
+            for client in &shard.clients {
+                let of_client = [&of_shard[..], &[("task", client.task.clone())]].concat();
+                let with_peer = |one: &Traffic| [&of_client[..], &[("peer", one.peer.clone())]].concat();
+                traffic.extend(client.peers.iter().map(|one| (with_peer(one), one)));
+                clients.push((of_client, client));
+            }
+            shards.push((of_shard, shard));
+        }
         daemon(figures, &mut encoder)?;
-        let shards = figures.shards.iter().map(|shard| (vec![("shard", shard.shard.to_string())], shard));
-        families(OF_SHARDS, &shards.collect::<Vec<_>>(), &mut encoder)?;
+        families(OF_SHARDS, &shards, &mut encoder)?;
         links(figures, &mut encoder)?;
         durations(figures, &mut encoder)?;
-        paths(figures, &mut encoder)?;
-        let peers = figures.shards.iter().flat_map(|shard| {
-            shard.peers.iter().map(|peer| {
-                let peer_shard = peer.peer_shard.map_or_else(|| "unknown".into(), |shard| shard.to_string());
-                let labels =
-                    vec![("shard", shard.shard.to_string()), ("peer", peer.peer.clone()), ("peer_shard", peer_shard)];
-                (labels, peer)
-            })
-        });
-        families(OF_PEERS, &peers.collect::<Vec<_>>(), &mut encoder)?;
-        let clients = figures.shards.iter().flat_map(|shard| {
-            let labels = |task: &str| vec![("shard", shard.shard.to_string()), ("task", task.to_owned())];
-            shard.clients.iter().map(move |client| (labels(&client.task), client))
-        });
-        families(OF_CLIENTS, &clients.collect::<Vec<_>>(), &mut encoder)?;
-        let traffic = figures.shards.iter().flat_map(|shard| {
-            let pairs =
-                shard.clients.iter().flat_map(|client| client.peers.iter().map(move |traffic| (client, traffic)));
-            pairs.map(|(client, traffic)| {
-                let peer = ("peer", traffic.peer.clone());
-                (vec![("shard", shard.shard.to_string()), ("task", client.task.clone()), peer], traffic)
-            })
-        });
-        families(OF_TRAFFIC, &traffic.collect::<Vec<_>>(), &mut encoder)
+        paths(&peers, &mut encoder)?;
+        families(OF_PEERS, &peers, &mut encoder)?;
+        families(OF_CLIENTS, &clients, &mut encoder)?;
+        families(OF_TRAFFIC, &traffic, &mut encoder)
     }
 }
 
@@ -196,21 +192,13 @@ fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::E
 }
 
 /// The path to each peer, and why it was chosen.
-fn paths(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+fn paths(peers: &[(Labels, &Peer)], encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let help = "Path to a peer's shard, and the reason for it";
     let mut path = encoder.encode_descriptor("peer_path_info", help, None, MetricType::Gauge)?;
-    for shard in &figures.shards {
-        for peer in &shard.peers {
-            let labels = [
-                ("shard", shard.shard.to_string()),
-                ("peer", peer.peer.clone()),
-                ("peer_shard", peer.peer_shard.map_or_else(|| "unknown".into(), |shard| shard.to_string())),
-                ("state", peer.state.clone()),
-                ("link", peer.link.clone().unwrap_or_else(|| "none".into())),
-                ("reason", peer.reason.clone()),
-            ];
-            path.encode_family(&labels)?.encode_gauge(&1.0)?;
-        }
+    for (labels, peer) in peers {
+        let link = peer.link.clone().unwrap_or_else(|| "none".into());
+        let how = [("state", peer.state.clone()), ("link", link), ("reason", peer.reason.clone())];
+        path.encode_family(&[&labels[..], &how].concat())?.encode_gauge(&1.0)?;
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
-//! The machine that a run is made on: what a report says of it, and the CPUs of the two sides.
+//! The machine that a run is made on: what a report says of it and of its RDMA device, and the CPUs of the two sides.
 
 use std::fs;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::utsname::uname;
 use nix::unistd::Pid;
+use sealane_transport::verbs::device::Attributes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
@@ -107,6 +108,26 @@ impl Drop for Pinned {
 
 fn affinity() -> Result<CpuSet, BenchError> {
     sched_getaffinity(Pid::from_raw(0)).map_err(BenchError::io("ask for the CPUs that this process may use"))
+}
+
+/// An RDMA device, as the measured processes opened it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaDevice {
+    /// Its name.
+    pub name: String,
+    /// Its port.
+    pub port: u8,
+    /// Index of the port's GID.
+    pub gid_index: u8,
+    /// The path MTU, in bytes.
+    pub mtu: u16,
+}
+
+impl From<&Attributes> for RdmaDevice {
+    fn from(attributes: &Attributes) -> Self {
+        let Attributes { device, port, gid_index, mtu, .. } = attributes;
+        Self { name: device.clone(), port: *port, gid_index: *gid_index, mtu: *mtu }
+    }
 }
 
 #[cfg(test)]

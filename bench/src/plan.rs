@@ -1,12 +1,7 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
-mod executor;
-mod fuse;
-mod security;
-mod system_name;
 mod training;
-mod verbs;
 mod words;
 
 use std::fmt;
@@ -22,13 +17,9 @@ use crate::limits::{
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
-pub use executor::Executor;
-pub use fuse::Fuse;
-pub use security::{Keys, Security};
-pub use system_name::SystemName;
 pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
-pub use verbs::{Registration, Transfer};
+pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -283,8 +283,8 @@ mod tests {
     use crate::plan::{Bench, Plan};
     use crate::progress::Progress;
     use crate::report::{Carrier, Report};
+    use crate::run::Measured;
     use crate::sample::{Metric, Sample, round_trip_histogram};
-    use crate::turns::Measured;
 
     fn outcome(bench: Bench, measured: Vec<Measured>) -> Outcome {
         let machine = Machine {

@@ -1,9 +1,10 @@
-//! What another process costs: its CPU time and its resident memory, as the kernel counts them.
+//! What the kernel counts: the CPU time and resident memory of another process, what has passed the loopback interface, and the
+//! files that this process may have open.
 
-use std::fs;
-use std::io;
 use std::time::Duration;
+use std::{fs, io};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
@@ -96,6 +97,49 @@ fn resident_in(rollup: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
+const LOOPBACK_TABLE: &str = "/proc/self/net/dev";
+
+/// Bytes that have passed this network namespace's loopback interface since it came up, whoever sent them.
+///
+/// # Errors
+/// [`BenchError::Io`] when the kernel does not tell.
+pub(crate) fn bytes_moved() -> Result<u64, BenchError> {
+    let failed = BenchError::io(format!("read what the loopback interface has moved in {LOOPBACK_TABLE}"));
+    match fs::read_to_string(LOOPBACK_TABLE) {
+        Ok(text) => moved_in(&text).ok_or_else(|| failed(io::ErrorKind::InvalidData.into())),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// The first number of its line: what was received is what was sent.
+fn moved_in(table: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// What a process has open besides its peers: its streams, a shard's descriptors, a listener.
+const FILES_BESIDE: usize = 64;
+
+/// Lets this process open `each` files for each of `peers`, whom `setting` has given, and all that the system allows
+/// besides.
+///
+/// # Errors
+/// [`BenchError::Setting`] when the system does not allow so many.
+pub(crate) fn allow_open_files(setting: &'static str, peers: usize, each: usize) -> Result<(), BenchError> {
+    let limits = getrlimit(Resource::RLIMIT_NOFILE).map_err(BenchError::io("ask how many files may be open"));
+    let (now, most) = limits?;
+    let most_peers = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(FILES_BESIDE) / each;
+    if peers > most_peers {
+        let accepted = format!("at most {most_peers}, or raise the hard limit of open files ({most})");
+        return Err(BenchError::setting(setting, peers, accepted));
+    }
+    if now < most {
+        setrlimit(Resource::RLIMIT_NOFILE, most, most)
+            .map_err(BenchError::io(format!("raise the limit of open files to {most}")))?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,5 +171,26 @@ mod tests {
         assert_eq!(resident_in(text), Some(2_216 * 1_024));
         assert_eq!(resident_in("Pss: 100 kB\n"), None);
         assert_eq!(resident_in("Rss: many kB\n"), None);
+    }
+
+    #[test]
+    fn only_the_loopback_interface_is_read() {
+        let table = "Inter-| Receive | Transmit\n face |bytes packets|bytes\n  eth0: 77 1 2\n    lo: 4096 3 0 4096 3\n";
+        assert_eq!(moved_in(table), Some(4_096));
+        assert_eq!(moved_in("eth0: 1\n"), None);
+        bytes_moved().expect("linux tells");
+    }
+
+    #[test]
+    fn all_that_the_system_allows_is_taken() {
+        allow_open_files("--peers", 1, 1).expect("a few files may be open");
+        let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("linux tells");
+        assert_eq!(now, most);
+    }
+
+    #[test]
+    fn more_than_the_system_allows_is_the_users_to_change() {
+        let error = allow_open_files("--peers", usize::MAX, 1).expect_err("no system allows it");
+        assert!(error.is_usage() && error.to_string().contains("hard limit of open files"), "{error}");
     }
 }

@@ -2,13 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::{Machine, RdmaDevice};
 use crate::plan::{Bench, Executor, Fuse, Link, Mode, Plan, Registration, Security, Transfer};
-use crate::quotient::{Ratio, ratios};
-use crate::rdma_device::RdmaDevice;
+use crate::run::Measured;
 use crate::sample::Metric;
-use crate::spread::{Spread, rounded};
-use crate::turns::Measured;
+use crate::spread::{Ratio, Spread, ratios, rounded};
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-bench/1";

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use crate::byte_count::format_bytes;
 use crate::plan::{Bench, Executor, Security};
-use crate::quotient::Ratio;
 use crate::report::{Figures, Report, ResultRow, Switch};
 use crate::sample::Metric;
+use crate::spread::Ratio;
 use crate::table::{Column, Table};
 
 impl Report {
@@ -182,8 +182,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::plan::Plan;
     use crate::report::Carrier;
+    use crate::run::Measured;
     use crate::sample::{Metric, Sample, round_trip_histogram};
-    use crate::turns::Measured;
 
     fn machine() -> Machine {
         let text = "x".to_owned();

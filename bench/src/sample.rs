@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ROUND_TRIP_NS_MAX;
-use crate::pace::Stretch;
+use crate::stopwatch::Stretch;
 
 /// Significant decimal digits that a histogram keeps: a value is off by at most 0.1 %.
 const HISTOGRAM_DIGITS: u8 = 3;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::error::BenchError;
+use crate::machine::RdmaDevice;
 use crate::peer::Peer;
-use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
 
 /// What a system does when it is measured.

@@ -2,12 +2,13 @@
 //! same simulation that is to foretell large sizes has to foretell the steps a second that were measured. Pure; as many inputs
 //! as the user gives, up to a limit.
 
+#[cfg(test)]
+mod tests;
+
 use serde::{Deserialize, Serialize};
 
-use super::costs::{Costs, EndCosts};
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
-use super::scene::{Course, Machines, Scene};
-use super::shards::{Load, Part};
+use super::scene::{Costs, Course, EndCosts, Load, Machines, Part, Scene};
 use super::simulation::simulate;
 use super::size::{PS_MAX, Size, WORKERS_MAX};
 use crate::error::BenchError;
@@ -279,6 +280,3 @@ fn names(reports: &[(String, String)]) -> String {
 fn wrong(place: &str, problem: String) -> BenchError {
     BenchError::Calibration { place: place.to_owned(), problem }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,8 +2,7 @@
 
 use super::plan::GrowthPlan;
 use super::report::{FirstLimit, MovedBy, SessionBytes, SizeRow, StepTimes};
-use super::scene::{Course, Machines, Scene};
-use super::shards::Load;
+use super::scene::{Course, Load, Machines, Scene};
 use super::simulation::{Tally, simulate};
 use super::size::{Size, is_small_enough};
 use crate::byte_count::format_bytes;

@@ -38,33 +38,30 @@
 //! found in the same way, by simulating it.
 
 mod calibration;
-mod clock;
-mod costs;
 mod fit;
 mod limit;
 mod plan;
 mod report;
-mod report_text;
 mod scene;
-mod shards;
 mod simulation;
 mod size;
 mod station;
-
-pub use calibration::{Calibration, Prediction, REPORTS_MAX};
-pub use costs::{Costs, EndCosts};
-pub use plan::{GrowthPlan, SIZES, SIZES_MAX, SLICES_MAX};
-pub use report::{
-    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, SizeRow, StepTimes,
-};
-pub use shards::Variables;
-pub use simulation::Shares;
-pub use size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX};
+#[cfg(test)]
+mod tests;
 
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::sample::{Metric, Sample};
 use crate::spread::rounded;
+
+pub use calibration::{Calibration, Prediction, REPORTS_MAX};
+pub use plan::{GrowthPlan, SIZES, SIZES_MAX, SLICES_MAX};
+pub use report::{
+    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, SizeRow, StepTimes,
+};
+pub use scene::{Costs, EndCosts, Variables};
+pub use simulation::Shares;
+pub use size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX};
 
 /// Simulates every size of a plan.
 ///
@@ -100,6 +97,3 @@ pub fn grow(plan: &GrowthPlan, progress: &mut Progress) -> Result<GrowthReport, 
         sizes,
     })
 }
-
-#[cfg(test)]
-mod tests;

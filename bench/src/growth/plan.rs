@@ -5,8 +5,7 @@ use std::ops::RangeInclusive;
 use serde::Serialize;
 
 use super::calibration::Calibration;
-use super::costs::Costs;
-use super::shards::Variables;
+use super::scene::{Costs, Variables};
 use super::size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX, is_small_enough};
 use crate::error::BenchError;
 use crate::plan::{Mode, within};

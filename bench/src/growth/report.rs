@@ -1,14 +1,17 @@
-//! What a run of `growth` found out, as the JSON that scripts rely on.
+//! What a run of `growth` found out: the JSON that scripts rely on, and the report as people read it.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use serde::Serialize;
 
 use super::calibration::Prediction;
-use super::costs::Costs;
 use super::plan::GrowthPlan;
+use super::scene::{Costs, EndCosts};
 use super::simulation::Shares;
 use super::size::Size;
+use crate::byte_count::format_bytes;
+use crate::limits::PEERS_MAX;
+use crate::table::{Column, Table};
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-growth/1";
@@ -143,4 +146,157 @@ impl GrowthReport {
         text.push('\n');
         text
     }
+}
+
+impl GrowthReport {
+    /// A heading, what costs are assumed and how well they explain measurements, and a table of the sizes.
+    pub fn to_table(&self) -> String {
+        let mut text = self.heading();
+        text.push_str("\n\n");
+        text.push_str(&self.costs().to_text());
+        text.push_str(&self.provenance());
+        text.push('\n');
+        if !self.costs.inputs.is_empty() {
+            text.push_str(&self.predictions().to_text());
+            text.push('\n');
+        }
+        text.push_str(&self.growth().to_text());
+        text.push('\n');
+        text.push_str(&self.notes());
+        text
+    }
+
+    /// One line that says what was simulated.
+    pub(crate) fn heading(&self) -> String {
+        let settings = &self.parameters.plan;
+        let slices = settings.slice_bytes.map_or(String::new(), |bytes| {
+            format!(" in slices of at most {}", format_bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
+        });
+        let compute = match settings.straggler_sigma {
+            _ if settings.compute_us == 0.0 => String::new(),
+            0.0 => format!(", {} µs of compute time", settings.compute_us),
+            sigma => format!(", {} µs of compute time (sigma {sigma})", settings.compute_us),
+        };
+        format!(
+            "growth on virtual time, {}, {}{slices}: {} workers a host, {} and {} shards a worker host and ps, NICs of {} Gbit/s, \
+             {} µs between them{compute}",
+            settings.mode,
+            settings.workload,
+            settings.workers_per_host,
+            settings.worker_shards,
+            settings.ps_shards,
+            settings.nic_gbit_per_s,
+            settings.propagation_us,
+        )
+    }
+
+    fn costs(&self) -> Table {
+        let heads = ["ns a write", "ns a message", "ns a byte"].map(Column::number);
+        let ends = [("a worker's shard", self.costs.costs.worker), ("a ps's shard", self.costs.costs.ps)];
+        let row = |(name, end): (&str, EndCosts)| {
+            vec![
+                name.to_owned(),
+                format!("{:.0}", end.write_ns),
+                format!("{:.0}", end.message_ns),
+                format!("{:.3}", end.byte_ns),
+            ]
+        };
+        Table::new([&[Column::text("CPU time")], &heads[..]].concat(), ends.map(row))
+    }
+
+    /// Where the costs are from.
+    fn provenance(&self) -> String {
+        let Some(worst) = self.costs.worst_error_percent else {
+            return "These are the program's own costs; --calibrate takes them from reports of `sealane bench ps`.\n"
+                .to_owned();
+        };
+        let (inputs, reports) = (self.costs.inputs.len(), self.costs.calibrated_from.len());
+        let halved = match self.costs.ends_measured {
+            Some(false) => " The reports do not tell both ends apart: each is taken to have half of the CPU time.",
+            _ => "",
+        };
+        format!(
+            "Found from {inputs} measurements in {reports} reports, whose steps/s they foretell with an error of at most {worst:.1} %.{halved}\n"
+        )
+    }
+
+    fn predictions(&self) -> Table {
+        let columns = [
+            Column::text("measured"),
+            Column::text("variant"),
+            Column::number("size"),
+            Column::number("steps/s"),
+            Column::number("foretold"),
+            Column::number("error, %"),
+            Column::number("of CPU time, %"),
+        ];
+        let rows = self.costs.inputs.iter().map(|input| {
+            vec![
+                input.report.clone(),
+                input.variant.clone(),
+                format!("{}+{}", input.workers, input.ps),
+                format!("{:.0}", input.measured_steps_per_s),
+                format!("{:.0}", input.predicted_steps_per_s),
+                format!("{:+.1}", input.error_percent),
+                format!("{:+.1}", input.cpu_error_percent),
+            ]
+        });
+        Table::new(columns, rows)
+    }
+
+    /// One row a size.
+    pub(super) fn growth(&self) -> Table {
+        let numbers =
+            ["workers", "ps", "steps/s", "p50, ms", "p99, ms", "ps CPU", "ps NIC", "worker CPU", "worker NIC"];
+        let texts = ["first limit", "moved by", "factor"];
+        let columns: Vec<Column> = numbers
+            .map(Column::number)
+            .into_iter()
+            .chain([Column::number("efficiency")])
+            .chain(texts.map(Column::text))
+            .collect();
+        Table::new(columns, self.sizes.iter().map(row))
+    }
+
+    fn notes(&self) -> String {
+        let mut text = "Utilisation is that of the busiest of its kind. Efficiency is steps/s and worker in those of the first size.\n".to_owned();
+        let most = self.sizes.iter().map(|size| size.size.workers).max().unwrap_or(0);
+        if most as usize > PEERS_MAX {
+            writeln!(
+                text,
+                "A ps of {most} workers has as many sessions: raise transport.links_max there, which is {PEERS_MAX} by default."
+            )
+            .expect("a string takes everything");
+        }
+        if let Some(last) = self.sizes.last() {
+            let megabytes = |bytes: u64| bytes as f64 / 1e6;
+            writeln!(
+                text,
+                "Sessions of {}+{} hold {:.0} MB in a ps and {:.0} MB in a worker host.",
+                last.size.workers,
+                last.size.ps,
+                megabytes(last.session_bytes.ps),
+                megabytes(last.session_bytes.worker_host)
+            )
+            .expect("a string takes everything");
+        }
+        text
+    }
+}
+
+fn row(size: &SizeRow) -> Vec<String> {
+    let Shares { ps_cpu, ps_nic, worker_cpu, worker_nic } = size.utilisation;
+    let shares = [ps_cpu, ps_nic, worker_cpu, worker_nic].map(|share| format!("{:.0} %", share * 100.0));
+    let (what, factor) = size.moved_by.as_ref().map_or(("nothing tried".to_owned(), String::new()), |moved| {
+        (moved.what.clone(), format!("{:.2}", moved.factor))
+    });
+    let head = [
+        size.size.workers.to_string(),
+        size.size.ps.to_string(),
+        format!("{:.0}", size.steps_per_s),
+        format!("{:.3}", size.step_ms.p50),
+        format!("{:.3}", size.step_ms.p99),
+    ];
+    let tail = [format!("{:.2}", size.efficiency), size.first_limit.to_string(), what, factor];
+    head.into_iter().chain(shares).chain(tail).collect()
 }

@@ -5,14 +5,16 @@
 //! ps host or a worker host, and one that a worker host's NIC has taken in. What comes after such a point up to the next one
 //! is computed at once, and exactly. Each queue is in the order of time by itself, so only its head is in the heap of events.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use serde::Serialize;
 
-use super::clock::{TICKS_PER_SECOND, Tick, as_ms, draw, lognormal};
 use super::scene::{Kind, Leg, Scene};
-use super::station::{Nic, Station};
+use super::station::{Nic, Station, TICKS_PER_SECOND, Tick, as_ms, draw, lognormal};
 use crate::plan::Mode;
 use crate::spread::rounded;
 
@@ -330,6 +332,3 @@ fn compute_time(scene: &Scene, which: u64) -> Tick {
     let factor = lognormal(sigma, draw(seed, STRAGGLING, which), draw(seed, STRAGGLING + 1, which));
     (mean as f64 * factor) as Tick
 }
-
-#[cfg(test)]
-mod tests;

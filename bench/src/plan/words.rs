@@ -2,12 +2,17 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
+use sealane_runtime::ExecutorChoice;
+use sealane_transport::authentication::{Authentication, Authority, Certified, random_secret};
+use sealane_transport::endpoint_map::TaskName;
+use sealane_transport::verbs;
+use serde::de::IntoDeserializer;
 use serde::de::value::Error;
-use serde::de::{Deserialize, IntoDeserializer};
-use serde::ser::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{Bench, Executor, Fuse, Link, Mode, Registration, Security, SystemName, Transfer};
+use super::{Bench, Link, Mode};
 use crate::error::BenchError;
 
 /// The value that a word names.
@@ -54,6 +59,198 @@ read_as_in_json! {
     Registration: "--registration", "static or dynamic";
     Security: "--security", "none, secret or tls";
     Transfer: "--transfer", "write or read";
+}
+
+/// What Sealane's shards run on and sleep in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Executor {
+    /// What they run on unless told otherwise.
+    #[default]
+    Auto,
+    /// io_uring.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl From<Executor> for ExecutorChoice {
+    fn from(executor: Executor) -> Self {
+        match executor {
+            Executor::Auto => Self::Auto,
+            Executor::IoUring => Self::IoUring,
+            Executor::Epoll => Self::Epoll,
+        }
+    }
+}
+
+/// How much is made one: nothing, what leaves in a turn, or what is asked for in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fuse {
+    /// One write a message, on both sides.
+    Off,
+    /// What a turn queued leaves as one write.
+    Turn,
+    /// What a turn queued leaves as one write, and one request asks for all tensors of a step.
+    Receive,
+    /// The same, and nothing goes on before the slowest of a step's tensors is there.
+    ReceiveWaitAll,
+    /// What a turn queued leaves as one write, and the tensors of a step are agreed on once and then asked for by number.
+    Plan,
+    /// Nobody asks: tensors are pushed one way into a queue, and accepted from it.
+    Push,
+}
+
+impl Fuse {
+    /// Whether one request asks for many tensors.
+    pub fn is_of_many(self) -> bool {
+        matches!(self, Self::Receive | Self::ReceiveWaitAll | Self::Plan)
+    }
+}
+
+/// A system's name, as flags and reports spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SystemName {
+    /// Sealane itself: always measured, and so never a baseline.
+    Sealane,
+    /// The bare operation of the kernel, or of memory where the link is in memory.
+    Raw,
+    /// gRPC, through tonic.
+    Grpc,
+    /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`](super::Security).
+    Open,
+}
+
+impl SystemName {
+    /// The name itself.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sealane => "sealane",
+            Self::Raw => "raw",
+            Self::Grpc => "grpc",
+            Self::Open => "open",
+        }
+    }
+}
+
+impl FromStr for SystemName {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        let baselines = "raw, grpc or open";
+        match read("--baseline", text, baselines)? {
+            Self::Sealane => Err(BenchError::setting("--baseline", text, baselines)),
+            baseline => Ok(baseline),
+        }
+    }
+}
+
+/// How large tensors move over verbs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transfer {
+    /// The producer writes into the consumer's memory.
+    #[default]
+    Write,
+    /// The consumer reads out of the producer's.
+    Read,
+}
+
+impl From<Transfer> for verbs::Transfer {
+    fn from(transfer: Transfer) -> Self {
+        match transfer {
+            Transfer::Write => Self::Write,
+            Transfer::Read => Self::Read,
+        }
+    }
+}
+
+/// When memory is registered with the RDMA device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Registration {
+    /// Once, at start.
+    #[default]
+    Static,
+    /// For each transfer.
+    Dynamic,
+}
+
+impl From<Registration> for verbs::Registration {
+    fn from(registration: Registration) -> Self {
+        match registration {
+            Registration::Static => Self::Static,
+            Registration::Dynamic => Self::Dynamic,
+        }
+    }
+}
+
+/// Longer than any run.
+const KEYS_LIFE: Duration = Duration::from_secs(7 * 86_400);
+
+/// What the two sides of a link show each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Security {
+    /// Nothing.
+    #[default]
+    None,
+    /// That they have the same secret; what follows is as without.
+    Secret,
+    /// Certificates; what follows is encrypted.
+    Tls,
+}
+
+/// What both processes of a run show each other: made for it, and good for nothing else.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Keys {
+    /// A shared secret.
+    Secret(String),
+    /// One certificate for both sides.
+    Tls {
+        /// The certificate, as PEM.
+        certificate: String,
+        /// Its key.
+        key: String,
+        /// The authority's certificate.
+        authority: String,
+    },
+}
+
+impl Keys {
+    /// New keys for these tasks, if there is to be any security.
+    pub(crate) fn make(security: Security, tasks: &[&str]) -> Result<Option<Self>, BenchError> {
+        match security {
+            Security::None => Ok(None),
+            Security::Secret => {
+                let secret = random_secret().map_err(BenchError::sealane("make keys"))?;
+                Ok(Some(Self::Secret(secret)))
+            }
+            Security::Tls => {
+                let tasks: Vec<TaskName> = tasks.iter().map(|task| task.parse().expect("a task's name")).collect();
+                let made = Authority::new().and_then(|authority| {
+                    let certified = authority.certify(&tasks, SystemTime::now() + KEYS_LIFE)?;
+                    Ok((authority.certificate(), certified))
+                });
+                let (authority, Certified { certificate, key }) = made.map_err(BenchError::sealane("make keys"))?;
+                Ok(Some(Self::Tls { certificate, key, authority }))
+            }
+        }
+    }
+
+    /// As an engine takes it.
+    pub(crate) fn authentication(&self) -> Result<Authentication, BenchError> {
+        let authentication = match self {
+            Self::Secret(secret) => Authentication::secret_bytes(secret.as_bytes()),
+            Self::Tls { certificate, key, authority } => {
+                let certified = Certified { certificate: certificate.clone(), key: key.clone() };
+                Authentication::certified(authority, &certified)
+            }
+        };
+        authentication.map_err(BenchError::sealane("read keys"))
+    }
 }
 
 #[cfg(test)]

@@ -10,12 +10,10 @@ use super::{Highlight, Page, Section};
 use crate::machine::Machine;
 use crate::plan::Bench;
 use crate::plot::{Line, Picture, Row, brief};
-use crate::quotient::Ratio;
 use crate::report::{Figures, Report, ResultRow};
-use crate::run::Outcome;
+use crate::run::{Measured, Outcome};
 use crate::sample::Metric;
-use crate::spread::Spread;
-use crate::turns::Measured;
+use crate::spread::{Ratio, Spread};
 
 /// Most rounds whose insides are shown; of more, each is one point.
 const ROUNDS_SHOWN_INSIDE_MAX: usize = 20;
@@ -271,10 +269,10 @@ fn capitalised(text: &str) -> String {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use super::super::tests::{parsed, text_of};
     use super::*;
     use crate::plan::Plan;
     use crate::report::Carrier;
+    use crate::report_page::tests::{parsed, text_of};
     use crate::sample::{Course, Point, Sample, round_trip_histogram};
 
     fn outcome(bench: Bench, measured: Vec<Measured>) -> Outcome {

@@ -1,5 +1,5 @@
 //! Many callers in one thread, on plain non-blocking sockets in one epoll set: they call a listener at once, greet it, and
-//! stay until they part. Bounded by the plan's peers.
+//! stay until they part. Bounded by the plan's peers. `connect` measures one such storm a round.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,10 +7,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::EpollFlags;
 
-use super::poller::{Poller, at_most};
-use super::sockets;
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
+use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::plan::Plan;
+use crate::process;
+use crate::sample::{Metric, Sample};
+use crate::system::{Rounds, System};
+use crate::systems::sockets::{self, Poller, at_most};
 
 /// Bytes of one read; a greeting is far shorter.
 const READ_BYTES: usize = 4 << 10;
@@ -231,6 +235,48 @@ impl<M: Manners> Crowd<M> {
         }
         let (system, refused, peers, reason) = (self.system, self.refused, self.callers.len(), self.reason.clone());
         Err(BenchError::Refused { system, refused, peers, reason })
+    }
+}
+
+/// Those who call a listener, which has a process of its own.
+struct Storm<M> {
+    manners: M,
+    plan: Plan,
+    system: &'static str,
+    port: u16,
+    visits: u64,
+}
+
+/// Starts the listener, which then has had one storm already that does not count.
+pub(super) fn start_storm(
+    job: &PeerJob,
+    program: &PeerProgram,
+    manners: impl Manners + 'static,
+) -> Result<System, BenchError> {
+    let (plan, system) = (job.plan.clone(), job.system.as_str());
+    process::allow_open_files("--peers", plan.peers, 1)?;
+    let mut peer = Peer::start(program, job)?;
+    let variant = format!("parking, {} peers", plan.peers);
+    let mut storm = Storm { manners, plan, system, port: peer.ready().port, visits: 0 };
+    let called = storm.call().and_then(|(crowd, _)| crowd.congestion().and_then(|name| crowd.part().map(|()| name)));
+    let congestion = called.map_err(|failure| peer.blame(failure))?;
+    peer.rest()?;
+    Ok(System::new(system, variant, storm).with_congestion(congestion).with_peer(peer))
+}
+
+impl<M: Manners> Storm<M> {
+    fn call(&mut self) -> Result<(Crowd<M>, Duration), BenchError> {
+        let (visit, congestion) = (self.visits, self.plan.congestion.as_deref());
+        self.visits += 1;
+        Crowd::call(self.system, self.manners, visit, self.plan.peers, self.port, congestion)
+    }
+}
+
+impl<M: Manners> Rounds for Storm<M> {
+    fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
+        let (crowd, took) = self.call()?;
+        crowd.part()?;
+        Ok(Sample::figure(Metric::ConnectAll, took.as_secs_f64() * 1_000.0))
     }
 }
 

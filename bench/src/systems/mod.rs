@@ -1,20 +1,18 @@
-//! The systems that can be measured, and the sockets that they share.
+//! The systems that can be measured, and what they share.
 
-mod arrival;
 mod crowd;
 mod fanin;
-mod gap;
 mod grpc;
-mod meeting;
-mod poller;
 mod raw;
 mod sealane;
 mod sockets;
-mod storm;
 mod training;
 
+use std::time::{Duration, Instant};
+use std::{hint, thread};
+
 use crate::error::BenchError;
-use crate::limits::FEW_PEERS;
+use crate::limits::{FEW_PEERS, FILL};
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
 use crate::system::System;
@@ -76,8 +74,8 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         Bench::FanIn if is_raw => return raw::fanin::start(job, program),
         Bench::FanIn => return sealane::fanin::start(job, program),
         Bench::Idle => return sealane::idle(job, program),
-        Bench::Connect if is_raw => return storm::start(job, program, raw::Zeros::like_sealane()),
-        Bench::Connect => return storm::start(job, program, sealane::Workers),
+        Bench::Connect if is_raw => return crowd::start_storm(job, program, raw::Zeros::like_sealane()),
+        Bench::Connect => return crowd::start_storm(job, program, sealane::Workers),
         Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse => {}
         Bench::Ps if job.system == SystemName::Grpc => return grpc::training::start(job, program),
         Bench::Ps => return sealane::training::start(job, program),
@@ -118,6 +116,26 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     }
 }
 
+/// Looks at the memory that the last step of a round has filled, and that was empty before its first.
+pub(super) fn check_arrival<'t>(
+    system: &'static str,
+    tensors: impl Iterator<Item = &'t [u8]>,
+) -> Result<(), BenchError> {
+    let wrong = tensors.enumerate().find(|(_, bytes)| bytes.iter().any(|byte| *byte != FILL));
+    wrong.map_or(Ok(()), |(tensor, _)| Err(BenchError::WrongBytes { system, tensor }))
+}
+
+/// Lets the gap pass as the run waits for everything else: spinning, or asleep.
+pub(super) fn pass_gap(idle: Duration, polling: bool) {
+    if !polling {
+        return thread::sleep(idle);
+    }
+    let end = Instant::now() + idle;
+    while Instant::now() < end {
+        hint::spin_loop();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,5 +170,13 @@ mod tests {
             let found: Vec<_> = measured(&plan).into_iter().map(|(_, plan)| plan.peers).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn memory_that_was_not_filled_is_named() {
+        let (full, short) = ([FILL; 3], [FILL, FILL, 0]);
+        check_arrival("raw", [&full[..], &[]].into_iter()).expect("all of it is");
+        let error = check_arrival("raw", [&full[..], &short].into_iter()).expect_err("the last byte is missing");
+        assert!(error.to_string().starts_with("raw delivered tensor 1"), "{error}");
     }
 }

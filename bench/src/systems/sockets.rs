@@ -1,10 +1,16 @@
 //! TCP sockets as every system of a run gets them: no Nagle, the run's congestion control.
+//! Many of them in one thread are in an epoll set.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use socket2::{Domain, SockRef, Socket, Type};
+use tempfile::TempDir;
 
 use crate::error::BenchError;
 use crate::limits::CONNECT_LIMIT;
@@ -99,8 +105,80 @@ fn socket(congestion: Option<&str>) -> Result<Socket, BenchError> {
     Ok(socket)
 }
 
+/// Sockets that one look reports.
+const EVENTS: usize = 512;
+
+/// A wait of at most so long, in the whole milliseconds of an epoll set: rounded up, since a wait of 0 ms would be a spin.
+pub(super) fn at_most(limit: Duration) -> EpollTimeout {
+    EpollTimeout::from(u16::try_from(limit.as_millis() + 1).unwrap_or(u16::MAX))
+}
+
+/// An epoll set: many sockets in one thread, of which those are worked on that can go on. Bounded by the sockets that are
+/// watched.
+pub(super) struct Poller {
+    epoll: Epoll,
+    /// What the last look has reported.
+    events: Box<[EpollEvent]>,
+}
+
+impl Poller {
+    /// One that watches nothing.
+    pub(super) fn new() -> Result<Self, BenchError> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(BenchError::io("make an epoll set"))?;
+        Ok(Self { epoll, events: vec![EpollEvent::empty(); EVENTS].into() })
+    }
+
+    /// Watches a socket, which is reported by its place. Closing it ends that.
+    pub(super) fn watch(&self, socket: impl AsFd, place: usize, interest: EpollFlags) -> Result<(), BenchError> {
+        let event = EpollEvent::new(interest, place as u64);
+        self.epoll.add(socket, event).map_err(BenchError::io("watch a socket"))
+    }
+
+    /// Watches a socket of which something else is of interest now.
+    pub(super) fn watch_for(&self, socket: impl AsFd, place: usize, interest: EpollFlags) -> Result<(), BenchError> {
+        let mut event = EpollEvent::new(interest, place as u64);
+        self.epoll.modify(socket, &mut event).map_err(BenchError::io("watch a socket"))
+    }
+
+    /// Looks at all sockets; how many can go on, which is 0 when the wait is over.
+    pub(super) fn look(&mut self, wait: EpollTimeout) -> Result<usize, BenchError> {
+        match self.epoll.wait(&mut self.events, wait) {
+            Err(Errno::EINTR) => Ok(0),
+            looked => looked.map_err(BenchError::io("wait for sockets")),
+        }
+    }
+
+    /// The place of the `number`th socket that the last look has reported, and what it is ready for.
+    pub(super) fn reported(&self, number: usize) -> (usize, EpollFlags) {
+        (self.events[number].data() as usize, self.events[number].events())
+    }
+}
+
+/// Short, since the path of a Unix socket has at most 107 bytes.
+const SOCKET_NAME: &str = "s";
+
+/// A path for a Unix socket. Dropping this removes the socket; what is connected stays so.
+#[derive(Debug)]
+pub(super) struct Meeting(TempDir);
+
+impl Meeting {
+    /// A directory that only this user may enter.
+    pub(super) fn arrange() -> Result<Self, BenchError> {
+        let directory = tempfile::Builder::new().prefix("sealane-bench-").tempdir();
+        directory.map(Self).map_err(BenchError::io("make a directory for a socket"))
+    }
+
+    /// Where the producer listens.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.0.path().join(SOCKET_NAME)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
     use super::*;
 
     #[test]
@@ -134,5 +212,20 @@ mod tests {
         let unused = port(&listen(None).expect("a port is free")).expect("bound");
         let error = connect(unused, None).expect_err("the listener is gone");
         assert!(error.to_string().contains(&unused.to_string()), "{error}");
+    }
+
+    #[test]
+    fn those_who_have_met_do_not_need_the_place() {
+        let meeting = Meeting::arrange().expect("a temporary directory");
+        let path = meeting.socket();
+        let listener = UnixListener::bind(&path).expect("a new directory");
+        let mut near = UnixStream::connect(&path).expect("listening");
+        let (mut far, _) = listener.accept().expect("connected");
+        drop((meeting, listener));
+        assert!(!path.exists() && !path.parent().expect("a directory").exists());
+        near.write_all(b"met").expect("connected");
+        let mut heard = [0; 3];
+        far.read_exact(&mut heard).expect("connected");
+        assert_eq!(&heard, b"met");
     }
 }

@@ -10,10 +10,9 @@ use hdrhistogram::Histogram;
 
 use crate::error::BenchError;
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
-use crate::loopback;
 use crate::peer::Peer;
 use crate::plan::{Plan, Training};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
 
@@ -44,7 +43,7 @@ pub(super) struct Moved {
 impl Moved {
     /// So many messages over TCP, whose bytes are what has passed the loopback interface.
     pub(super) fn over_loopback(messages: u64) -> Result<Option<Self>, BenchError> {
-        Ok(Some(Self { messages, bytes: loopback::bytes_moved()? }))
+        Ok(Some(Self { messages, bytes: process::bytes_moved()? }))
     }
 
     fn since(self, before: Self) -> Self {

@@ -1,9 +1,7 @@
+use super::super::scene::{Costs, Course, EndCosts, Machines, Variables};
+use super::super::size::Size;
+use super::super::station::{TICKS_PER_SECOND, of_ns};
 use super::*;
-use crate::growth::clock::{TICKS_PER_SECOND, of_ns};
-use crate::growth::costs::{Costs, EndCosts};
-use crate::growth::scene::{Course, Machines};
-use crate::growth::shards::Variables;
-use crate::growth::size::Size;
 
 const COSTS: Costs = Costs {
     worker: EndCosts { write_ns: 1_000.0, message_ns: 200.0, byte_ns: 0.1 },

@@ -1,17 +1,17 @@
-//! The consumer's connection, made of a socket that the harness opened itself.
+//! What gRPC runs on, and the consumer's connection, made of a socket that the harness opened itself.
 
-use std::io;
-use std::net;
+use std::error::Error;
 use std::os::unix;
+use std::{io, net};
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinHandle, yield_now};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
-use super::runtime::failed;
 use crate::error::BenchError;
 use crate::limits::{GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
 
@@ -70,5 +70,26 @@ pub(super) fn spin() -> Spinner {
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+pub(super) const NAME: &str = "grpc";
+
+/// A runtime of one thread: the caller's.
+pub(super) fn runtime() -> Result<Runtime, BenchError> {
+    Builder::new_current_thread().enable_all().build().map_err(BenchError::io("start a runtime for gRPC"))
+}
+
+/// Says what gRPC's library said, with the causes that its errors hide.
+pub(super) fn failed<E: Error>(operation: &'static str) -> impl FnOnce(E) -> BenchError {
+    move |error| {
+        let mut reason = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            reason.push_str(": ");
+            reason.push_str(&error.to_string());
+            cause = error.source();
+        }
+        BenchError::Failed { system: "gRPC", operation, reason }
     }
 }

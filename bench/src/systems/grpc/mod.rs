@@ -5,13 +5,10 @@
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
 //! current-thread runtime on its pinned CPU which, with polling on, never sleeps.
 
-mod callers;
 mod codec;
 mod connection;
 mod consumer;
-mod runtime;
 mod service;
-mod steps;
 pub(super) mod training;
 
 use std::future::{pending, ready};
@@ -32,9 +29,8 @@ use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::meeting::Meeting;
-use crate::systems::sockets;
-use runtime::{NAME, runtime};
+use crate::systems::sockets::{self, Meeting};
+use connection::{NAME, runtime};
 use service::Ps;
 
 /// Unary calls to a producer.

@@ -20,7 +20,7 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 
 use super::codec::{Message, MessageCodec, number_in, version_in};
-use super::runtime::failed;
+use super::connection::failed;
 use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 

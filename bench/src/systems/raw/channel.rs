@@ -1,10 +1,14 @@
-//! What the raw consumer and producer need of a link, and how long they wait for it.
+//! What the raw consumer and producer need of a link, and how long they wait for it; and both such links: a TCP connection,
+//! spinning or blocking, and two rings of bytes in one thread, the bare operation of a link that stays in memory, where a byte is
+//! copied into a ring by one side and out of it by the other.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use super::producer::RawProducer;
 use crate::error::BenchError;
-use crate::limits::{IDLE_PASSES_A_LOOK, STALL_LIMIT};
+use crate::limits::{IDLE_PASSES_A_LOOK, RING_BYTES, STALL_LIMIT};
 
 pub(super) const NAME: &str = "raw";
 
@@ -96,9 +100,160 @@ pub(super) fn explained(failure: io::Error) -> BenchError {
     }
 }
 
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct TcpChannel {
+    stream: TcpStream,
+    spins: bool,
+}
+
+impl TcpChannel {
+    /// Takes the connection over; a blocking one waits at most `limit`.
+    pub(super) fn new(stream: TcpStream, spins: bool, limit: Option<Duration>) -> Result<Self, BenchError> {
+        stream
+            .set_nonblocking(spins)
+            .and_then(|()| stream.set_read_timeout(limit))
+            .and_then(|()| stream.set_write_timeout(limit))
+            .map_err(BenchError::io("prepare a raw socket"))?;
+        Ok(Self { stream, spins })
+    }
+
+    /// A full or empty socket is no failure, unless it was waited for and the limit passed.
+    fn moved(&self, outcome: io::Result<usize>) -> io::Result<usize> {
+        match outcome.map_err(|error| (error.kind(), error)) {
+            Ok(count) => Ok(count),
+            Err((io::ErrorKind::Interrupted, _)) => Ok(0),
+            Err((io::ErrorKind::WouldBlock, _)) if self.spins => Ok(0),
+            Err((io::ErrorKind::WouldBlock, _)) => Err(io::ErrorKind::TimedOut.into()),
+            Err((_, error)) => Err(error),
+        }
+    }
+}
+
+impl Channel for TcpChannel {
+    fn send(&mut self, source: &[u8]) -> io::Result<usize> {
+        let outcome = self.stream.write(source);
+        self.moved(outcome)
+    }
+
+    fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let outcome = not_ended(self.stream.read(target));
+        self.moved(outcome)
+    }
+
+    fn send_vectored(&mut self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        let outcome = self.stream.write_vectored(sources);
+        self.moved(outcome)
+    }
+
+    fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let outcome = not_ended(self.stream.read_vectored(targets));
+        self.moved(outcome)
+    }
+
+    fn idle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn not_ended(outcome: io::Result<usize>) -> io::Result<usize> {
+    match outcome {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        outcome => outcome,
+    }
+}
+
+/// A bounded queue of bytes.
+#[derive(Debug)]
+struct ByteRing {
+    bytes: Box<[u8]>,
+    /// Bytes ever written and read; their difference is what the ring holds.
+    written: usize,
+    read: usize,
+}
+
+impl ByteRing {
+    fn new() -> Self {
+        Self { bytes: vec![0; RING_BYTES].into_boxed_slice(), written: 0, read: 0 }
+    }
+
+    fn write(&mut self, source: &[u8]) -> usize {
+        let room = self.bytes.len() - (self.written - self.read);
+        let count = source.len().min(room);
+        let at = self.written % self.bytes.len();
+        let before_the_seam = count.min(self.bytes.len() - at);
+        self.bytes[at..at + before_the_seam].copy_from_slice(&source[..before_the_seam]);
+        let after_the_seam = count - before_the_seam;
+        self.bytes[..after_the_seam].copy_from_slice(&source[before_the_seam..count]);
+        self.written += count;
+        count
+    }
+
+    fn read(&mut self, target: &mut [u8]) -> usize {
+        let count = target.len().min(self.written - self.read);
+        let at = self.read % self.bytes.len();
+        let before_the_seam = count.min(self.bytes.len() - at);
+        target[..before_the_seam].copy_from_slice(&self.bytes[at..at + before_the_seam]);
+        let after_the_seam = count - before_the_seam;
+        target[before_the_seam..count].copy_from_slice(&self.bytes[..after_the_seam]);
+        self.read += count;
+        count
+    }
+}
+
+/// The consumer's end of the rings; when nothing moves, the producer gets a turn.
+#[derive(Debug)]
+pub(super) struct MemoryChannel {
+    to_producer: ByteRing,
+    from_producer: ByteRing,
+    producer: RawProducer,
+}
+
+impl MemoryChannel {
+    pub(super) fn new(producer: RawProducer) -> Self {
+        Self { to_producer: ByteRing::new(), from_producer: ByteRing::new(), producer }
+    }
+}
+
+impl Channel for MemoryChannel {
+    fn send(&mut self, source: &[u8]) -> io::Result<usize> {
+        Ok(self.to_producer.write(source))
+    }
+
+    fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        Ok(self.from_producer.read(target))
+    }
+
+    fn idle(&mut self) -> io::Result<()> {
+        let mut far = ProducerEnd { inbound: &mut self.to_producer, outbound: &mut self.from_producer };
+        self.producer.turn(&mut far)
+    }
+}
+
+/// The other end of the same rings, for the length of one turn.
+struct ProducerEnd<'a> {
+    inbound: &'a mut ByteRing,
+    outbound: &'a mut ByteRing,
+}
+
+impl Channel for ProducerEnd<'_> {
+    fn send(&mut self, source: &[u8]) -> io::Result<usize> {
+        Ok(self.outbound.write(source))
+    }
+
+    fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        Ok(self.inbound.read(target))
+    }
+
+    fn idle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::systems::sockets;
 
     #[test]
     fn patience_ends_after_the_limit() {
@@ -107,5 +262,79 @@ mod tests {
         assert!(!patience.is_over(now));
         assert!(!patience.is_over(now + STALL_LIMIT / 2));
         assert!(patience.is_over(now + STALL_LIMIT));
+    }
+
+    fn pair(spins: bool, limit: Option<Duration>) -> (TcpChannel, TcpChannel) {
+        let listener = sockets::listen(None).expect("a port is free");
+        let port = sockets::port(&listener).expect("bound");
+        let near = sockets::connect(port, None).expect("listening");
+        let far = sockets::accept(&listener).expect("connected");
+        let channel = |stream| TcpChannel::new(stream, spins, limit).expect("open");
+        (channel(near), channel(far))
+    }
+
+    #[test]
+    fn an_empty_socket_is_no_failure_and_a_closed_one_is() {
+        for spins in [true, false] {
+            let (mut near, far) = pair(spins, None);
+            let mut target = [0; 8];
+            if spins {
+                assert_eq!(near.receive(&mut target).expect("open"), 0);
+            }
+            drop(far);
+            let error = loop {
+                match near.receive(&mut target) {
+                    Ok(0) => {}
+                    Ok(_) => panic!("nothing was sent"),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
+    }
+
+    #[test]
+    fn a_blocking_channel_waits_no_longer_than_its_limit() {
+        let (mut near, _far) = pair(false, Some(Duration::from_millis(1)));
+        let error = near.receive(&mut [0; 8]).expect_err("nothing was sent");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_full_socket_takes_nothing_more() {
+        let (mut near, _far) = pair(true, None);
+        let chunk = vec![0; 1 << 20];
+        while near.send(&chunk).expect("open") > 0 {}
+    }
+
+    #[test]
+    fn bytes_come_out_in_order_across_the_seam() {
+        let mut ring = ByteRing::new();
+        let mut target = vec![0; RING_BYTES];
+        let (mut next_in, mut next_out) = (0_u8, 0_u8);
+        for length in [1, 1000, RING_BYTES - 7, 64, RING_BYTES, 3].into_iter().cycle().take(60) {
+            let source: Vec<u8> = (0..length)
+                .map(|_| {
+                    next_in = next_in.wrapping_add(1);
+                    next_in
+                })
+                .collect();
+            assert_eq!(ring.write(&source), length);
+            assert_eq!(ring.read(&mut target), length);
+            for byte in &target[..length] {
+                next_out = next_out.wrapping_add(1);
+                assert_eq!(*byte, next_out);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
+        let mut ring = ByteRing::new();
+        assert_eq!(ring.read(&mut [0; 8]), 0);
+        assert_eq!(ring.write(&vec![1; RING_BYTES + 5]), RING_BYTES);
+        assert_eq!(ring.write(&[1]), 0);
+        assert_eq!(ring.read(&mut [0; 8]), 8);
+        assert_eq!(ring.write(&[1; 9]), 8);
     }
 }

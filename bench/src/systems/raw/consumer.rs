@@ -9,9 +9,8 @@ use super::producer::{GO, LAST, STOP};
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
 use crate::sample::Sample;
-use crate::step_tally::StepTally;
-use crate::stopwatch::{RoundTrips, Tally};
-use crate::systems::gap::pass;
+use crate::stopwatch::{RoundTrips, StepTally, Tally};
+use crate::systems::pass_gap;
 
 /// A request and an answer.
 const MESSAGES_A_STEP: f64 = 2.0;
@@ -23,7 +22,7 @@ pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Durat
     let mut trips = RoundTrips::start(Instant::now(), length);
     loop {
         if let Some(idle) = plan.idle() {
-            pass(idle, plan.polling);
+            pass_gap(idle, plan.polling);
         }
         let asked = Instant::now();
         send_all(channel, &request)?;

@@ -4,17 +4,13 @@
 //! when polling is off. Over shm: see `shared`. Over verbs: see `verbs`. Over loopback: two rings of bytes in one thread, so that every byte is
 //! copied in and out once and nothing else happens.
 
-mod answers;
 mod channel;
 mod consumer;
 pub(super) mod fanin;
-mod memory;
 mod pieces;
 mod producer;
 mod shared;
-mod tcp;
 mod verbs;
-mod zeros;
 
 use std::io;
 use std::time::Duration;
@@ -25,18 +21,14 @@ use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::{arrival, sockets};
-
-use channel::{Channel, NAME, explained};
-use memory::MemoryChannel;
+use crate::systems::{self, sockets};
+use channel::{Channel, MemoryChannel, NAME, TcpChannel, explained};
 use pieces::Pieces;
 use producer::RawProducer;
-use tcp::TcpChannel;
 
-pub(super) use answers::serve as serve_many;
+pub(super) use fanin::{Zeros, serve as serve_many};
 pub(super) use shared::{serve as serve_shm, start as over_shm};
 pub(super) use verbs::start as over_verbs;
-pub(super) use zeros::Zeros;
 
 /// The bare operation over a channel.
 struct Raw<C> {
@@ -91,7 +83,7 @@ fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<
     if plan.bench == Bench::Fuse {
         let mut pieces = Pieces::new(&plan.step, 0);
         let sample = consumer::steps(channel, plan, &mut pieces, length).map_err(explained)?;
-        return arrival::check(NAME, pieces.tensors()).map(|()| sample);
+        return systems::check_arrival(NAME, pieces.tensors()).map(|()| sample);
     }
     let sample = match plan.bench {
         Bench::Latency => consumer::round_trips(channel, plan, length),

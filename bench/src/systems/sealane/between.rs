@@ -1,6 +1,5 @@
 //! The system under test: two engines, one in each process, over tcp or verbs, or one with both tasks where the link is
-//! loopback. Over shm:
-//! two clients of one engine, see `attached`.
+//! loopback. Over shm: two clients of one engine, see `attached`.
 //!
 //! Both engines' sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
 //! next step as soon as the former has arrived; the producer has deposited it before, one step ahead.
@@ -10,18 +9,17 @@ use std::time::Duration;
 use sealane_fusion::Engine;
 use sealane_transport::tcp::congestion_of;
 
-use super::consumer;
+use super::consumer::{self, Lane};
 use super::engine::{self, Links, PATIENCE, Resting};
-use super::lane::Lane;
 use super::names::{NAME, PS, WORKER, lanes, map};
-use super::{over_verbs, producer};
+use super::producer;
 use crate::error::BenchError;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::arrival;
+use crate::systems;
 
 /// An engine that consumes.
 struct Sealane {
@@ -41,7 +39,7 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
     let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
     let mut peer = Peer::start(program, &job)?;
     let map = map(peer.ready().port, port);
-    let (verbs, opened) = over_verbs::settings(&job.plan).unzip();
+    let (verbs, opened) = engine::verbs_settings(&job.plan).unzip();
     let links = Links { listener, verbs, keys: job.keys.as_ref() };
     let engine = engine::start_pair(&job.plan, map, &[WORKER], links, request_timeout(&job.plan))?;
     let name = job.system.as_str();
@@ -82,7 +80,7 @@ impl Rounds for Sealane {
         self.lanes = lanes;
         self.rounds += 1;
         let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
-        arrival::check(self.name, tensors).map(|()| sample)
+        systems::check_arrival(self.name, tensors).map(|()| sample)
     }
 
     fn resume(&mut self) {
@@ -107,7 +105,7 @@ impl Drop for Sealane {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (listener, port) = engine::listener(&job.plan)?;
     let map = map(port, job.consumer_port.unwrap_or(port));
-    let (verbs, _) = over_verbs::settings(&job.plan).unzip();
+    let (verbs, _) = engine::verbs_settings(&job.plan).unzip();
     let links = Links { listener, verbs, keys: job.keys.as_ref() };
     let engine = engine::start_pair(&job.plan, map, &[PS], links, PATIENCE)?;
     producer::start(&engine, &job.plan)?;

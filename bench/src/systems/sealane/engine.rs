@@ -1,19 +1,25 @@
 //! The engines that are measured: one shard each, with the settings that an engine has by default apart from what a
-//! measurement is about.
+//! measurement is about; and where the tensors of both sides lie: over verbs in the shard's slab, which is registered once and
+//! as large as the plan needs, else in the heap.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine};
+use bytes::Bytes;
+use sealane_fusion::{Buffer, EndpointMap, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine};
 use sealane_runtime::{Pin, Polling};
 use sealane_transport::provider::LinkProvider;
 use sealane_transport::tcp::{TcpSettings, listen};
-use sealane_transport::verbs::Verbs;
+use sealane_transport::verbs::device::{Device, VerbsError};
+use sealane_transport::verbs::{self, Verbs, VerbsSettings};
 
-use super::memory;
+use super::names::lanes;
+use super::producer::AHEAD;
 use crate::error::BenchError;
-use crate::plan::{Fuse, Keys, Link, Plan};
+use crate::limits::FILL;
+use crate::machine::RdmaDevice;
+use crate::plan::{Bench, Fuse, Keys, Link, Plan};
 
 /// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
 pub(super) const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -113,7 +119,7 @@ pub(super) fn start_pair(
     let_rest(&mut settings);
     settings.session.window = plan.window;
     settings.request_timeout = request_timeout;
-    settings.slab_send_bytes = memory::slab_bytes(plan);
+    settings.slab_send_bytes = slab_bytes(plan);
     if let Some(keys) = keys {
         settings.authentication = keys.authentication()?;
     }
@@ -127,4 +133,96 @@ pub(super) fn start_pair(
 
 fn tcp_settings(plan: &Plan) -> TcpSettings {
     TcpSettings { congestion: plan.congestion.clone().unwrap_or_default(), ..TcpSettings::default() }
+}
+
+/// Bytes of each slab that the plan's tensors do not count for: the largest window of small tensors, or a few large ones.
+const SLAB_BYTES: usize = 64 << 20;
+
+/// The largest block of a slab that is a power of two; larger ones are whole pages.
+const SMALL_BLOCK_BYTES: usize = 64 << 10;
+const BLOCK_BYTES_MIN: usize = 64;
+const PAGE_BYTES: usize = 4 << 10;
+
+/// Memory that stays with one tensor.
+pub(super) fn buffer(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<Buffer, Error> {
+    match plan.link {
+        Link::Verbs => shard.allocate(bytes),
+        Link::Tcp | Link::Shm | Link::Loopback => Ok(Buffer::from_vec(vec![0; bytes])),
+    }
+}
+
+/// The bytes of a tensor that is sent again and again, without a copy.
+pub(super) fn filled(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<Bytes, Error> {
+    let mut memory = buffer(shard, plan, bytes)?;
+    memory.fill(FILL);
+    Ok(Bytes::from_owner(memory))
+}
+
+/// Bytes of the slab that both sides take their tensors from.
+pub(super) fn slab_bytes(plan: &Plan) -> usize {
+    if plan.link != Link::Verbs {
+        return SLAB_BYTES;
+    }
+    // The producer of these makes each tensor anew; the others send theirs again.
+    let copies = if matches!(plan.bench, Bench::Latency | Bench::Rate) { AHEAD } else { 1 };
+    SLAB_BYTES + copies * room_bytes(&lanes(plan))
+}
+
+/// Bytes of a slab in which tensors of these sizes find room.
+pub(super) fn room_bytes(sizes: &[usize]) -> usize {
+    let blocks: usize = sizes.iter().copied().map(block_bytes).sum();
+    // A quarter more, since free pages need not be neighbours.
+    blocks + blocks / 4
+}
+
+fn block_bytes(bytes: usize) -> usize {
+    if bytes <= SMALL_BLOCK_BYTES {
+        bytes.next_power_of_two().max(BLOCK_BYTES_MIN)
+    } else {
+        bytes.next_multiple_of(PAGE_BYTES)
+    }
+}
+
+/// The device of an engine, known once it has opened one.
+pub(super) type Opened = Arc<OnceLock<RdmaDevice>>;
+
+/// What an engine needs for the plan, with the system's device; `None` where the link is not verbs.
+pub(super) fn verbs_settings(plan: &Plan) -> Option<(Verbs, Opened)> {
+    verbs_with(plan, verbs::open)
+}
+
+/// The same with a device of the caller's.
+pub(super) fn verbs_with(
+    plan: &Plan,
+    open: impl Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync + 'static,
+) -> Option<(Verbs, Opened)> {
+    let (transfer, registration) = plan.verbs()?;
+    let opened = Opened::default();
+    let noted = Arc::clone(&opened);
+    let open_and_note = move |settings: &VerbsSettings| {
+        let device = open(settings)?;
+        noted.get_or_init(|| RdmaDevice::from(device.attributes()));
+        Ok(device)
+    };
+    let settings =
+        VerbsSettings { transfer: transfer.into(), registration: registration.into(), ..VerbsSettings::default() };
+    Some((Verbs { is_required: true, open: Arc::new(open_and_note), ..Verbs::new(settings) }, opened))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_holds_all_that_lies_in_it() {
+        assert_eq!(slab_bytes(&Plan::new(Bench::Bandwidth)), SLAB_BYTES, "nothing does over tcp");
+        let over_verbs = |plan: Plan| slab_bytes(&Plan { link: Link::Verbs, ..plan }) - SLAB_BYTES;
+        let (size_bytes, window) = (1 << 20, 40);
+        let bandwidth = Plan { size_bytes, window, ..Plan::new(Bench::Bandwidth) };
+        assert_eq!(over_verbs(bandwidth), 50 << 20);
+        let rate = Plan { size_bytes: 65, window: 8, ..Plan::new(Bench::Rate) };
+        assert_eq!(over_verbs(rate), AHEAD * 8 * 128 * 5 / 4);
+        let step = Plan { step: vec![1, 100_000], ..Plan::new(Bench::Fuse) };
+        assert_eq!(over_verbs(step), (64 + 25 * 4096) * 5 / 4);
+    }
 }

@@ -7,17 +7,9 @@ mod between;
 mod consumer;
 mod engine;
 pub(super) mod fanin;
-mod lane;
-mod memory;
-mod messages;
 mod names;
-mod over_verbs;
-mod parameters;
 mod peers;
 mod producer;
-mod published;
-mod pushes;
-mod steps;
 #[cfg(test)]
 mod tests;
 pub(super) mod training;

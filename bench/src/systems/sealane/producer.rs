@@ -1,13 +1,18 @@
-//! The producer's side: for every lane of the consumer, the tensor of the next step is always deposited already.
+//! The producer's side, on its shard: for every lane of the consumer, the tensor of the next step is always deposited already;
+//! for plans, every tensor is published once, or again for every step that the worker says it wants. It also says how many
+//! messages it has sent, when it is asked before and after a round.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 
-use sealane_fusion::{Engine, Error, LocalPair, LocalSending};
+use bytes::Bytes;
+use sealane_fusion::{
+    Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta, Unreceived,
+};
 
-use super::engine::on_shard;
-use super::names::{PS, WORKER, lanes};
-use super::parameters::{AHEAD, Parameter, told};
-use super::{memory, messages, published, pushes};
+use super::consumer::{self, NEXT};
+use super::engine::{self, on_shard};
+use super::names::{PS, WORKER, key_of, lanes};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
 
@@ -17,23 +22,23 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     on_shard(engine, "start its producer", async move |shard| {
         let pair = shard.task(PS)?.pair(WORKER)?;
         if plan.bench == Bench::Fuse {
-            drop(shard.shard().spawn(messages::answer(shard.clone(), pair.clone())));
+            drop(shard.shard().spawn(answer_questions(shard.clone(), pair.clone())));
         }
         if plan.fuse == Fuse::Plan {
-            return published::start(&shard, &plan);
+            return start_publishing(&shard, &plan);
         }
         if plan.fuse == Fuse::Push {
-            return pushes::accept(&shard);
+            return consumer::accept_pushes(&shard);
         }
         // One large parameter that is pulled again and again, as the raw baseline sends one.
         let shared = match plan.bench {
-            Bench::Bandwidth => Some(memory::filled(&shard, &plan, plan.size_bytes)?),
+            Bench::Bandwidth => Some(engine::filled(&shard, &plan, plan.size_bytes)?),
             _ => None,
         };
         let parameter = |(lane, size_bytes)| match &shared {
             Some(bytes) => Parameter::kept(lane, bytes.clone()),
             // A parameter that has memory of its own, and is not copied to be sent.
-            None if plan.bench == Bench::Fuse => Parameter::kept(lane, memory::filled(&shard, &plan, size_bytes)?),
+            None if plan.bench == Bench::Fuse => Parameter::kept(lane, engine::filled(&shard, &plan, size_bytes)?),
             None => Parameter::made_anew(lane, &shard, size_bytes),
         };
         let parameters = lanes(&plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
@@ -56,4 +61,143 @@ async fn serve(pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error>
         }
     }
     Ok(())
+}
+
+/// Steps whose tensors are deposited ahead: the one that is asked for and the next.
+pub(super) const AHEAD: usize = 2;
+
+/// A tensor of a ps.
+pub(super) struct Parameter {
+    key: String,
+    meta: TensorMeta,
+    memory: Memory,
+}
+
+/// Where a tensor's bytes come from.
+enum Memory {
+    /// The shard's slab, anew for each tensor.
+    Slab(LocalEngine, usize),
+    Kept(Bytes),
+}
+
+impl Parameter {
+    /// The parameter of that number, which is sent without a copy from memory that stays.
+    pub(super) fn kept(number: usize, bytes: Bytes) -> Result<Self, Error> {
+        let meta = TensorMeta::new(DType::U8, &[bytes.len() as u64])?;
+        Ok(Self { key: key_of(number), meta, memory: Memory::Kept(bytes) })
+    }
+
+    /// The parameter of that number, whose tensors are made anew.
+    fn made_anew(number: usize, shard: &LocalEngine, size_bytes: usize) -> Result<Self, Error> {
+        let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
+        Ok(Self { key: key_of(number), meta, memory: Memory::Slab(shard.clone(), size_bytes) })
+    }
+
+    pub(super) fn tensor(&self) -> Result<Tensor, Error> {
+        match &self.memory {
+            Memory::Slab(shard, size_bytes) => Tensor::new(self.meta.clone(), shard.allocate(*size_bytes)?),
+            Memory::Kept(bytes) => Tensor::new(self.meta.clone(), bytes.clone()),
+        }
+    }
+
+    /// Deposits the tensor of a step.
+    pub(super) fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
+        Ok(pair.send(step, &self.key, self.tensor()?))
+    }
+}
+
+/// Publishes a version of all of them.
+pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
+    let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
+    ps.publish_many(version, parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
+}
+
+/// Deposits a step's tensors. The future ends when the last of them was released: the others are then about to be. `None`
+/// if there are none.
+pub(super) fn deposit(pair: &LocalPair, step: i64, parameters: &[Parameter]) -> Result<Option<LocalSending>, Error> {
+    let mut last = None;
+    for parameter in parameters {
+        last = Some(parameter.send(pair, step)?);
+    }
+    Ok(last)
+}
+
+/// Deposits the tensors of step after step, `AHEAD` of them, each when `ready` lets it.
+pub(super) async fn deposit_ahead(
+    pair: &LocalPair,
+    parameters: &[Parameter],
+    ready: impl AsyncFn(i64),
+) -> Result<(), Error> {
+    let mut deposited = VecDeque::with_capacity(AHEAD);
+    for step in 0.. {
+        ready(step).await;
+        let Some(last) = deposit(pair, step, parameters)? else { return Ok(()) };
+        deposited.push_back(last);
+        if deposited.len() == AHEAD
+            && let Some(first) = deposited.pop_front()
+        {
+            first.await?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a task of a ps until it ends, and says what that means and why, unless the engine stops: that is how every run ends.
+pub(super) async fn told(meaning: impl Display, task: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = task.await
+        && !matches!(error.code(), Code::Aborted | Code::Unavailable)
+    {
+        eprintln!("{meaning}: {error}");
+    }
+}
+
+/// Publishes version 0 and, if the plan says so, starts a task that publishes the others.
+fn start_publishing(shard: &LocalEngine, plan: &Plan) -> Result<(), Error> {
+    let parameter = |(lane, size_bytes)| Parameter::kept(lane, engine::filled(shard, plan, size_bytes)?);
+    let parameters = lanes(plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
+    let ps = shard.task(PS)?;
+    publish(&ps, 0, &parameters)?;
+    if plan.republish {
+        let pair = ps.pair(WORKER)?;
+        drop(shard.shard().spawn(told("publishing ended", publish_each(ps, pair, parameters))));
+    }
+    Ok(())
+}
+
+async fn publish_each(ps: LocalTask, pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error> {
+    for version in 1.. {
+        pair.recv(version, NEXT).await.map_err(|Unreceived { error, .. }| error)?;
+        publish(&ps, version, &parameters)?;
+    }
+    Ok(())
+}
+
+/// The keys of a question, whose step is its number, and of the answer.
+const QUESTION: &str = "how many messages";
+const ANSWER: &str = "so many messages";
+
+/// A tensor without content, for a word that only needs to arrive.
+pub(super) fn word() -> Result<Tensor, Error> {
+    Tensor::new(TensorMeta::new(DType::U8, &[0])?, Bytes::new())
+}
+
+/// What both sides have sent so far. Questions are numbered from 0 on.
+pub(super) async fn messages_sent(worker: &LocalEngine, pair: &LocalPair, question: i64) -> Result<u64, Error> {
+    // The answer says whether it was heard.
+    drop(pair.send(question, QUESTION, word()?));
+    let answer = pair.recv(question, ANSWER).await.map_err(|Unreceived { error, .. }| error)?;
+    Ok(answer.elements::<u64>()?[0] + worker.counters().messages_sent)
+}
+
+/// Answers on the ps's shard until the engine stops.
+async fn answer_questions(ps: LocalEngine, pair: LocalPair) {
+    let answers = async {
+        for question in 0.. {
+            pair.recv(question, QUESTION).await.map_err(|Unreceived { error, .. }| error)?;
+            let sent = Tensor::from_elements(&[], &[ps.counters().messages_sent])?;
+            pair.send(question, ANSWER, sent).await?;
+        }
+        Ok(())
+    };
+    told("nobody counts messages any more", answers).await;
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 
 use super::between::request_timeout;
+use super::consumer::{self, Lane};
 use super::engine::{self, Links};
-use super::lane::Lane;
 use super::names::{NAME, PS, WORKER, map};
-use super::{consumer, over_verbs, producer};
+use super::producer;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
 use crate::sample::{Metric, Sample};
-use crate::systems::arrival;
+use crate::systems;
 
 const LENGTH: Duration = Duration::from_millis(20);
 
@@ -22,7 +22,7 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
     let start = |task, listener, map| {
         let fabric = fabric.clone();
         let open = move |_: &_| Ok(Box::new(fabric.open(FakeSettings::default())) as _);
-        let (verbs, opened) = over_verbs::with(plan, open).expect("the plan is over verbs");
+        let (verbs, opened) = engine::verbs_with(plan, open).expect("the plan is over verbs");
         let links = Links { listener, verbs: Some(verbs), keys: None };
         let engine = engine::start_pair(plan, map, &[task], links, STALL_LIMIT).expect("it starts");
         assert_eq!(opened.get().expect("it has opened one").name, "fake0");
@@ -40,7 +40,7 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
         let (sample, filled) = consumer::round(&worker, plan, lanes, number, LENGTH).expect("tensors move");
         // What latency and rate send is whatever lies in the slab.
         if matches!(plan.bench, Bench::Bandwidth | Bench::Fuse) {
-            arrival::check(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
+            systems::check_arrival(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
         }
         samples.push(sample);
         lanes = filled;

@@ -1,10 +1,10 @@
 //! The consumer's side of the raw baseline in shared memory: one round of each measurement, on the calling thread.
 
-use std::hint;
-use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
+use std::{hint, io};
 
+use super::super::channel::Patience;
 use super::board::Board;
 use super::futex;
 use super::ring::{Descriptor, Reader, Writer};
@@ -12,8 +12,7 @@ use crate::limits::STALL_LIMIT;
 use crate::plan::Plan;
 use crate::sample::Sample;
 use crate::stopwatch::{RoundTrips, Tally};
-use crate::systems::gap::pass;
-use crate::systems::raw::channel::Patience;
+use crate::systems::pass_gap;
 
 /// Descriptors that are read between two looks at the clock, which costs as much as several of them.
 const READ_AT_ONCE: u64 = 64;
@@ -34,7 +33,7 @@ impl Consumer {
         let mut trips = RoundTrips::start(Instant::now(), length);
         loop {
             if let Some(idle) = plan.idle() {
-                pass(idle, plan.polling);
+                pass_gap(idle, plan.polling);
             }
             let asked = Instant::now();
             if plan.polling {

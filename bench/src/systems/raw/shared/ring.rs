@@ -19,7 +19,7 @@ impl<T> Deref for Apart<T> {
 }
 
 /// Descriptors that a ring holds: as many slots as a ring of the shm link has.
-pub(super) const SLOTS: usize = 1024;
+const SLOTS: usize = 1024;
 
 /// The reader says how far it is once in so many descriptors.
 const READS_A_HEAD: u64 = SLOTS as u64 / 4;

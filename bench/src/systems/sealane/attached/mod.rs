@@ -1,29 +1,34 @@
 //! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `rounds.rs` says what is timed.
+//!
+//! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
+//! clients in and then sleeps.
 
-mod host;
 mod rounds;
-mod steps;
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use ::sealane::{Attach, Polling, Task};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use sealane::{Attach, Polling, Task};
+use sealane_fusion::{ClientEnds, Engine};
+use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
+use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
 use super::arena::step_bytes;
-use super::names::{NAME, PS, WORKER};
+use super::engine::{self, Links};
+use super::names::{NAME, PS, WORKER, map};
 use crate::error::BenchError;
-use crate::limits::CONNECT_LIMIT;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::meeting::Meeting;
-use rounds::Clients;
-use steps::Steps;
-
-pub(in crate::systems) use host::serve;
-pub(super) use host::{AREA_BYTES, admit_next};
+use crate::systems::sockets::Meeting;
+use rounds::{Clients, Steps};
 
 /// Two clients of an engine, and what they do.
 struct Attached {
@@ -94,4 +99,98 @@ impl Rounds for Attached {
         };
         sample.map_err(BenchError::sealane("move tensors"))
     }
+}
+
+/// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
+/// stand still.
+const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_add(STALL_LIMIT);
+
+/// Memory for tensors received without a destination, of which there are none that need it but those of steps: small ones
+/// lie in the ring, large ones have a destination.
+pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
+
+/// The engine's process.
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let (network, port) = engine::listener(&job.plan)?;
+    let links = Links { listener: network, verbs: None, keys: None };
+    let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
+    let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
+    announce(0)?;
+    let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
+    let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
+    loop {
+        // The process ends with its standard input or its parent.
+        thread::park();
+    }
+}
+
+/// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
+pub(in super::super) fn admit_next(
+    engine: &Engine,
+    listener: &OwnedFd,
+    area_bytes: u64,
+) -> Result<Arc<OwnedFd>, BenchError> {
+    let socket = loop {
+        ready(listener, PollFlags::POLLIN)?;
+        if let Some(socket) = attach::accept(listener).map_err(failed)? {
+            break Arc::new(socket);
+        }
+    };
+    let wish = loop {
+        ready(&socket, PollFlags::POLLIN)?;
+        match attach::read_request(&socket).map_err(failed)? {
+            Some(Request::Attach(wish)) => break wish,
+            Some(request) => return Err(failed(RequestError::Malformed(format!("{request:?} is not to attach")))),
+            None => {}
+        }
+    };
+    let mut welcoming = admit(engine, wish, &socket, area_bytes)?;
+    while !welcoming.step(&socket).map_err(failed)? {
+        ready(&socket, PollFlags::POLLOUT)?;
+    }
+    Ok(socket)
+}
+
+fn admit(
+    engine: &Engine,
+    wish: attach::Attach,
+    socket: &Arc<OwnedFd>,
+    area_bytes: u64,
+) -> Result<Welcoming, BenchError> {
+    let pid = attach::credentials(socket).map_err(failed)?.pid;
+    let (arena, arena_descriptor) =
+        SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
+    let (end, segment) = DaemonEnd::create(area_bytes, false).map_err(failed)?;
+    let doorbell = Doorbell::create().map_err(failed)?;
+    let descriptors = vec![ShardDescriptors { segment, doorbell: doorbell.duplicate().map_err(failed)? }];
+    let welcome = Welcome {
+        version: VERSION,
+        shards: 1,
+        arena_bytes: arena.len(),
+        segment_bytes: segment_bytes(end.area().len()),
+        area_bytes: end.area().len(),
+        request_timeout_ms: REQUEST_TIMEOUT.as_millis() as u64,
+        tensor_bytes_max: SIZE_BYTES_MAX as u64,
+        daemon_pid: std::process::id(),
+    };
+    let bell = ClientBell::new(Arc::clone(socket));
+    let ends = ClientEnds { task: wish.task, pid, arena, shards: vec![(end, doorbell)], bell };
+    engine.admit(ends).map_err(|error| {
+        // The client may be gone; then nobody needs to be told.
+        let _ = attach::refuse(socket, &error);
+        failed(error)
+    })?;
+    Ok(Welcoming::new(welcome, arena_descriptor, descriptors))
+}
+
+/// Waits until a socket can be read or written, which for a stranger's would be too long a wait: these are the harness's.
+fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
+    match poll(&mut [PollFd::new(socket.as_fd(), what)], PollTimeout::NONE) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Err(errno) => Err(BenchError::io("wait for a client")(errno)),
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> BenchError {
+    BenchError::sealane("let a client in")(error)
 }

@@ -8,13 +8,21 @@
 //!   and one `send_all`, else a `recv` and a `send` for each tensor.
 //! - *bandwidth*: the same with `recv_into`; each of the window's tensors has memory in the ps's arena, from which it is
 //!   sent again and again, and memory in the worker's, where it arrives again and again.
+//!
+//! Steps through the daemon, on the calling thread, which is both clients. Timed is from the call until the worker has every
+//! tensor of the step:
+//!
+//! - *plan*: the ps has published all of them once, each from its own memory; the worker's plan pulls them into its own.
+//! - *receive*: the ps sends all in one `send_all`, the worker asks for all in one `recv_all`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ::sealane::{Buffer, DType, Error, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta};
 use bytes::Bytes;
+use sealane::{
+    Buffer, DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta,
+};
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 use super::super::arena::{SLACK_BYTES, block_bytes};
@@ -22,8 +30,8 @@ use super::super::names::{NAME, PS, WORKER, key_of};
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
-use crate::stopwatch::{RoundTrips, Tally};
-use crate::systems::gap::pass;
+use crate::stopwatch::{RoundTrips, StepTally, Tally};
+use crate::systems::pass_gap;
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
 const BATCHES: usize = 4;
@@ -120,7 +128,7 @@ impl Clients {
             let options = slot.options();
             let receiving = worker.recv_with(PS, *step, &slot.key, options);
             if let Some(idle) = plan.idle() {
-                pass(idle, plan.polling);
+                pass_gap(idle, plan.polling);
             }
             let tensor = Tensor::new(meta.clone(), slot.source.clone())?;
             let asked = Instant::now();
@@ -191,6 +199,82 @@ impl Clients {
         }
         Sending::wait_all(sendings).into_iter().collect::<Result<(), Error>>()?;
         Ok(slots)
+    }
+}
+
+/// Both clients, and the tensors of a step.
+pub(super) struct Steps {
+    ps: Task,
+    worker: Task,
+    keys: Vec<String>,
+    parameters: Vec<(TensorMeta, Bytes)>,
+    plan: Option<PullPlan>,
+    step: i64,
+}
+
+impl Steps {
+    /// Takes the two tasks, and memory for a step.
+    pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
+        let keys: Vec<String> = (0..plan.step.len()).map(key_of).collect();
+        let parameter = |&bytes: &usize| {
+            let mut memory = ps.alloc(bytes)?;
+            memory.fill(FILL);
+            Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, Bytes::from_owner(memory)))
+        };
+        let parameters = plan.step.iter().map(parameter).collect::<Result<Vec<_>, Error>>()?;
+        let mut steps = Self { ps, worker, keys, parameters, plan: None, step: 0 };
+        if plan.fuse == Fuse::Plan {
+            let tensors = steps.tensors()?;
+            steps.ps.publish_many(0, tensors).wait()?;
+            steps.plan = Some(steps.worker.plan(PS, Keys::new(&steps.keys)?));
+        }
+        Ok(steps)
+    }
+
+    fn tensors(&self) -> Result<Vec<(String, Tensor)>, Error> {
+        let tensor = |(key, (meta, bytes)): (&String, &(TensorMeta, Bytes))| {
+            Ok((key.clone(), Tensor::new(meta.clone(), bytes.clone())?))
+        };
+        self.keys.iter().zip(&self.parameters).map(tensor).collect()
+    }
+
+    /// Step after step until the round is over; the last one is looked at.
+    pub(super) fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, Error> {
+        let mut tally = StepTally::start(Instant::now(), length);
+        loop {
+            let tensors = if self.plan.is_none() { self.tensors()? } else { Vec::new() };
+            let began = Instant::now();
+            match &mut self.plan {
+                Some(plan) => plan.pull(0).wait()?,
+                None => {
+                    let wanted = self.keys.iter().map(|key| (key.as_str(), RecvOptions::default()));
+                    let receivings = self.worker.recv_all(PS, self.step, wanted);
+                    let sendings = self.ps.send_all(WORKER, self.step, tensors);
+                    self.step += 1;
+                    let arrived =
+                        Receiving::wait_all(receivings).into_iter().map(|arrived| arrived.map_err(Error::from));
+                    arrived.collect::<Result<Vec<_>, _>>()?;
+                    Sending::wait_all(sendings).into_iter().collect::<Result<(), Error>>()?;
+                }
+            }
+            if tally.completed(began, Instant::now()) {
+                break;
+            }
+        }
+        self.check()?;
+        Ok(tally.sample(plan, None))
+    }
+
+    /// What the plan has pulled is what was published.
+    fn check(&self) -> Result<(), Error> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        for index in 0..self.keys.len() {
+            if plan.get(index)?.bytes() != &self.parameters[index].1[..] {
+                let reason = format!("tensor {index} arrived with other bytes than it left with");
+                return Err(Error::InvalidArgument { reason: reason.into() });
+            }
+        }
+        Ok(())
     }
 }
 

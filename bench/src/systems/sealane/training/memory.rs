@@ -1,11 +1,13 @@
-//! The memory that a worker pulls into: its own from the first step on, or made for each transfer, and where a copy is
-//! forced, the memory that it copies to.
+//! The memory that a worker pulls into: its own from the first step on, or made for each transfer; where a copy is forced, the
+//! memory that it copies to; and what a worker that is a client takes of both processes.
 
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
+use super::super::arena::{SLACK_BYTES, room_bytes};
 use crate::error::BenchError;
-use crate::plan::Registration;
+use crate::plan::{Fuse, Plan, Registration};
+use crate::systems::training;
 
 const SMALL_BYTES_MAX: usize = 64 << 10;
 const PAGE_BYTES: usize = 4 << 10;
@@ -48,9 +50,26 @@ impl Copies {
     }
 }
 
+/// Open files of a client: its socket, its doorbell, and what it sleeps on.
+pub(super) const OPEN_FILES: usize = 3;
+
+/// Memory of a client for what it pulls with a plan, which lies where the engine puts it.
+pub(super) fn area_bytes(plan: &Plan) -> u64 {
+    (SLACK_BYTES + if plan.fuse == Fuse::Plan { room_bytes(&plan.step) } else { 0 }) as u64
+}
+
+/// Memory of a client for its gradients, once more where they are copied, and for what it pulls without a plan.
+pub(super) fn arena_bytes(plan: &Plan) -> u64 {
+    let training = training::of(plan);
+    let pushed = room_bytes(&training.push) * if training.variants[0].copies { 2 } else { 1 };
+    let pulled = if plan.fuse == Fuse::Plan { 0 } else { room_bytes(&plan.step) };
+    (SLACK_BYTES + pushed + pulled) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{Bench, Training, Variant};
 
     #[test]
     fn there_is_memory_for_tensors_of_every_size() {
@@ -61,5 +80,24 @@ mod tests {
                 assert_eq!(memory.len(), bytes as usize);
             }
         }
+    }
+
+    #[test]
+    fn an_arena_has_room_for_what_lies_in_it() {
+        let (step, push) = (vec![100_000, 1], vec![70_000]);
+        let plan = |fuse, copies| {
+            let whole = Plan { step: step.clone(), fuse, ..Plan::new(Bench::Ps) };
+            let variants = vec![Variant { fuse, copies, ..Variant::default() }];
+            let training = Training { push: push.clone(), variants, ..training::of(&whole).clone() };
+            Plan { training: Some(training), ..whole }
+        };
+        let [planned, copied, received] =
+            [(Fuse::Plan, false), (Fuse::Plan, true), (Fuse::Receive, false)].map(|(fuse, copies)| plan(fuse, copies));
+        assert!(
+            area_bytes(&planned) as usize >= SLACK_BYTES + 100_001 && area_bytes(&received) as usize == SLACK_BYTES
+        );
+        assert!(arena_bytes(&planned) as usize >= SLACK_BYTES + 70_000);
+        assert!(arena_bytes(&copied) >= arena_bytes(&planned) + 70_000);
+        assert!(arena_bytes(&received) >= arena_bytes(&planned) + 100_001);
     }
 }

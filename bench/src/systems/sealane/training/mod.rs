@@ -6,19 +6,15 @@ mod clients;
 mod engines;
 mod memory;
 mod pair;
-mod room;
 mod servers;
-mod share;
-mod versions;
 mod workers;
 
 use super::names::NAME;
-use super::peers::greeting::Silent;
+use super::peers::Silent;
 use crate::error::BenchError;
-use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
-use crate::process::Growth;
+use crate::process::{self, Growth};
 use crate::system::System;
 use crate::systems::crowd::Crowd;
 use crate::systems::training;
@@ -38,7 +34,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 fn over_sockets(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
+    process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
     let mut peer = Peer::start(program, job)?;
     let growth = Growth::of(peer.process_id())?;
     let connected = connect(plan, &peer.ready().ports).map_err(|failure| peer.blame(failure))?;

@@ -4,20 +4,22 @@
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_fusion::{Buffer, Tray};
+use bytes::Bytes;
+use sealane_fusion::{Buffer, DType, Keys, TensorMeta, Tray};
 use sealane_transport::session::{Ask, Event, PullAsk, PushAsk};
-use sealane_transport::{Handle, Payload, SessionLimits};
+use sealane_transport::{Handle, Meta, Payload, SessionLimits};
 
 use super::super::engine::PATIENCE;
-use super::super::names::{NAME, QUEUE};
+use super::super::names::{NAME, QUEUE, key_of};
 use super::super::wire::{THE_ONE, Wire};
 use super::memory::{Copies, destination};
-use super::share::Share;
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::plan::{Fuse, Variant};
+use crate::plan::{Fuse, Plan, Variant, spread};
+use crate::systems::training;
 
 /// Bytes read from a socket at a time, so that all get their turns.
 const READ_BYTES: usize = 256 << 10;
@@ -229,4 +231,35 @@ impl Pair {
         self.is_blocked = !self.wire.transmit(now, self.variant.fuse == Fuse::Off)?;
         Ok(was_blocked != self.is_blocked)
     }
+}
+
+/// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
+pub(super) struct Share {
+    /// The keys of what is pulled, and its bytes each.
+    pub(super) keys: Arc<Keys>,
+    pub(super) pulled: Vec<usize>,
+    /// What each gradient is, and its bytes: memory that all workers send from.
+    pub(super) gradients: Vec<(Meta, Bytes)>,
+}
+
+/// The tensors of every ps of a plan.
+pub(super) fn shares(plan: &Plan) -> Result<Vec<Share>, BenchError> {
+    let training = training::of(plan);
+    let pulled = spread(&plan.step, training.size.ps);
+    let pushed = spread(&training.push, training.size.ps);
+    let one = |(pulled, pushed): (Vec<usize>, Vec<usize>)| {
+        let gradient = |number: &usize| {
+            let bytes = training.push[*number];
+            let meta = TensorMeta::new(DType::U8, &[bytes as u64]).map_err(BenchError::sealane("train"))?;
+            Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
+        };
+        Ok(Share {
+            keys: Arc::new(
+                Keys::new(pulled.iter().map(|number| key_of(*number))).map_err(BenchError::sealane("train"))?,
+            ),
+            pulled: pulled.iter().map(|number| plan.step[*number]).collect(),
+            gradients: pushed.iter().map(gradient).collect::<Result<_, BenchError>>()?,
+        })
+    };
+    pulled.into_iter().zip(pushed).map(one).collect()
 }

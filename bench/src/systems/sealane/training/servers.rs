@@ -2,8 +2,11 @@
 //! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
 //! deposited. Bounded by the plan's workers and tensors.
 
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::net::TcpListener;
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 use std::thread;
 
 use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
@@ -13,16 +16,14 @@ use sealane_transport::verbs::Verbs;
 use super::super::attached::admit_next;
 use super::super::engine::{self, PATIENCE, listener, on_shard};
 use super::super::names::{QUEUE, ps_task};
-use super::super::parameters::{AHEAD, Parameter, deposit_ahead, publish, told};
-use super::super::peers::greeting;
-use super::super::{memory, over_verbs};
-use super::room;
-use super::versions::Versions;
+use super::super::peers;
+use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
+use super::memory;
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::open_files;
 use crate::peer::{PeerJob, PeerReady, announce};
 use crate::plan::{Fuse, Link, Mode, Plan, Size, Training, spread};
+use crate::process;
 use crate::systems::training;
 
 /// Gradients accepted at once at most.
@@ -41,16 +42,16 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
-        open_files::allow_for("--workers", training.size.workers, room::OPEN_FILES)?;
+        process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
         let engine = host_clients(plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
         announce(0)?;
-        let area_bytes = room::area_bytes(plan);
+        let area_bytes = memory::area_bytes(plan);
         let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
         (admitted.collect::<Result<Vec<_>, _>>()?, engine)
     } else {
-        open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
-        let (engine, ports) = host_peers(plan, over_verbs::settings(plan).map(|(verbs, _)| verbs))?;
+        process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
+        let (engine, ports) = host_peers(plan, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
         announce(PeerReady { port: 0, ports })?;
         (Vec::new(), engine)
     };
@@ -74,7 +75,7 @@ pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, V
 fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
     let Size { workers, ps } = training::of(plan).size;
     let (listener, port) = listener(plan)?;
-    let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(greeting::task)).collect();
+    let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(peers::task)).collect();
     let map: String = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
     start_engine(plan, &map, &tasks, vec![listener], None)
 }
@@ -82,7 +83,7 @@ fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
 /// Where the parameter servers with these ports are, and the workers.
 pub(super) fn map(training: &Training, ports: &[u16]) -> String {
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    greeting::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
+    peers::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
 }
 
 /// An engine with the parameter servers on its shard.
@@ -120,9 +121,9 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     match plan.link {
         // What the device reaches is taken from the machine at once: no more than what lies there.
         Link::Verbs => {
-            let pushed = training.size.workers * memory::room_bytes(&training.push);
+            let pushed = training.size.workers * engine::room_bytes(&training.push);
             settings.slab_receive_bytes = (REGISTERED_BYTES + pushed).min(SLAB_BYTES_MAX);
-            settings.slab_send_bytes = REGISTERED_BYTES + memory::room_bytes(&plan.step);
+            settings.slab_send_bytes = REGISTERED_BYTES + engine::room_bytes(&plan.step);
         }
         // Every worker may ask for all tensors of a step before they are there.
         Link::Shm => {
@@ -149,7 +150,7 @@ fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
 
 fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], pushed: usize) -> Result<(), Error> {
     let training = training::of(plan);
-    let parameter = |&tensor: &usize| Parameter::kept(tensor, memory::filled(shard, plan, plan.step[tensor])?);
+    let parameter = |&tensor: &usize| Parameter::kept(tensor, engine::filled(shard, plan, plan.step[tensor])?);
     let (task, ended) = (shard.task(&ps_task(number))?, format!("{} no longer serves", ps_task(number)));
     let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = pushed * training.size.workers;
@@ -160,7 +161,7 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], 
         // Without gradients no version follows the first.
         let waits = training.mode == Mode::Sync && gradients > 0;
         for worker in 0..training.size.workers {
-            let pair = server.task.pair(&greeting::task(worker))?;
+            let pair = server.task.pair(&peers::task(worker))?;
             drop(shard.shard().spawn(told(ended.clone(), deposit(server.clone(), pair, waits))));
         }
     }
@@ -208,6 +209,58 @@ async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Resu
             let version = server.versions.advance();
             if publishes {
                 publish(&server.task, version, &server.parameters)?;
+            }
+        }
+    }
+}
+
+/// The version of a ps; the first is 0.
+#[derive(Default)]
+struct Versions {
+    current: Cell<i64>,
+    /// One for each task that waits; bounded by the workers.
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Versions {
+    /// Begins the next version, and gives its number.
+    pub(super) fn advance(&self) -> i64 {
+        self.current.set(self.current.get() + 1);
+        self.waiting.take().into_iter().for_each(Waker::wake);
+        self.current.get()
+    }
+
+    /// Waits until there is this version, or a later one.
+    async fn reached(&self, version: i64) {
+        poll_fn(|context| {
+            if self.current.get() >= version {
+                return Poll::Ready(());
+            }
+            self.waiting.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_version_is_waited_for_until_it_is_there() {
+        let versions = Versions::default();
+        assert_eq!(versions.reached(0).now_or_never(), Some(()));
+        let mut second = pin!(versions.reached(2));
+        for (version, expected) in [(1, None), (2, Some(()))] {
+            assert_eq!(second.as_mut().now_or_never(), None);
+            assert_eq!(versions.advance(), version);
+            if expected.is_some() {
+                assert_eq!(second.as_mut().now_or_never(), expected);
             }
         }
     }

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
 use super::super::names::NAME;
-use super::super::peers::greeting::Silent;
-use super::pair::Pair;
-use super::share;
+use super::super::peers::Silent;
+use super::pair::{self, Pair};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
 use crate::systems::crowd::Crowd;
-use crate::systems::poller::{Poller, at_most};
+use crate::systems::sockets::{Poller, at_most};
 use crate::systems::training::{self, Moved, StepLog, Trainees};
 
 struct Worker {
@@ -46,7 +45,7 @@ impl Workers {
     pub(super) fn new(connected: Vec<Crowd<Silent>>, plan: &Plan) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
-        let shares: Vec<_> = share::shares(plan)?.into_iter().map(Rc::new).collect();
+        let shares: Vec<_> = pair::shares(plan)?.into_iter().map(Rc::new).collect();
         let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
         let mut pairs = Vec::with_capacity(training.pairs());
         for _ in 0..training.size.workers {

@@ -19,11 +19,11 @@ fn plan(mode: Mode, transfer: Transfer, variant: Variant) -> Plan {
 }
 
 /// Some steps of a plan over a fabric, and what they moved.
-fn train(plan: &Plan, steps: u64) -> (Vec<worker::Times>, Moved, Fabric) {
+fn train(plan: &Plan, steps: u64) -> (Vec<Times>, Moved, Fabric) {
     let fabric = Fabric::new(11);
     let devices = fabric.clone();
     let open = move |_: &_| Ok(Box::new(devices.open(FakeSettings::default())) as _);
-    let (verbs, opened) = over_verbs::with(plan, open).expect("the plan is over verbs");
+    let (verbs, opened) = engine::verbs_with(plan, open).expect("the plan is over verbs");
     let (ps, ports) = servers::host_peers(plan, Some(verbs.clone())).expect("they start");
     let map = servers::map(training::of(plan), &ports);
     let mut engines = Engines::start(plan, &map, &verbs, opened).expect("they start");
@@ -86,7 +86,7 @@ fn a_ps_that_is_not_there_ends_the_steps_with_its_name() {
     let plan = plan(Mode::Async, Transfer::Write, Variant::default());
     let fabric = Fabric::new(3);
     let open = move |_: &_| Ok(Box::new(fabric.open(FakeSettings::default())) as _);
-    let (verbs, opened) = over_verbs::with(&plan, open).expect("the plan is over verbs");
+    let (verbs, opened) = engine::verbs_with(&plan, open).expect("the plan is over verbs");
     let alone = plan.with_variant(Variant { size: Some(Size { workers: WORKERS, ps: 1 }), ..Variant::default() });
     let (ps, ports) = servers::host_peers(&alone, Some(verbs.clone())).expect("it starts");
     let map = servers::map(training::of(&alone), &ports);

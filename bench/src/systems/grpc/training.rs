@@ -1,27 +1,114 @@
-//! The workers: a task each, in one runtime, with a channel for every ps. Every tensor that is pulled goes to the worker's
-//! own memory.
+//! Workers that train with parameter servers through gRPC. All parameter servers are services in one process and runtime, each
+//! with a port of its own; every worker is a task in one runtime, with a channel for every ps and memory of its own. A call a
+//! tensor, or one call a ps, whose message has all tensors.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use futures_util::stream;
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::super::callers::{Caller, Callers};
-use super::super::connection::spin;
-use super::super::runtime::NAME;
+use super::connection::{self, NAME, runtime, spin};
+use super::consumer::{Caller, Callers};
+use super::service::{self, Ps};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
+use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Fuse, Mode, Plan, Training, spread};
+use crate::process::{self, Growth};
+use crate::system::System;
+use crate::systems::sockets;
 use crate::systems::training::{self, Moved, StepLog, Trainees};
+
+/// Parameter servers in a process of their own, and workers that are connected with all of them.
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let plan = &job.plan;
+    let training = training::of(plan);
+    let pairs = training.pairs();
+    process::allow_open_files("--workers x --ps", pairs, 1)?;
+    let mut peer = Peer::start(program, job)?;
+    let growth = Growth::of(peer.process_id())?;
+    let runtime = runtime()?;
+    let connected = connect(&runtime, plan, &peer.ready().ports).map_err(|failure| peer.blame(failure));
+    let (channels, congestion) = connected?;
+    let each = growth.bytes_each(pairs)?;
+    let workers = Workers::new(runtime, channels, plan);
+    peer.rest()?;
+    Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
+}
+
+/// A channel of every worker with every ps, worker by worker.
+fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
+    let mut channels = Vec::new();
+    let mut congestion = String::new();
+    for _ in 0..training::of(plan).size.workers {
+        for port in ports {
+            let stream = sockets::connect(*port, plan.congestion.as_deref())?;
+            if channels.is_empty() {
+                congestion = sockets::congestion(&stream)?;
+            }
+            channels.push(runtime.block_on(async { connection::open(connection::adopt(stream)?).await })?);
+        }
+    }
+    Ok((channels, congestion))
+}
+
+fn variant(plan: &Plan) -> String {
+    let training = training::of(plan);
+    let variant = training.variants[0];
+    let waiting = if variant.polling { "polling" } else { "parking" };
+    match variant.fuse {
+        Fuse::Off => format!("{}, unary, {} calls, {waiting}", training.mode, variant.request_buffers),
+        _ => format!("{}, one message, {waiting}", training.mode),
+    }
+}
+
+/// Serves workers until the process ends.
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let plan = &job.plan;
+    let training = training::of(plan);
+    process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
+    runtime()?.block_on(async {
+        let _spinner = plan.polling.then(connection::spin);
+        let mut ports = Vec::new();
+        let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
+        for (pulled, pushed) in shares {
+            let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
+            ports.push(sockets::port(&listener)?);
+            listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
+            let listener = TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?;
+            let gradients: Vec<usize> = pushed.iter().map(|&number| training.push[number]).collect();
+            let sizes = pulled.iter().map(|&number| plan.step[number]);
+            tokio::spawn(serve_one(Ps::new(sizes, &gradients, training.size.workers), listener));
+        }
+        announce(PeerReady { port: 0, ports })?;
+        pending().await
+    })
+}
+
+async fn serve_one(ps: Arc<Ps>, listener: TcpListener) {
+    let connections = stream::unfold(listener, async |listener| {
+        let accepted = listener.accept().await.and_then(|(stream, _)| {
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        });
+        Some((accepted, listener))
+    });
+    if let Err(error) = service::serve(ps, Box::pin(connections)).await {
+        eprintln!("a ps no longer serves: {error}");
+    }
+}
 
 /// A call's request and its answer.
 const MESSAGES_A_CALL: u64 = 2;
 
-/// See the module.
+/// All workers.
 pub(in crate::systems) struct Workers {
     /// Before the runtime, which runs their channels.
     workers: Vec<Worker>,

@@ -1,24 +1,84 @@
-//! Many workers in one thread: for each a session, as an engine has one, over a socket of its own, without the engine
-//! around it. All sockets are in one epoll set, which is polled and never waited for. Bounded by the plan's peers and
-//! window.
+//! Many workers that pull from one ps, whose engine has a process to itself. What a worker costs the engine is measured before
+//! the first one asks.
+//!
+//! The workers are in one thread: for each a session, as an engine has one, over a socket of its own, without the engine around
+//! it. All sockets are in one epoll set, which is polled and never waited for.
+//!
+//! The ps is on a shard of its engine: each worker finds its next tensors deposited, as many as its window and as many again,
+//! from the moment at which it has asked for the first. One task a worker, which is woken once a window, so that what is
+//! measured is the engine. For workers with plans a window's tensors are published, once for all. Bounded by the plan's peers
+//! and window.
 
 use std::net::TcpStream;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
-use sealane_fusion::{Buffer, Keys, Tray};
+use sealane_fusion::{Buffer, Engine, Error, Keys, LocalPair, Tray};
 use sealane_transport::session::{Ask, Event, PullAsk};
 use sealane_transport::{Handle, SessionLimits};
 
-use super::super::engine::PATIENCE;
-use super::super::names::{NAME, key_of};
-use super::super::wire::{THE_ONE, Wire, broken};
-use super::answers::BEGIN;
+use super::engine::{PATIENCE, on_shard};
+use super::names::{NAME, PS, key_of};
+use super::peers::{Silent, task};
+use super::producer::{Parameter, deposit_ahead, publish, told};
+use super::wire::{THE_ONE, Wire, broken};
 use crate::error::BenchError;
+use crate::limits::FILL;
+use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Fuse, Plan};
-use crate::systems::fanin::{Askers, drain};
-use crate::systems::poller::Poller;
+use crate::process::{self, Growth};
+use crate::system::System;
+use crate::systems::crowd::Crowd;
+use crate::systems::fanin::{self, Askers, drain};
+use crate::systems::sockets::Poller;
+
+/// An engine whose peers all want small tensors.
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let plan = &job.plan;
+    process::allow_open_files("--peers", plan.peers, 1)?;
+    let mut peer = Peer::start(program, job)?;
+    let growth = Growth::of(peer.process_id())?;
+    let called = Crowd::call(NAME, Silent, 0, plan.peers, peer.ready().port, plan.congestion.as_deref());
+    let (crowd, _) = called.map_err(|failure| peer.blame(failure))?;
+    let congestion = crowd.congestion()?;
+    let resident_bytes_each = growth.bytes_each(plan.peers)?;
+    let mut workers = Workers::new(crowd.into_sockets(), plan)?;
+    workers.begin().map_err(|failure| peer.blame(failure))?;
+    peer.rest()?;
+    Ok(fanin::system(NAME, plan.peers, congestion, Some(resident_bytes_each), workers, peer))
+}
+
+/// The key of the tensor that each worker asks for first, so that the ps begins to serve it.
+const BEGIN: &str = "begin";
+
+/// Publishes what all pull, or starts a task on the shard for each worker; they run until the engine stops.
+pub(in crate::systems::sealane) fn start_ps(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
+    let (peers, lanes, size_bytes, fuse) = (plan.peers, plan.window, plan.size_bytes, plan.fuse);
+    on_shard(engine, "start its producers", async move |shard| {
+        // What all workers pull, under a key for each request that one may have in flight.
+        let bytes = Bytes::from(vec![FILL; size_bytes]);
+        let parameters = (0..lanes).map(|lane| Parameter::kept(lane, bytes.clone()));
+        let parameters: Rc<[Parameter]> = parameters.collect::<Result<_, Error>>()?;
+        let ps = shard.task(PS)?;
+        if fuse == Fuse::Plan {
+            return publish(&ps, 0, &parameters);
+        }
+        for worker in 0..peers {
+            let serving = serve_worker(ps.pair(&task(worker))?, parameters.clone());
+            drop(shard.shard().spawn(told(format!("worker {worker} is no longer served"), serving)));
+        }
+        Ok(())
+    })
+}
+
+/// Serves one worker, once it has begun: until then it costs what an idle peer costs.
+async fn serve_worker(pair: LocalPair, parameters: Rc<[Parameter]>) -> Result<(), Error> {
+    pair.send(0, BEGIN, parameters[0].tensor()?).await?;
+    deposit_ahead(&pair, &parameters, async |_| {}).await
+}
 
 /// Bytes read from one socket at a time, so that all workers get their turns.
 const READ_BYTES: usize = 64 << 10;

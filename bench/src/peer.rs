@@ -1,28 +1,29 @@
-//! The producer's process, as the consumer's process sees it: start, wake, rest, end.
+//! The producer's process: start, wake, rest, end, as the consumer's process sees it; from the inside, it does one job and ends
+//! with its parent.
 //!
 //! The producer is this same executable with a hidden subcommand. It says on its standard output
 //! that it is ready and ends when its standard input closes. While other systems are measured it is
 //! stopped (SIGSTOP), so that even a spinning producer costs them nothing.
 
-mod producer;
-mod stderr;
-
-use std::io::{self, BufRead, BufReader, Read};
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{self, Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::allocator::keep_freed_memory;
 use crate::error::BenchError;
-use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX};
+use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX, STDERR_BYTES_KEPT};
+use crate::machine::Pinned;
 use crate::plan::{Keys, Plan, SystemName};
-
-pub(crate) use producer::{announce, take_job};
-use stderr::StderrTail;
 
 /// How to start a producer: a program and what comes before the job among its arguments.
 #[derive(Clone, Debug)]
@@ -220,5 +221,103 @@ impl Drop for Peer {
             let _ = self.child.kill();
         }
         let _: io::Result<_> = self.child.wait();
+    }
+}
+
+/// Takes the job that a parent passed as an argument, and the CPU that it names, on which this thread stays, as do those
+/// that it starts. The process ends when its standard input closes or its parent dies.
+///
+/// # Errors
+/// A job that cannot be read, a CPU that cannot be pinned.
+pub(crate) fn take_job(job: &str) -> Result<(PeerJob, Option<Pinned>), BenchError> {
+    let job: PeerJob = serde_json::from_str(job).map_err(BenchError::dialogue("the job of a producer", job))?;
+    end_with_parent()?;
+    keep_freed_memory();
+    let pinned = job.cpu.map(Pinned::to).transpose()?;
+    thread::spawn(end_with_input);
+    Ok((job, pinned))
+}
+
+/// Tells the parent that the producer can be connected to.
+pub(crate) fn announce(ready: impl Into<PeerReady>) -> Result<(), BenchError> {
+    let ready = ready.into();
+    let line = serde_json::to_string(&ready).expect("ports are numbers");
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(BenchError::io("say that the producer is ready"))
+}
+
+/// A stopped process does not see its input close, but it can be killed.
+fn end_with_parent() -> Result<(), BenchError> {
+    set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))
+}
+
+fn end_with_input() {
+    let mut ignored = [0; 64];
+    let mut input = io::stdin().lock();
+    while let Ok(1..) = input.read(&mut ignored) {}
+    process::exit(0);
+}
+
+/// Follows a child's standard error until the child ends.
+#[derive(Debug)]
+struct StderrTail {
+    kept: Arc<Mutex<VecDeque<u8>>>,
+    /// Never gets a message: its other end goes away when the stream has ended.
+    ended: Receiver<()>,
+}
+
+impl StderrTail {
+    fn follow(mut stream: ChildStderr) -> Self {
+        let kept = Arc::new(Mutex::new(VecDeque::new()));
+        let (guard, ended) = mpsc::sync_channel(0);
+        let tail = Arc::clone(&kept);
+        thread::spawn(move || {
+            let _guard = guard;
+            let mut chunk = [0; 1024];
+            while let Ok(count @ 1..) = stream.read(&mut chunk) {
+                keep(&mut tail.lock().unwrap_or_else(PoisonError::into_inner), &chunk[..count]);
+            }
+        });
+        Self { kept, ended }
+    }
+
+    /// What was written last, or that nothing was.
+    pub(super) fn text(&self) -> String {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(kept.make_contiguous()).trim().to_owned();
+        if text.is_empty() { "nothing".to_owned() } else { text }
+    }
+
+    /// Whether the stream, and so the child, ended before `limit` passed.
+    fn ended_within(&self, limit: Duration) -> bool {
+        matches!(self.ended.recv_timeout(limit), Err(RecvTimeoutError::Disconnected))
+    }
+}
+
+fn keep(kept: &mut VecDeque<u8>, chunk: &[u8]) {
+    kept.extend(chunk);
+    let excess = kept.len().saturating_sub(STDERR_BYTES_KEPT);
+    kept.drain(..excess);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_cannot_be_read_is_an_error() {
+        let error = take_job("{}").expect_err("no job");
+        assert!(matches!(error, BenchError::Dialogue { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_the_end_is_kept() {
+        let mut kept = VecDeque::new();
+        for _ in 0..100 {
+            keep(&mut kept, &[b'a'; 1000]);
+        }
+        keep(&mut kept, b"the end");
+        assert_eq!(kept.len(), STDERR_BYTES_KEPT);
+        assert!(kept.make_contiguous().ends_with(b"the end"));
     }
 }

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import EXPERIMENTS, RESULTS, ROOT, ROUNDS, SECONDS, command, words
+from report import EXPERIMENTS, FILES, READ, RESULTS, ROOT, ROUNDS, SECONDS, command, words
 
 # The Python that has this repository's package; and the one that has TensorFlow and the plugin, which is large, so that who
 # wants to measure it makes it.
@@ -82,10 +82,12 @@ def keep(folder, name, report, provenance):
     """Writes a result in one piece, so that a run that is interrupted spoils none."""
     if not isinstance(report, dict):
         raise Failed("what it wrote is no object")
-    text = json.dumps({**report, "provenance": provenance}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    unfinished = folder / f"{name}.unfinished"
-    unfinished.write_text(text)
-    unfinished.rename(folder / f"{name}.json")
+    kept, path = {**report, "provenance": provenance}, folder / f"{FILES[name]}.json"
+    if name not in READ:
+        kept = {**(json.loads(path.read_text()) if path.exists() else {}), name: kept}
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    unfinished.rename(path)
 
 
 def chosen(names, with_lab):

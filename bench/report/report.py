@@ -13,6 +13,9 @@ from results import NOT_MEASURED, Results, brief, median, quotient, with_spread
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = tomllib.loads((Path(__file__).parent / "chapters.toml").read_text())["chapter"]
 EXPERIMENTS = {experiment["name"]: experiment for chapter in CHAPTERS for experiment in chapter["experiments"]}
+# The file that each result lies in: its chapter's, or one of its own where `sealane bench growth` reads it.
+READ = {name for experiment in EXPERIMENTS.values() for name in experiment.get("growth", [])}
+FILES = {of["name"]: of["name"] if of["name"] in READ else chapter["name"] for chapter in CHAPTERS for of in chapter["experiments"]}
 RESULTS = "bench/results"
 ROUNDS, SECONDS = 5, 0.5
 
@@ -43,7 +46,7 @@ of all workers together, a step's time is that of one worker.""".split("\n\n")
 
 
 def load(place):
-    return Results.load(place / RESULTS, EXPERIMENTS)
+    return Results.load(place / RESULTS, FILES, READ)
 
 
 def words(experiment, folder=RESULTS, quick=False):

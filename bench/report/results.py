@@ -64,19 +64,22 @@ class Results:
         self.runs = runs
 
     @staticmethod
-    def load(folder, experiments):
-        """Reads a folder, which need not be there; a file that is no result of an experiment is refused."""
+    def load(folder, files, single):
+        """Reads a folder, which need not be there. `files` says which file each result is to lie in: with others by its name, but
+        for those that are `single`. What is no result of an experiment is refused."""
         runs = {}
         for path in sorted(Path(folder).glob("*.json")):
-            if path.stem not in experiments:
-                raise SystemExit(f"error: {path}: it belongs to no experiment of the report; delete it")
             try:
-                runs[path.stem] = Run(json.loads(path.read_text()))
-            except KeyError:
-                raise SystemExit(f"error: {path}: it does not say where it comes from; measure it anew") from None
+                kept = json.loads(path.read_text())
             except ValueError as problem:
                 raise SystemExit(f"error: {path}: {problem}; measure it anew") from None
-        return Results(runs)
+            for name, report in ({path.stem: kept} if path.stem in single else kept).items():
+                if files.get(name) != path.stem:
+                    raise SystemExit(f"error: {path}: {name} is no experiment whose result lies there; delete it")
+                if "provenance" not in report:
+                    raise SystemExit(f"error: {path}: {name} does not say where it comes from; measure it anew")
+                runs[name] = Run(report)
+        return Results(dict(sorted(runs.items())))
 
     def get(self, name):
         return self.runs.get(name, NOTHING)

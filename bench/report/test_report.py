@@ -148,10 +148,12 @@ class Files(unittest.TestCase):
 
     def test_what_is_no_result_is_refused(self):
         self.keep("notes.txt", "no result")
-        self.keep("latency.json", json.dumps(SAMPLE.report))
+        self.keep("tensors.json", json.dumps({"latency": SAMPLE.report}))
         self.assertEqual(list(report.load(self.place).runs), ["latency"])
-        for name, text, said in (("rate.json", "{}", "it does not say where it comes from; measure it anew"),
-                                 ("rate.json", "{", "rate.json: "), ("strange.json", "{}", "it belongs to no experiment")):
+        for name, text, said in (("steps.json", '{"fuse_off": {}}', "fuse_off does not say where it comes from; measure it anew"),
+                                 ("steps.json", "{", "steps.json: "), ("ps_grpc.json", "{}", "ps_grpc does not say where"),
+                                 ("steps.json", '{"latency": {}}', "latency is no experiment whose result lies there"),
+                                 ("strange.json", '{"strange": {}}', "strange is no experiment")):
             self.keep(name, text)
             with self.assertRaisesRegex(SystemExit, said):
                 report.load(self.place)
@@ -160,6 +162,12 @@ class Files(unittest.TestCase):
     def test_a_result_is_kept_with_where_it_comes_from(self):
         measure.keep(self.results, "latency", {"schema": "x"}, PROVENANCE)
         self.assertEqual(report.load(self.place).get("latency").provenance, PROVENANCE)
+        measure.keep(self.results, "rate", {"schema": "x"}, {**PROVENANCE, "took_s": 1.0})
+        measure.keep(self.results, "ps_grpc", {"schema": "x"}, PROVENANCE)
+        self.assertEqual({path.name for path in self.results.iterdir()}, {"tensors.json", "ps_grpc.json"})
+        kept = report.load(self.place)
+        self.assertEqual([kept.get(name).provenance["took_s"] for name in ("latency", "rate", "ps_grpc")], [12.3, 1.0, 12.3])
+        self.assertEqual(json.loads((self.results / "ps_grpc.json").read_text())["schema"], "x")
         with self.assertRaisesRegex(measure.Failed, "no object"):
             measure.keep(self.results, "latency", [], PROVENANCE)
 

@@ -246,6 +246,13 @@ pub(crate) fn announce(ready: impl Into<PeerReady>) -> Result<(), BenchError> {
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(BenchError::io("say that the producer is ready"))
 }
 
+/// Waits for the end of the process, which ends with its standard input or its parent.
+pub(crate) fn until_ended() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
 /// A stopped process does not see its input close, but it can be killed.
 fn end_with_parent() -> Result<(), BenchError> {
     set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))

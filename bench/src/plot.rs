@@ -258,8 +258,7 @@ impl GrowthReport {
     /// Draws steps a second against workers, beside what perfect growth from the first size would be; `command` is the command
     /// line that made them, as the title.
     pub fn to_svg(&self, command: &str) -> String {
-        let mut points: Vec<_> =
-            self.sizes.iter().map(|size| (f64::from(size.size.workers), size.steps_per_s)).collect();
+        let mut points: Vec<_> = self.sizes.iter().map(|size| (size.size.workers as f64, size.steps_per_s)).collect();
         let of_each = points.first().map_or(0.0, |(workers, steps)| steps / workers);
         points.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let perfect = points.iter().map(|(workers, _)| (*workers, workers * of_each)).collect();

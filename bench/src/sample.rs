@@ -12,78 +12,73 @@ use crate::stopwatch::Stretch;
 /// Significant decimal digits that a histogram keeps: a value is off by at most 0.1 %.
 const HISTOGRAM_DIGITS: u8 = 3;
 
-/// A figure that a round yields, under the name that it has in the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Metric {
+macro_rules! metrics {
+    ($($(#[$doc:meta])+ $name:ident: $json:literal, $label:literal, $digits:literal;)+) => {
+        /// A figure that a round yields, under the name that it has in the report.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Metric {
+            $($(#[$doc])+ #[serde(rename = $json)] $name,)+
+        }
+
+        impl Metric {
+            /// The label, and the digits after the point of a value.
+            fn shown(self) -> (&'static str, usize) {
+                match self {
+                    $(Self::$name => ($label, $digits),)+
+                }
+            }
+        }
+    };
+}
+
+// Each with its name in the report, its label with the unit, and digits after the point.
+metrics! {
     /// Time from a request to its full response; percentiles.
-    #[serde(rename = "rtt_us")]
-    RoundTrip,
+    RoundTrip: "rtt_us", "round trip, µs", 2;
     /// Tensors that arrived in a second.
-    #[serde(rename = "tensors_per_s")]
-    TensorsPerSecond,
+    TensorsPerSecond: "tensors_per_s", "tensors/s", 0;
     /// 10^9 bytes of tensors that arrived in a second.
-    #[serde(rename = "gigabytes_per_s")]
-    GigabytesPerSecond,
+    GigabytesPerSecond: "gigabytes_per_s", "GB/s", 2;
     /// Milliseconds from the first peer's call until the last peer was welcomed.
-    #[serde(rename = "connect_all_ms")]
-    ConnectAll,
+    ConnectAll: "connect_all_ms", "connect all, ms", 2;
     /// CPU time of an idle engine's process, in percent of one CPU.
-    #[serde(rename = "cpu_percent")]
-    CpuPercent,
+    CpuPercent: "cpu_percent", "CPU, %", 2;
     /// What the resident memory of an engine's process has grown by for each peer.
-    #[serde(rename = "rss_bytes_per_peer")]
-    ResidentBytesPerPeer,
+    ResidentBytesPerPeer: "rss_bytes_per_peer", "RSS a peer, B", 0;
     /// What the slowest of many peers got, as a share of what each would have got if all had got the same.
-    #[serde(rename = "slowest_share")]
-    SlowestShare,
+    SlowestShare: "slowest_share", "slowest's share", 2;
     /// Milliseconds from the start of a step until its last tensor is in its place: the median step of a round.
-    #[serde(rename = "step_ms")]
-    StepTime,
+    StepTime: "step_ms", "step, ms", 4;
     /// Steps in a second.
-    #[serde(rename = "steps_per_s")]
-    StepsPerSecond,
+    StepsPerSecond: "steps_per_s", "steps/s", 0;
     /// Messages of a step, both ways: frames of the wire; of gRPC, a call is two.
-    #[serde(rename = "messages_per_step")]
-    MessagesPerStep,
+    MessagesPerStep: "messages_per_step", "messages/step", 2;
     /// Longest time in milliseconds between two tensors that reached a client of the host whose daemon was restarted.
-    #[serde(rename = "gap_ms")]
-    Gap,
+    Gap: "gap_ms", "gap, ms", 2;
     /// The same, of a client of another host.
-    #[serde(rename = "peer_gap_ms")]
-    PeerGap,
+    PeerGap: "peer_gap_ms", "gap of a peer, ms", 2;
     /// Calls that ended with an error and were made again.
-    #[serde(rename = "failed_calls")]
-    FailedCalls,
+    FailedCalls: "failed_calls", "failed calls", 0;
     /// Milliseconds that 90 % of the steps of a round took at most.
-    #[serde(rename = "step_p90_ms")]
-    StepTimeP90,
+    StepTimeP90: "step_p90_ms", "step p90, ms", 4;
     /// The same of 99 %.
-    #[serde(rename = "step_p99_ms")]
-    StepTimeP99,
+    StepTimeP99: "step_p99_ms", "step p99, ms", 4;
     /// Bytes of a step that passed the loopback interface, both ways, with the headers of TCP and IP.
-    #[serde(rename = "bytes_per_step")]
-    BytesPerStep,
+    BytesPerStep: "bytes_per_step", "bytes/step", 0;
     /// CPU time of all processes, in milliseconds a step.
-    #[serde(rename = "cpu_ms_per_step")]
-    CpuPerStep,
+    CpuPerStep: "cpu_ms_per_step", "CPU a step, ms", 4;
     /// The workers' part of it.
-    #[serde(rename = "worker_cpu_ms_per_step")]
-    WorkerCpuPerStep,
+    WorkerCpuPerStep: "worker_cpu_ms_per_step", "workers' CPU a step, ms", 4;
     /// The parameter servers' part of it.
-    #[serde(rename = "ps_cpu_ms_per_step")]
-    PsCpuPerStep,
+    PsCpuPerStep: "ps_cpu_ms_per_step", "ps' CPU a step, ms", 4;
     /// What the fastest of many peers got, as a share of what each would have got if all had got the same.
-    #[serde(rename = "fastest_share")]
-    FastestShare,
+    FastestShare: "fastest_share", "fastest's share", 2;
     /// Resident memory of the parameter servers' process, in 2^20 bytes.
-    #[serde(rename = "ps_rss_mib")]
-    PsResident,
+    PsResident: "ps_rss_mib", "RSS of ps, MiB", 0;
     /// The same of the workers' process, which is the one that measures.
-    #[serde(rename = "worker_rss_mib")]
-    WorkerResident,
+    WorkerResident: "worker_rss_mib", "RSS of workers, MiB", 0;
     /// Files that the parameter servers' process has open, sockets included.
-    #[serde(rename = "ps_open_files")]
-    PsOpenFiles,
+    PsOpenFiles: "ps_open_files", "open files of ps", 0;
 }
 
 impl Metric {
@@ -107,35 +102,6 @@ impl Metric {
             _ => self.shown().1,
         };
         format!("{value:.digits$}")
-    }
-
-    /// The label, and the digits after the point of a value.
-    fn shown(self) -> (&'static str, usize) {
-        match self {
-            Self::RoundTrip => ("round trip, µs", 2),
-            Self::TensorsPerSecond => ("tensors/s", 0),
-            Self::GigabytesPerSecond => ("GB/s", 2),
-            Self::ConnectAll => ("connect all, ms", 2),
-            Self::CpuPercent => ("CPU, %", 2),
-            Self::ResidentBytesPerPeer => ("RSS a peer, B", 0),
-            Self::SlowestShare => ("slowest's share", 2),
-            Self::StepTime => ("step, ms", 4),
-            Self::StepsPerSecond => ("steps/s", 0),
-            Self::MessagesPerStep => ("messages/step", 2),
-            Self::Gap => ("gap, ms", 2),
-            Self::PeerGap => ("gap of a peer, ms", 2),
-            Self::FailedCalls => ("failed calls", 0),
-            Self::StepTimeP90 => ("step p90, ms", 4),
-            Self::StepTimeP99 => ("step p99, ms", 4),
-            Self::BytesPerStep => ("bytes/step", 0),
-            Self::CpuPerStep => ("CPU a step, ms", 4),
-            Self::WorkerCpuPerStep => ("workers' CPU a step, ms", 4),
-            Self::PsCpuPerStep => ("ps' CPU a step, ms", 4),
-            Self::FastestShare => ("fastest's share", 2),
-            Self::PsResident => ("RSS of ps, MiB", 0),
-            Self::WorkerResident => ("RSS of workers, MiB", 0),
-            Self::PsOpenFiles => ("open files of ps", 0),
-        }
     }
 }
 

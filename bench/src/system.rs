@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::BenchError;
 use crate::machine::RdmaDevice;
-use crate::peer::Peer;
+use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::sample::Sample;
 
 /// What a system does when it is measured.
@@ -50,9 +50,17 @@ impl System {
         Self { name, variant, congestion: None, device: None, peer: None, rounds }
     }
 
-    /// With a producer, which has to rest by now.
-    pub(crate) fn with_peer(self, peer: impl Into<Option<Peer>>) -> Self {
-        Self { peer: peer.into(), ..self }
+    /// A system with a producer's process, which rests as soon as `set_up` has what it needs of it. If it ends before, that is
+    /// the failure.
+    pub(crate) fn with_peer(
+        job: &PeerJob,
+        program: &PeerProgram,
+        set_up: impl FnOnce(&Peer) -> Result<Self, BenchError>,
+    ) -> Result<Self, BenchError> {
+        let mut peer = Peer::start(program, job)?;
+        let system = set_up(&peer).map_err(|failure| peer.blame(failure))?;
+        peer.rest()?;
+        Ok(Self { peer: Some(peer), ..system })
     }
 
     /// With the congestion control of its sockets.

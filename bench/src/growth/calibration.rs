@@ -8,11 +8,11 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
-use super::scene::{Costs, Course, EndCosts, Load, Machines, Part, Scene};
+use super::plan::{Course, PS_MAX, WORKERS_MAX};
+use super::scene::{Costs, EndCosts, Load, Machines, Part, Scene};
 use super::simulation::simulate;
-use super::size::{PS_MAX, Size, WORKERS_MAX};
 use crate::error::BenchError;
-use crate::plan::Mode;
+use crate::plan::{Mode, Size};
 use crate::report::SCHEMA;
 use crate::spread::rounded;
 
@@ -51,10 +51,9 @@ pub struct Prediction {
     pub variant: String,
     /// What was pulled and pushed; `None` where the report does not say.
     pub workload: Option<String>,
-    /// Workers.
-    pub workers: u32,
-    /// Parameter servers.
-    pub ps: u32,
+    /// Workers and parameter servers.
+    #[serde(flatten)]
+    pub size: Size,
     /// Steps a second of all workers together, as measured.
     pub measured_steps_per_s: f64,
     /// The same, as simulated.
@@ -121,8 +120,7 @@ struct Input {
     report: String,
     variant: String,
     workload: Option<String>,
-    workers: u32,
-    ps: u32,
+    size: Size,
     mode: Mode,
     compute_us: f64,
     steps_per_s: f64,
@@ -136,7 +134,7 @@ struct Input {
 
 impl Input {
     fn counts(&self) -> [f64; COEFFICIENTS] {
-        [f64::from(self.ps) * WRITES_A_PS, self.messages, self.bytes]
+        [self.size.ps as f64 * WRITES_A_PS, self.messages, self.bytes]
     }
 
     fn predicted(&self, costs: &Costs, ends: &[[f64; COEFFICIENTS]; 2]) -> Prediction {
@@ -147,8 +145,7 @@ impl Input {
             report: self.report.clone(),
             variant: self.variant.clone(),
             workload: self.workload.clone(),
-            workers: self.workers,
-            ps: self.ps,
+            size: self.size,
             measured_steps_per_s: self.steps_per_s,
             predicted_steps_per_s: rounded(predicted),
             error_percent: percent(predicted, self.steps_per_s),
@@ -160,20 +157,20 @@ impl Input {
     /// loopback without delay. What a step moves is the same for each ps.
     fn simulated(&self, costs: &Costs) -> f64 {
         let machines = Machines {
-            size: Size { workers: self.workers, ps: self.ps },
-            workers_per_host: self.workers,
-            ps_per_host: self.ps,
+            size: self.size,
+            workers_per_host: self.size.workers,
+            ps_per_host: self.size.ps,
             worker_shards: 1,
             ps_shards: 1,
             worker_nic_gbit: f64::INFINITY,
             ps_nic_gbit: f64::INFINITY,
             propagation_us: 0.0,
         };
-        let course = Course { mode: self.mode, compute_us: self.compute_us, sigma: 0.0, seed: 0 };
-        let ps = f64::from(self.ps);
+        let course = Course { mode: self.mode, compute_us: self.compute_us, straggler_sigma: 0.0, seed: 0 };
+        let ps = self.size.ps as f64;
         let tensors = (self.messages / ps - CONTROLS_A_PS).max(CONTROLS_A_PS);
         let part = Part { bytes: (self.bytes / ps / 2.0).round() as u64, messages: tensors / 2.0 };
-        let loads = vec![Load { pull: part, push: part }; self.ps as usize];
+        let loads = vec![Load { pull: part, push: part }; self.size.ps];
         simulate(&Scene::new(machines, course, costs, &loads)).steps_per_second()
     }
 }
@@ -193,8 +190,8 @@ struct Report {
 
 #[derive(Deserialize)]
 struct Parameters {
-    workers: Option<u32>,
-    ps: Option<u32>,
+    workers: Option<usize>,
+    ps: Option<usize>,
     workload: Option<String>,
     mode: Option<Mode>,
     compute_us: Option<f64>,
@@ -221,13 +218,12 @@ fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchE
         return Err(wrong(name, problem));
     }
     let Parameters { workers, ps, workload, mode, compute_us } = report.parameters;
-    let counted = |what: &str, count: Option<u32>, most: u32| {
+    let counted = |what: &str, count: Option<usize>, most: usize| {
         count
             .filter(|count| (1..=most).contains(count))
             .ok_or_else(|| wrong(name, format!("parameters.{what} is not 1 to {most}; measure again")))
     };
-    let workers = counted("workers", workers, WORKERS_MAX)?;
-    let ps = counted("ps", ps, PS_MAX)?;
+    let size = Size { workers: counted("workers", workers, WORKERS_MAX)?, ps: counted("ps", ps, PS_MAX)? };
     let mut variants: Vec<&str> = Vec::new();
     for row in report.results.iter().filter(|row| row.system == "sealane") {
         if !variants.contains(&row.variant.as_str()) {
@@ -259,8 +255,7 @@ fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchE
             report: name.to_owned(),
             variant: variant.to_owned(),
             workload: workload.clone(),
-            workers,
-            ps,
+            size,
             mode: if is_sync { Mode::Sync } else { mode.unwrap_or_default() },
             compute_us: compute_us.unwrap_or(0.0),
             steps_per_s: needed("steps_per_s")?,

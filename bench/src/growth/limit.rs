@@ -1,11 +1,11 @@
 //! Where the first limit of a size lies, and what moves it: the same simulation again, with more of something.
 
-use super::plan::GrowthPlan;
+use super::plan::{GrowthPlan, has_room};
 use super::report::{FirstLimit, MovedBy, SessionBytes, SizeRow, StepTimes};
-use super::scene::{Course, Load, Machines, Scene};
+use super::scene::{Load, Machines, Scene};
 use super::simulation::{Tally, simulate};
-use super::size::{Size, is_small_enough};
 use crate::byte_count::format_bytes;
+use crate::plan::Size;
 use crate::spread::rounded;
 
 /// A resource that works for so much of the time is the limit: queues before it are long, and grow fast with what is left.
@@ -47,7 +47,7 @@ impl Setup {
 
     /// What each ps has of a step.
     fn loads(&self, plan: &GrowthPlan) -> Vec<Load> {
-        let ps = self.machines.size.ps as usize;
+        let ps = self.machines.size.ps;
         self.slice_bytes.map_or_else(|| plan.variables.over(ps), |bytes| plan.variables.sliced(bytes).over(ps))
     }
 
@@ -55,13 +55,11 @@ impl Setup {
     fn imbalance(&self, plan: &GrowthPlan) -> f64 {
         let loads = self.loads(plan);
         let bytes = || loads.iter().map(Load::bytes);
-        bytes().max().unwrap_or(0) as f64 * f64::from(self.machines.size.ps) / bytes().sum::<u64>().max(1) as f64
+        bytes().max().unwrap_or(0) as f64 * self.machines.size.ps as f64 / bytes().sum::<u64>().max(1) as f64
     }
 
     fn simulate(&self, plan: &GrowthPlan) -> Tally {
-        let GrowthPlan { mode, compute_us, straggler_sigma: sigma, seed, .. } = *plan;
-        let course = Course { mode, compute_us, sigma, seed };
-        simulate(&Scene::new(self.machines, course, &plan.costs(), &self.loads(plan)))
+        simulate(&Scene::new(self.machines, plan.course, &plan.costs(), &self.loads(plan)))
     }
 
     /// The setup with more of something, and what that is; `None` where it cannot be had, or would change nothing.
@@ -79,10 +77,10 @@ impl Setup {
             }
             Remedy::Ps => {
                 machines.size.ps *= 2;
-                is_small_enough(machines.size).then(|| format!("{} ps", machines.size.ps))?
+                has_room(machines.size).then(|| format!("{} ps", machines.size.ps))?
             }
             Remedy::Slices => {
-                let bytes = plan.variables.pull.iter().sum::<u64>() / u64::from(machines.size.ps) / SLICES_A_PS;
+                let bytes = plan.variables.pull.iter().sum::<u64>() / machines.size.ps as u64 / SLICES_A_PS;
                 other.slice_bytes = Some(bytes.max(1));
                 (self.imbalance(plan) >= IMBALANCE_MIN)
                     .then(|| format!("variables in slices of {}", format_bytes(bytes.max(1) as usize)))?
@@ -154,7 +152,7 @@ pub(super) fn measure(plan: &GrowthPlan, size: Size, first: Option<f64>) -> Size
     let setup = Setup::of(plan, size);
     let tally = setup.simulate(plan);
     let steps_per_s = tally.steps_per_second();
-    let of_each = steps_per_s / f64::from(size.workers);
+    let of_each = steps_per_s / size.workers as f64;
     let (first_limit, tried) = limit(plan, &setup, &tally);
     SizeRow {
         size,
@@ -165,8 +163,8 @@ pub(super) fn measure(plan: &GrowthPlan, size: Size, first: Option<f64>) -> Size
         efficiency: rounded(of_each / first.unwrap_or(of_each)),
         imbalance: rounded(setup.imbalance(plan)),
         session_bytes: SessionBytes {
-            ps: u64::from(size.workers) * SESSION_BYTES,
-            worker_host: u64::from(size.workers.min(plan.workers_per_host)) * u64::from(size.ps) * SESSION_BYTES,
+            ps: size.workers as u64 * SESSION_BYTES,
+            worker_host: (size.workers.min(plan.workers_per_host) * size.ps) as u64 * SESSION_BYTES,
         },
         first_limit,
         moved_by: best(&tried).map(|(_, moved)| moved.clone()),
@@ -201,7 +199,7 @@ fn limit(plan: &GrowthPlan, setup: &Setup, tally: &Tally) -> (FirstLimit, Vec<Tr
     if let Some((limit, _)) = busiest.filter(|(_, share)| *share >= LIMIT_UTILISATION) {
         return (limit, trials(limit));
     }
-    if plan.compute_us / 1e3 >= COMPUTE_SHARE * tally.step_ms(0.5) {
+    if plan.course.compute_us / 1e3 >= COMPUTE_SHARE * tally.step_ms(0.5) {
         return (FirstLimit::Compute, Vec::new());
     }
     let tried = trials(FirstLimit::Latency);

@@ -44,7 +44,6 @@ mod plan;
 mod report;
 mod scene;
 mod simulation;
-mod size;
 mod station;
 #[cfg(test)]
 mod tests;
@@ -55,13 +54,12 @@ use crate::sample::{Metric, Sample};
 use crate::spread::rounded;
 
 pub use calibration::{Calibration, Prediction, REPORTS_MAX};
-pub use plan::{GrowthPlan, SIZES, SIZES_MAX, SLICES_MAX};
+pub use plan::{Course, GrowthPlan, PAIRS_MAX, PS_MAX, SIZES, SIZES_MAX, SLICES_MAX, WORKERS_MAX};
 pub use report::{
     CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, SizeRow, StepTimes,
 };
 pub use scene::{Costs, EndCosts, Variables};
 pub use simulation::Shares;
-pub use size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX};
 
 /// Simulates every size of a plan.
 ///
@@ -72,7 +70,7 @@ pub fn grow(plan: &GrowthPlan, progress: &mut Progress) -> Result<GrowthReport, 
     progress.begin(plan.sizes.len() as u32, 1);
     let mut sizes: Vec<SizeRow> = Vec::with_capacity(plan.sizes.len());
     for (round, size) in (0..).zip(&plan.sizes) {
-        let first = sizes.first().map(|first| first.steps_per_s / f64::from(first.size.workers));
+        let first = sizes.first().map(|first| first.steps_per_s / first.size.workers as f64);
         let row = limit::measure(plan, *size, first);
         progress.measured(round, &size.to_string(), &Sample::figure(Metric::StepsPerSecond, row.steps_per_s));
         sizes.push(row);

@@ -2,13 +2,14 @@
 
 use std::ops::RangeInclusive;
 
+use clap::{Args, Parser};
 use serde::Serialize;
 
 use super::calibration::Calibration;
 use super::scene::{Costs, Variables};
-use super::size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX, is_small_enough};
+use crate::byte_count::parse_bytes;
 use crate::error::BenchError;
-use crate::plan::{Mode, within};
+use crate::plan::{Mode, Size, within};
 
 /// The sizes that are simulated by default: from what one machine can run to what none can.
 pub const SIZES: [Size; 7] = [
@@ -27,7 +28,7 @@ pub const SIZES_MAX: usize = 64;
 pub const SLICES_MAX: u64 = 1 << 20;
 /// Most shards of a host, and most workers on one.
 const SHARDS_MAX: u32 = 1_024;
-const WORKERS_PER_HOST_MAX: u32 = 1_024;
+const WORKERS_PER_HOST_MAX: usize = 1_024;
 /// The NICs that can be had, and some more, in Gbit/s.
 const NIC_GBIT: RangeInclusive<f64> = 0.001..=100_000.0;
 /// Longest propagation and compute time: a minute, in microseconds.
@@ -35,61 +36,89 @@ const TIME_US_MAX: f64 = 60e6;
 /// A step that takes e times as long as another is common with 1; with more than this, few steps take all the time.
 const SIGMA_MAX: f64 = 3.0;
 
-/// What is simulated; in a report, its parameters.
-#[derive(Clone, Debug, Serialize)]
+/// Most workers.
+pub const WORKERS_MAX: usize = 100_000;
+/// Most parameter servers.
+pub const PS_MAX: usize = 10_000;
+/// Most workers × ps. Each pair has one message in flight, and its place in several queues: some 60 bytes.
+pub const PAIRS_MAX: usize = 16 << 20;
+
+/// What is simulated: the flags of `sealane bench growth`, and the parameters in its report.
+#[derive(Clone, Debug, Serialize, Parser)]
 pub struct GrowthPlan {
-    /// One simulation, and those of what moves its limit, for each.
+    /// Workers and parameter servers of each simulation, as in 200+10,1000+50 [default: seven, from 10+1 to 10000+500]
+    #[arg(long, value_name = "W+PS,...", value_delimiter = ',', default_values_t = SIZES, hide_default_value = true)]
     #[serde(skip)]
     pub sizes: Vec<Size>,
-    /// What the variables are called.
+
+    /// The tensors that a worker pulls and pushes in a step: resnet50, wide_deep_400, ..., or a JSON file
+    #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
     pub workload: String,
+
     /// What a worker pulls and pushes in a step.
+    #[arg(skip)]
     #[serde(skip)]
     pub variables: Variables,
-    /// Variables of more bytes are cut into slices of at most so many. Default: none is cut.
+
+    /// Split larger variables into slices of at most this many bytes, as in 64KiB [default: no split]
+    #[arg(long = "slice", value_name = "BYTES", value_parser = |text: &str| parse_bytes(text).map(|bytes| bytes as u64))]
     pub slice_bytes: Option<u64>,
-    /// Who waits for whom. Default: nobody.
-    pub mode: Mode,
-    /// Workers of a host. Default: 8.
-    pub workers_per_host: u32,
-    /// Cores that Sealane has on a worker host, and on a ps's. Default: 1.
+
+    /// Workers per host
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub workers_per_host: usize,
+
+    /// Cores for Sealane on a worker host
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub worker_shards: u32,
-    /// See `worker_shards`.
+
+    /// Cores for Sealane on a ps host
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub ps_shards: u32,
-    /// Gbit/s of every host's NIC, in each direction. Default: 100.
+
+    /// Gbit/s of every host's NIC, in each direction
+    #[arg(long = "nic-gbit", value_name = "GBIT", default_value_t = 100.0)]
     pub nic_gbit_per_s: f64,
-    /// Microseconds from NIC to NIC. Default: 5.
+
+    /// Latency between two NICs in microseconds
+    #[arg(long, value_name = "US", default_value_t = 5.0)]
     pub propagation_us: f64,
-    /// Mean microseconds between a worker's last variable and its first gradient. Default: 0.
-    pub compute_us: f64,
-    /// Sigma of the lognormal distribution of that time. Default: 0, all take the mean.
-    pub straggler_sigma: f64,
-    /// What random numbers depend on. Default: 1.
-    pub seed: u64,
+
+    /// What the workers do.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub course: Course,
+
     /// What messages cost, by measurement. Default: what [`Costs::default`] says.
+    #[arg(skip)]
     #[serde(skip)]
     pub calibration: Option<Calibration>,
+}
+
+/// The steps of a simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Args)]
+pub struct Course {
+    /// Whether each worker steps on its own, or a ps waits for all workers' gradients before it answers the next pull
+    #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
+    pub mode: Mode,
+
+    /// Mean microseconds between a worker's last variable and its first gradient
+    #[arg(long, value_name = "US", default_value_t = 0.0)]
+    pub compute_us: f64,
+
+    /// Spread of that time: sigma of a lognormal distribution
+    #[arg(long, value_name = "SIGMA", default_value_t = 0.0)]
+    pub straggler_sigma: f64,
+
+    /// Random seed: the same seed gives the same figures
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
 }
 
 impl GrowthPlan {
     /// The plan that `sealane bench growth` runs without flags, for these variables.
     pub fn new(workload: &str, variables: Variables) -> GrowthPlan {
-        GrowthPlan {
-            sizes: SIZES.to_vec(),
-            workload: workload.to_owned(),
-            variables,
-            slice_bytes: None,
-            mode: Mode::Async,
-            workers_per_host: 8,
-            worker_shards: 1,
-            ps_shards: 1,
-            nic_gbit_per_s: 100.0,
-            propagation_us: 5.0,
-            compute_us: 0.0,
-            straggler_sigma: 0.0,
-            seed: 1,
-            calibration: None,
-        }
+        GrowthPlan { workload: workload.to_owned(), variables, ..GrowthPlan::parse_from(["growth"]) }
     }
 
     /// What messages cost.
@@ -106,7 +135,7 @@ impl GrowthPlan {
         for size in &self.sizes {
             within("--sizes", size.workers, 1..=WORKERS_MAX)?;
             within("--sizes", size.ps, 1..=PS_MAX)?;
-            if !is_small_enough(*size) {
+            if !has_room(*size) {
                 let accepted = format!("sizes of at most {PAIRS_MAX} pairs of a worker and a ps");
                 return Err(BenchError::setting("--sizes", size, accepted));
             }
@@ -116,11 +145,11 @@ impl GrowthPlan {
         within("--ps-shards", self.ps_shards, 1..=SHARDS_MAX)?;
         within("--nic-gbit", self.nic_gbit_per_s, NIC_GBIT)?;
         within("--propagation-us", self.propagation_us, 0.0..=TIME_US_MAX)?;
-        within("--compute-us", self.compute_us, 0.0..=TIME_US_MAX)?;
-        within("--straggler-sigma", self.straggler_sigma, 0.0..=SIGMA_MAX)?;
-        if self.straggler_sigma > 0.0 && self.compute_us == 0.0 {
+        within("--compute-us", self.course.compute_us, 0.0..=TIME_US_MAX)?;
+        within("--straggler-sigma", self.course.straggler_sigma, 0.0..=SIGMA_MAX)?;
+        if self.course.straggler_sigma > 0.0 && self.course.compute_us == 0.0 {
             let accepted = "it with a --compute-us that it can spread";
-            return Err(BenchError::setting("--straggler-sigma", self.straggler_sigma, accepted));
+            return Err(BenchError::setting("--straggler-sigma", self.course.straggler_sigma, accepted));
         }
         let slice_bytes = self.slice_bytes.unwrap_or(u64::MAX);
         within("--slice", slice_bytes, 1..=u64::MAX)?;
@@ -132,6 +161,11 @@ impl GrowthPlan {
         }
         Ok(())
     }
+}
+
+/// Whether so many pairs have room.
+pub(super) fn has_room(size: Size) -> bool {
+    size.workers * size.ps <= PAIRS_MAX && size.ps <= PS_MAX
 }
 
 #[cfg(test)]
@@ -170,9 +204,9 @@ mod tests {
             ("--nic-gbit", |plan| plan.nic_gbit_per_s = 0.0),
             ("--nic-gbit", |plan| plan.nic_gbit_per_s = f64::NAN),
             ("--propagation-us", |plan| plan.propagation_us = -1.0),
-            ("--compute-us", |plan| plan.compute_us = f64::INFINITY),
-            ("--straggler-sigma", |plan| plan.straggler_sigma = 4.0),
-            ("--straggler-sigma", |plan| plan.straggler_sigma = 0.5),
+            ("--compute-us", |plan| plan.course.compute_us = f64::INFINITY),
+            ("--straggler-sigma", |plan| plan.course.straggler_sigma = 4.0),
+            ("--straggler-sigma", |plan| plan.course.straggler_sigma = 0.5),
             ("--slice", |plan| plan.slice_bytes = Some(0)),
             ("--slice", |plan| {
                 (plan.variables.pull, plan.slice_bytes) = (vec![SLICES_MAX + 1], Some(1));

@@ -8,9 +8,9 @@ use super::calibration::Prediction;
 use super::plan::GrowthPlan;
 use super::scene::{Costs, EndCosts};
 use super::simulation::Shares;
-use super::size::Size;
 use crate::byte_count::format_bytes;
 use crate::limits::PEERS_MAX;
+use crate::plan::Size;
 use crate::table::{Column, Table};
 
 /// Names the JSON's shape; another shape gets another number.
@@ -172,15 +172,15 @@ impl GrowthReport {
         let slices = settings.slice_bytes.map_or(String::new(), |bytes| {
             format!(" in slices of at most {}", format_bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
         });
-        let compute = match settings.straggler_sigma {
-            _ if settings.compute_us == 0.0 => String::new(),
-            0.0 => format!(", {} µs of compute time", settings.compute_us),
-            sigma => format!(", {} µs of compute time (sigma {sigma})", settings.compute_us),
+        let compute = match settings.course.straggler_sigma {
+            _ if settings.course.compute_us == 0.0 => String::new(),
+            0.0 => format!(", {} µs of compute time", settings.course.compute_us),
+            sigma => format!(", {} µs of compute time (sigma {sigma})", settings.course.compute_us),
         };
         format!(
             "growth on virtual time, {}, {}{slices}: {} workers a host, {} and {} shards a worker host and ps, NICs of {} Gbit/s, \
              {} µs between them{compute}",
-            settings.mode,
+            settings.course.mode,
             settings.workload,
             settings.workers_per_host,
             settings.worker_shards,
@@ -234,7 +234,7 @@ impl GrowthReport {
             vec![
                 input.report.clone(),
                 input.variant.clone(),
-                format!("{}+{}", input.workers, input.ps),
+                input.size.to_string(),
                 format!("{:.0}", input.measured_steps_per_s),
                 format!("{:.0}", input.predicted_steps_per_s),
                 format!("{:+.1}", input.error_percent),
@@ -261,7 +261,7 @@ impl GrowthReport {
     fn notes(&self) -> String {
         let mut text = "Utilisation is that of the busiest of its kind. Efficiency is steps/s and worker in those of the first size.\n".to_owned();
         let most = self.sizes.iter().map(|size| size.size.workers).max().unwrap_or(0);
-        if most as usize > PEERS_MAX {
+        if most > PEERS_MAX {
             writeln!(
                 text,
                 "A ps of {most} workers has as many sessions: raise transport.links_max there, which is {PEERS_MAX} by default."
@@ -272,9 +272,8 @@ impl GrowthReport {
             let megabytes = |bytes: u64| bytes as f64 / 1e6;
             writeln!(
                 text,
-                "Sessions of {}+{} hold {:.0} MB in a ps and {:.0} MB in a worker host.",
-                last.size.workers,
-                last.size.ps,
+                "Sessions of {} hold {:.0} MB in a ps and {:.0} MB in a worker host.",
+                last.size,
                 megabytes(last.session_bytes.ps),
                 megabytes(last.session_bytes.worker_host)
             )

@@ -4,9 +4,9 @@
 use sealane_transport::limits::{CHUNK_BYTES, GROUP_BYTES, INLINE_PAYLOAD_BYTES, PART_BYTES};
 use serde::{Deserialize, Serialize};
 
-use super::size::Size;
+use super::plan::Course;
 use super::station::{TICKS_PER_SECOND, Tick, of_ns};
-use crate::plan::{Mode, spread};
+use crate::plan::{Size, spread};
 
 /// Bytes of a frame's header. Those of TCP and IP are not counted: a segment of a large message has 3 to 5 % of them.
 const HEADER_BYTES: f64 = 32.0;
@@ -62,8 +62,8 @@ type Legs = [Leg; 4];
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Machines {
     pub(super) size: Size,
-    pub(super) workers_per_host: u32,
-    pub(super) ps_per_host: u32,
+    pub(super) workers_per_host: usize,
+    pub(super) ps_per_host: usize,
     /// Shards of a worker host and of a ps host.
     pub(super) worker_shards: u32,
     pub(super) ps_shards: u32,
@@ -72,16 +72,6 @@ pub(super) struct Machines {
     pub(super) ps_nic_gbit: f64,
     /// Microseconds from NIC to NIC.
     pub(super) propagation_us: f64,
-}
-
-/// The steps of a simulation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Course {
-    pub(super) mode: Mode,
-    /// The mean of a step's compute time, in microseconds, and its sigma.
-    pub(super) compute_us: f64,
-    pub(super) sigma: f64,
-    pub(super) seed: u64,
 }
 
 /// Everything that a simulation is given.
@@ -102,7 +92,7 @@ pub(super) struct Scene {
 impl Scene {
     /// The scene of these machines and loads. A ps without a load is left out.
     pub(super) fn new(machines: Machines, course: Course, costs: &Costs, loads: &[Load]) -> Scene {
-        let workers = u64::from(machines.size.workers);
+        let workers = machines.size.workers as u64;
         let (fewest, most) = STEPS_OF_EACH;
         let busy = loads.iter().filter(|load| load.pull.messages + load.push.messages > 0.0);
         Scene {

@@ -64,7 +64,7 @@ struct Barrier {
     /// Steps whose gradients are all in.
     version: u32,
     /// Gradients of the next step that are in.
-    pushed: u32,
+    pushed: usize,
     /// Workers whose request waits for the next version.
     waiting: Vec<u32>,
 }
@@ -136,8 +136,8 @@ impl<'a> Simulation<'a> {
     fn new(scene: &'a Scene) -> Simulation<'a> {
         let machines = &scene.machines;
         let workers = machines.size.workers;
-        let worker_hosts = workers.div_ceil(machines.workers_per_host) as usize;
-        let ps_hosts = scene.legs.len().div_ceil(machines.ps_per_host as usize);
+        let worker_hosts = workers.div_ceil(machines.workers_per_host);
+        let ps_hosts = scene.legs.len().div_ceil(machines.ps_per_host);
         let idle = Worker { began: 0, steps: 0, awaited: 0, kind: Kind::Request };
         // They do not begin together: each somewhere in the time that a worker by itself takes, which is what its shard does in
         // a step and its compute time.
@@ -145,8 +145,8 @@ impl<'a> Simulation<'a> {
         let alone = scene.compute + scene.legs.iter().map(of_one).sum::<Tick>();
         let begins = |worker: u32| (draw(scene.course.seed, START, worker.into()) * alone as f64) as Tick;
         Simulation {
-            events: (0..workers).map(|worker| Reverse((begins(worker), CLOCKS, worker))).collect(),
-            workers: vec![idle; workers as usize],
+            events: (0..workers as u32).map(|worker| Reverse((begins(worker), CLOCKS, worker))).collect(),
+            workers: vec![idle; workers],
             worker_hosts: vec![Host::default(); worker_hosts],
             ps_hosts: vec![Host::default(); ps_hosts],
             queues: vec![VecDeque::new(); 2 * worker_hosts + ps_hosts],
@@ -195,7 +195,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn host_of(&self, worker: u32) -> usize {
-        (worker / self.scene.machines.workers_per_host) as usize
+        worker as usize / self.scene.machines.workers_per_host
     }
 
     /// A worker sends a message to each ps, at once. Each begins with another ps, as workers that do not know of each other do.
@@ -219,7 +219,7 @@ impl<'a> Simulation<'a> {
     /// A message reaches its ps's host, and is worked off up to where its reply leaves.
     fn reaches_ps(&mut self, message: Message) {
         let (leg, ps) = (self.leg(&message), message.ps as usize);
-        let host = &mut self.ps_hosts[ps / self.scene.machines.ps_per_host as usize];
+        let host = &mut self.ps_hosts[ps / self.scene.machines.ps_per_host];
         let taken_in = host.nic.receive(message.at, leg.arrive, leg.leave);
         host.shard.work(taken_in, leg.receive);
         let mut released = Vec::new();
@@ -229,7 +229,7 @@ impl<'a> Simulation<'a> {
                 barrier.waiting.push(message.worker);
                 return;
             }
-            barrier.pushed += u32::from(message.kind == Kind::Push);
+            barrier.pushed += usize::from(message.kind == Kind::Push);
             if barrier.pushed == self.scene.machines.size.workers {
                 (barrier.version, barrier.pushed) = (barrier.version + 1, 0);
                 released = std::mem::take(&mut barrier.waiting);
@@ -246,7 +246,7 @@ impl<'a> Simulation<'a> {
     fn reply(&mut self, worker: u32, ps: usize, to: Kind, from: Tick) {
         let kind = to.reply();
         let leg = self.scene.legs[ps][kind as usize];
-        let place = ps / self.scene.machines.ps_per_host as usize;
+        let place = ps / self.scene.machines.ps_per_host;
         let host = &mut self.ps_hosts[place];
         let ready = host.shard.work(from, leg.send);
         let at = host.nic.send(ready, leg.leave) + self.scene.propagation;
@@ -325,7 +325,7 @@ impl<'a> Simulation<'a> {
 
 /// The compute time of a step.
 fn compute_time(scene: &Scene, which: u64) -> Tick {
-    let (mean, sigma, seed) = (scene.compute, scene.course.sigma, scene.course.seed);
+    let (mean, sigma, seed) = (scene.compute, scene.course.straggler_sigma, scene.course.seed);
     if sigma == 0.0 {
         return mean;
     }

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::plan::Size;
 
 fn plan() -> GrowthPlan {
     let sizes = vec![Size { workers: 10, ps: 1 }, Size { workers: 40, ps: 4 }];
@@ -72,7 +73,7 @@ fn each_resource_can_be_the_first_limit_and_more_of_it_moves_it() {
         (row.first_limit, row.moved_by.unwrap().what.as_str()),
         (FirstLimit::Latency, "10000 µs of propagation")
     );
-    let row = limit_of(|plan| plan.compute_us = 50_000.0);
+    let row = limit_of(|plan| plan.course.compute_us = 50_000.0);
     assert_eq!((row.first_limit, row.moved_by), (FirstLimit::Compute, None));
 }
 

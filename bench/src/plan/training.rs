@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Add;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub enum Mode {
     Sync,
 }
 
-/// How many train.
+/// How many train, in a measurement or a simulation; written as flags spell it, `50+5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
     /// Workers.
@@ -35,7 +36,18 @@ pub struct Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} workers + {} ps", self.workers, self.ps)
+        write!(f, "{}+{}", self.workers, self.ps)
+    }
+}
+
+impl FromStr for Size {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        let numbers = text.split_once('+').and_then(|(workers, ps)| {
+            Some(Self { workers: workers.trim().parse().ok()?, ps: ps.trim().parse().ok()? })
+        });
+        numbers.ok_or_else(|| BenchError::setting("--sizes", text, "workers and ps, as in 200+10"))
     }
 }
 
@@ -73,8 +85,8 @@ impl Default for Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { size, request_buffers, registration, fuse, polling, copies } = self;
-        if let Some(size) = size {
-            write!(f, "{size}, ")?;
+        if let Some(Size { workers, ps }) = size {
+            write!(f, "{workers} workers + {ps} ps, ")?;
         }
         let buffers = if *request_buffers == 1 { "request buffer" } else { "request buffers" };
         let waiting = if *polling { "polling" } else { "parking" };

@@ -9,7 +9,7 @@ use nix::sys::epoll::EpollFlags;
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::Plan;
 use crate::process;
 use crate::sample::{Metric, Sample};
@@ -255,13 +255,14 @@ pub(super) fn start_storm(
 ) -> Result<System, BenchError> {
     let (plan, system) = (job.plan.clone(), job.system.as_str());
     process::allow_open_files("--peers", plan.peers, 1)?;
-    let mut peer = Peer::start(program, job)?;
-    let variant = format!("parking, {} peers", plan.peers);
-    let mut storm = Storm { manners, plan, system, port: peer.ready().port, visits: 0 };
-    let called = storm.call().and_then(|(crowd, _)| crowd.congestion().and_then(|name| crowd.part().map(|()| name)));
-    let congestion = called.map_err(|failure| peer.blame(failure))?;
-    peer.rest()?;
-    Ok(System::new(system, variant, storm).with_congestion(congestion).with_peer(peer))
+    System::with_peer(job, program, |peer| {
+        let variant = format!("parking, {} peers", plan.peers);
+        let mut storm = Storm { manners, plan, system, port: peer.ready().port, visits: 0 };
+        let (crowd, _) = storm.call()?;
+        let congestion = crowd.congestion()?;
+        crowd.part()?;
+        Ok(System::new(system, variant, storm).with_congestion(congestion))
+    })
 }
 
 impl<M: Manners> Storm<M> {

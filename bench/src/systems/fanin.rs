@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::Peer;
 use crate::sample::{Metric, Sample};
 use crate::stopwatch::RoundClock;
 use crate::system::{Rounds, System};
@@ -33,17 +32,16 @@ struct FanIn<A> {
     resident_bytes_each: Option<f64>,
 }
 
-/// Peers that ask a listener, whose process rests.
+/// Peers that ask a listener.
 pub(super) fn system(
     name: &'static str,
     peers: usize,
     congestion: String,
     resident_bytes_each: Option<f64>,
     askers: impl Askers + 'static,
-    peer: Peer,
 ) -> System {
     let rounds = FanIn { system: name, askers, resident_bytes_each };
-    System::new(name, format!("{peers} peers"), rounds).with_congestion(congestion).with_peer(peer)
+    System::new(name, format!("{peers} peers"), rounds).with_congestion(congestion)
 }
 
 impl<A: Askers> FanIn<A> {

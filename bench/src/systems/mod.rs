@@ -15,6 +15,8 @@ use crate::error::BenchError;
 use crate::limits::{FEW_PEERS, FILL};
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
+use crate::sample::Sample;
+use crate::stopwatch::RoundTrips;
 use crate::system::System;
 
 /// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
@@ -75,7 +77,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         Bench::FanIn => return sealane::fanin::start(job, program),
         Bench::Idle => return sealane::idle(job, program),
         Bench::Connect if is_raw => return crowd::start_storm(job, program, raw::Zeros::like_sealane()),
-        Bench::Connect => return crowd::start_storm(job, program, sealane::Workers),
+        Bench::Connect => return crowd::start_storm(job, program, sealane::Workers::Answering),
         Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse => {}
         Bench::Ps if job.system == SystemName::Grpc => return grpc::training::start(job, program),
         Bench::Ps => return sealane::training::start(job, program),
@@ -123,6 +125,25 @@ pub(super) fn check_arrival<'t>(
 ) -> Result<(), BenchError> {
     let wrong = tensors.enumerate().find(|(_, bytes)| bytes.iter().any(|byte| *byte != FILL));
     wrong.map_or(Ok(()), |(tensor, _)| Err(BenchError::WrongBytes { system, tensor }))
+}
+
+/// A round of requests one at a time, for consumers that are plain threads.
+pub(super) fn round_trips<E>(
+    plan: &Plan,
+    length: Duration,
+    mut request: impl FnMut() -> Result<(), E>,
+) -> Result<Sample, E> {
+    let mut trips = RoundTrips::start(Instant::now(), length);
+    loop {
+        if let Some(idle) = plan.idle() {
+            pass_gap(idle, plan.polling);
+        }
+        let asked = Instant::now();
+        request()?;
+        if trips.completed(asked, Instant::now()) {
+            return Ok(trips.sample());
+        }
+    }
 }
 
 /// Lets the gap pass as the run waits for everything else: spinning, or asleep.

@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 use crate::error::BenchError;
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
 use crate::peer::Peer;
-use crate::plan::{Plan, Training};
+use crate::plan::{Plan, Training, spread};
 use crate::process::{self, Process};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
@@ -101,17 +101,17 @@ struct Experiment<T> {
     processes: [Process; 2],
 }
 
-/// The experiment of a plan that has one, with parameter servers whose process rests.
+/// The experiment of a plan that has one, with parameter servers in that process.
 pub(super) fn system(
     (name, variant): (&'static str, String),
     plan: &Plan,
     trainees: impl Trainees + 'static,
     resident_bytes_each: f64,
-    peer: Peer,
+    peer: &Peer,
 ) -> Result<System, BenchError> {
     let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
     let experiment = Experiment { training: of(plan).clone(), trainees, resident_bytes_each, steps: None, processes };
-    Ok(System::new(name, variant, experiment).with_peer(peer))
+    Ok(System::new(name, variant, experiment))
 }
 
 impl<T: Trainees> Experiment<T> {
@@ -176,6 +176,26 @@ impl<T: Trainees> Experiment<T> {
 /// The experiment that a plan describes.
 pub(super) fn of(plan: &Plan) -> &Training {
     plan.training.as_ref().expect("a plan of ps has one")
+}
+
+/// What a worker has to do with one ps in a step.
+pub(super) struct Share {
+    /// The tensors that it pulls, by their numbers, and their bytes.
+    pub(super) numbers: Vec<usize>,
+    pub(super) pulled: Vec<usize>,
+    /// Bytes of the gradients that it pushes.
+    pub(super) pushed: Vec<usize>,
+}
+
+/// The shares of every ps, over which tensors and gradients are spread.
+pub(super) fn shares(plan: &Plan) -> impl ExactSizeIterator<Item = Share> {
+    let Training { size, push, .. } = of(plan);
+    let of_each = spread(&plan.step, size.ps).into_iter().zip(spread(push, size.ps));
+    of_each.map(|(numbers, pushed)| Share {
+        pulled: numbers.iter().map(|&tensor| plan.step[tensor]).collect(),
+        pushed: pushed.into_iter().map(|gradient| push[gradient]).collect(),
+        numbers,
+    })
 }
 
 /// How a plan with one variant trains.

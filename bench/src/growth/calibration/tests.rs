@@ -8,13 +8,12 @@ const KNOWN: Costs = Costs {
 };
 
 /// A report as `sealane bench ps` would have written it if the known costs were all.
-fn report(workers: u32, ps: u32, messages: f64, bytes: f64, ends: bool) -> Value {
+fn report(workers: usize, ps: usize, messages: f64, bytes: f64, ends: bool) -> Value {
     let input = Input {
         report: String::new(),
         variant: String::new(),
         workload: None,
-        workers,
-        ps,
+        size: Size { workers, ps },
         mode: Mode::Async,
         compute_us: 0.0,
         steps_per_s: 1.0,

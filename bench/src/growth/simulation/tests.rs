@@ -1,14 +1,15 @@
-use super::super::scene::{Costs, Course, EndCosts, Machines, Variables};
-use super::super::size::Size;
+use super::super::plan::Course;
+use super::super::scene::{Costs, EndCosts, Machines, Variables};
 use super::super::station::{TICKS_PER_SECOND, of_ns};
 use super::*;
+use crate::plan::Size;
 
 const COSTS: Costs = Costs {
     worker: EndCosts { write_ns: 1_000.0, message_ns: 200.0, byte_ns: 0.1 },
     ps: EndCosts { write_ns: 3_000.0, message_ns: 500.0, byte_ns: 0.2 },
 };
 
-fn machines(workers: u32) -> Machines {
+fn machines(workers: usize) -> Machines {
     Machines {
         size: Size { workers, ps: 1 },
         workers_per_host: 8,
@@ -22,7 +23,7 @@ fn machines(workers: u32) -> Machines {
 }
 
 fn course(mode: Mode) -> Course {
-    Course { mode, compute_us: 0.0, sigma: 0.0, seed: 3 }
+    Course { mode, compute_us: 0.0, straggler_sigma: 0.0, seed: 3 }
 }
 
 /// The scene with other numbers of steps.
@@ -119,7 +120,7 @@ fn queues_are_in_the_order_of_time() {
 
 #[test]
 fn synchronous_workers_stay_within_a_step_of_each_other() {
-    let course = Course { compute_us: 500.0, sigma: 0.6, ..course(Mode::Sync) };
+    let course = Course { compute_us: 500.0, straggler_sigma: 0.6, ..course(Mode::Sync) };
     let scene = scene(machines(20), course, 3);
     let mut simulation = Simulation::new(&scene);
     while !simulation.is_over() {
@@ -135,7 +136,7 @@ fn synchronous_workers_stay_within_a_step_of_each_other() {
 #[test]
 fn the_same_seed_gives_the_same_and_another_does_not() {
     let with_seed = |seed| {
-        let course = Course { compute_us: 200.0, sigma: 0.4, seed, ..course(Mode::Async) };
+        let course = Course { compute_us: 200.0, straggler_sigma: 0.4, seed, ..course(Mode::Async) };
         simulate(&scene(machines(30), course, 3))
     };
     assert_eq!(with_seed(5), with_seed(5));

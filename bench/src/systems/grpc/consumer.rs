@@ -2,7 +2,6 @@
 //! tensor to its own buffer, or all of a step at once.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,8 +14,8 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 
 use super::codec::{Message, MessageCodec, copy_out, request_for};
-use super::connection::{NAME, failed, spin};
 use super::service::{PULL, PULL_ALL, PUSH, PUSH_ALL};
+use super::{NAME, failed, spin};
 use crate::error::BenchError;
 use crate::limits::{GRPC_CALLS_MAX, STALL_LIMIT, STEP_TENSORS_MAX};
 use crate::plan::{Bench, Fuse, Plan};
@@ -34,9 +33,11 @@ pub(super) fn measure(
 ) -> Result<Sample, BenchError> {
     let largest = plan.step.iter().sum::<usize>().max(plan.size_bytes);
     let caller = Caller::new(channel.clone(), largest);
-    let puller = Puller { caller: caller.clone(), request: request_for(0, 0), size_bytes: plan.size_bytes };
+    let mut puller = Puller { caller: caller.clone(), request: request_for(0, 0), size_bytes: plan.size_bytes };
     if plan.bench == Bench::Latency && !plan.polling {
-        return sleepy_round_trips(runtime, puller, plan, length);
+        // With the thread asleep in the gaps: the runtime's own timer has a granularity of a millisecond, which would make the
+        // gap another one than the other systems'.
+        return systems::round_trips(plan, length, || bounded(runtime, STALL_LIMIT, puller.pull()));
     }
     bounded(runtime, length + STALL_LIMIT, async {
         let _spinner = plan.polling.then(spin);
@@ -96,27 +97,6 @@ async fn spin_for(idle: Duration) {
     let end = Instant::now() + idle;
     while Instant::now() < end {
         tokio::task::yield_now().await;
-    }
-}
-
-/// As [`round_trips`], with the thread asleep in the gaps: the runtime's own timer has a
-/// granularity of a millisecond, which would make the gap another one than the other systems'.
-fn sleepy_round_trips(
-    runtime: &Runtime,
-    mut puller: Puller,
-    plan: &Plan,
-    length: Duration,
-) -> Result<Sample, BenchError> {
-    let mut trips = RoundTrips::start(Instant::now(), length);
-    loop {
-        if let Some(idle) = plan.idle() {
-            thread::sleep(idle);
-        }
-        let asked = Instant::now();
-        bounded(runtime, STALL_LIMIT, puller.pull())?;
-        if trips.completed(asked, Instant::now()) {
-            return Ok(trips.sample());
-        }
     }
 }
 

@@ -6,31 +6,35 @@
 //! current-thread runtime on its pinned CPU which, with polling on, never sleeps.
 
 mod codec;
-mod connection;
 mod consumer;
 mod service;
 pub(super) mod training;
 
+use std::error::Error;
 use std::future::{pending, ready};
-use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{io, net};
 
 use futures_util::stream::{self, Stream, StreamExt};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::runtime::Runtime;
-use tonic::transport::Channel;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinHandle, yield_now};
 use tonic::transport::server::Connected;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
 
 use crate::error::BenchError;
-use crate::limits::DUPLEX_BYTES;
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::limits::{DUPLEX_BYTES, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::sockets::{self, Meeting};
-use connection::{NAME, runtime};
 use service::Ps;
 
 /// Unary calls to a producer.
@@ -43,40 +47,41 @@ struct Unary {
 
 /// A producer in a process of its own, over TCP.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let peer = Peer::start(program, job)?;
-    let stream = sockets::connect(peer.ready().port, job.plan.congestion.as_deref())?;
-    let congestion = sockets::congestion(&stream)?;
-    Ok(system(&job.plan, peer, || connection::adopt(stream))?.with_congestion(congestion))
+    System::with_peer(job, program, |peer| {
+        let stream = sockets::connect(peer.ready().port, job.plan.congestion.as_deref())?;
+        let congestion = sockets::congestion(&stream)?;
+        Ok(system(&job.plan, || adopt(stream))?.with_congestion(congestion))
+    })
 }
 
 /// The same over a Unix socket: what gRPC has for two processes of one host.
 pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let peer = Peer::start(program, &job)?;
-    let stream = UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
-    system(&job.plan, peer, || connection::adopt_unix(stream))
+    System::with_peer(&job, program, |_| {
+        let stream =
+            unix::net::UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
+        system(&job.plan, || adopt_unix(stream))
+    })
 }
 
 /// A producer in this thread.
 pub(super) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
-    let runtime = runtime()?;
-    let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
-    runtime.spawn(service::serve(ps(plan), one(far)));
-    let channel = runtime.block_on(connection::open(near))?;
-    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }))
+    system(plan, || {
+        let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
+        tokio::spawn(service::serve(ps(plan), one(far)));
+        Ok(near)
+    })
 }
 
-/// Calls a producer's process over what `adopt` makes a connection of the runtime that it is called in.
-fn system<C>(plan: &Plan, mut peer: Peer, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
+/// Calls a producer over what `adopt` makes a connection of the runtime that it is called in.
+fn system<C>(plan: &Plan, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let runtime = runtime()?;
-    let opened = runtime.block_on(async { connection::open(adopt()?).await });
-    let channel = opened.map_err(|failure| peer.blame(failure))?;
-    peer.rest()?;
-    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }).with_peer(peer))
+    let channel = runtime.block_on(async { open(adopt()?).await })?;
+    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }))
 }
 
 impl Rounds for Unary {
@@ -99,7 +104,7 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
     announce(sockets::port(&listener)?)?;
     let stream = sockets::accept(&listener)?;
-    serve_connection(plan, || connection::adopt(stream))
+    serve_connection(plan, || adopt(stream))
 }
 
 /// The producer's side over a Unix socket: serves one consumer until the process is ended.
@@ -107,7 +112,7 @@ pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
     let listener = UnixListener::bind(job.meeting_place()?).map_err(BenchError::io("listen at a Unix socket"))?;
     announce(0)?;
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
-    serve_connection(&job.plan, || connection::adopt_unix(stream))
+    serve_connection(&job.plan, || adopt_unix(stream))
 }
 
 /// Serves what `adopt` makes a connection of the runtime that it is called in.
@@ -116,7 +121,7 @@ where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     runtime()?.block_on(async {
-        let _spinner = plan.polling.then(connection::spin);
+        let _spinner = plan.polling.then(spin);
         service::serve(ps(plan), one(adopt()?)).await?;
         pending().await
     })
@@ -131,4 +136,83 @@ fn one<C>(connection: C) -> impl Stream<Item = io::Result<C>> {
 fn ps(plan: &Plan) -> Arc<Ps> {
     let sizes = if plan.step.is_empty() { std::slice::from_ref(&plan.size_bytes) } else { &plan.step };
     Ps::new(sizes.iter().copied(), &[], 1)
+}
+
+/// What a request names as its host; nothing looks it up.
+const ORIGIN: &str = "http://producer";
+
+/// A standard socket for the runtime that this is called in.
+pub(super) fn adopt(stream: net::TcpStream) -> Result<TcpStream, BenchError> {
+    stream
+        .set_nonblocking(true)
+        .and_then(|()| TcpStream::from_std(stream))
+        .map_err(BenchError::io("hand a socket to gRPC"))
+}
+
+/// As [`adopt`], for a Unix socket.
+fn adopt_unix(stream: unix::net::UnixStream) -> Result<UnixStream, BenchError> {
+    stream
+        .set_nonblocking(true)
+        .and_then(|()| UnixStream::from_std(stream))
+        .map_err(BenchError::io("hand a socket to gRPC"))
+}
+
+/// A channel over one connection; when that is lost, so is the channel.
+pub(super) async fn open<C>(connection: C) -> Result<Channel, BenchError>
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut connection = Some(TokioIo::new(connection));
+    let connector = service_fn(move |_uri| {
+        let taken = connection.take();
+        async move { taken.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    Endpoint::from_static(ORIGIN)
+        .buffer_size(WINDOW_MAX)
+        .initial_stream_window_size(GRPC_WINDOW_BYTES)
+        .initial_connection_window_size(GRPC_WINDOW_BYTES)
+        .http2_adaptive_window(false)
+        .max_frame_size(GRPC_FRAME_BYTES)
+        .connect_with_connector(connector)
+        .await
+        .map_err(failed("connect"))
+}
+
+/// Keeps the runtime from sleeping while it lives.
+pub(super) struct Spinner(JoinHandle<()>);
+
+/// Starts to spin: a task that always yields makes the runtime look at its sockets without waiting.
+pub(super) fn spin() -> Spinner {
+    Spinner(tokio::spawn(async {
+        loop {
+            yield_now().await;
+        }
+    }))
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+pub(super) const NAME: &str = "grpc";
+
+/// A runtime of one thread: the caller's.
+pub(super) fn runtime() -> Result<Runtime, BenchError> {
+    Builder::new_current_thread().enable_all().build().map_err(BenchError::io("start a runtime for gRPC"))
+}
+
+/// Says what gRPC's library said, with the causes that its errors hide.
+pub(super) fn failed<E: Error>(operation: &'static str) -> impl FnOnce(E) -> BenchError {
+    move |error| {
+        let mut reason = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            reason.push_str(": ");
+            reason.push_str(&error.to_string());
+            cause = error.source();
+        }
+        BenchError::Failed { system: "gRPC", operation, reason }
+    }
 }

@@ -14,13 +14,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::Grpc;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
+use tower::service_fn;
 
 use super::codec::{Message, MessageCodec, number_in, version_in};
-use super::connection::failed;
+use super::failed;
 use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 
@@ -57,12 +58,22 @@ impl Ps {
         })
     }
 
-    /// Takes gradients; when as many have come as all workers push in a step, there is a new version.
-    fn take(&self, count: usize) {
+    /// Takes a message with so many gradients; when as many have come as all workers push in a step, there is a new version.
+    fn take(&self, gradients: &Bytes, count: usize) -> Ready<Result<Response<Bytes>, Status>> {
+        if gradients.last() != Some(&FILL) {
+            return ready(Err(Status::data_loss("other bytes")));
+        }
         let taken = self.taken.fetch_add(count, Ordering::Relaxed) + count;
         if taken.is_multiple_of(self.gradients) {
             self.version.send_modify(|version| *version += 1);
         }
+        ready(Ok(Response::new(Bytes::new())))
+    }
+
+    /// The tensor that a request names.
+    fn tensor(&self, request: &[u8]) -> Result<Bytes, Status> {
+        let tensor = number_in(request).and_then(|number| self.tensors.get(number));
+        tensor.cloned().ok_or_else(|| Status::not_found("no such tensor"))
     }
 
     /// Answers a request at once, or when there is the version that it wants.
@@ -102,47 +113,6 @@ where
 
 type Answer<T> = Either<Ready<Result<Response<T>, Status>>, BoxFuture<Response<T>, Status>>;
 
-struct Pull(Arc<Ps>);
-
-impl UnaryService<Bytes> for Pull {
-    type Response = Bytes;
-    type Future = Answer<Bytes>;
-
-    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        self.0.answer(request.get_ref(), |ps, request| {
-            let tensor = number_in(request).and_then(|number| ps.tensors.get(number));
-            tensor.cloned().ok_or_else(|| Status::not_found("no such tensor"))
-        })
-    }
-}
-
-struct PullAll(Arc<Ps>);
-
-impl UnaryService<Bytes> for PullAll {
-    type Response = Arc<[Bytes]>;
-    type Future = Answer<Arc<[Bytes]>>;
-
-    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        self.0.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()))
-    }
-}
-
-/// Takes a message with so many gradients.
-struct Push(Arc<Ps>, usize);
-
-impl UnaryService<Bytes> for Push {
-    type Response = Bytes;
-    type Future = Ready<Result<Response<Bytes>, Status>>;
-
-    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        if request.get_ref().last() != Some(&FILL) {
-            return ready(Err(Status::data_loss("other bytes")));
-        }
-        self.0.take(self.1);
-        ready(Ok(Response::new(Bytes::new())))
-    }
-}
-
 /// A ps as its workers see it.
 #[derive(Clone, Debug)]
 struct Methods(Arc<Ps>);
@@ -164,12 +134,18 @@ impl Service<http::Request<Body>> for Methods {
             let codec = MessageCodec::<Bytes>::new(ps.tensors.first().map_or(0, Bytes::len));
             let mut grpc = Grpc::new(codec).max_decoding_message_size(largest);
             Ok(match request.uri().path() {
-                PULL => grpc.unary(Pull(ps), request).await,
-                PULL_ALL => Grpc::new(MessageCodec::new(ps.tensors.bytes())).unary(PullAll(ps), request).await,
-                PUSH => grpc.unary(Push(ps, 1), request).await,
-                PUSH_ALL => {
-                    let pushed = ps.pushed;
-                    grpc.unary(Push(ps, pushed), request).await
+                PULL => {
+                    let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), Ps::tensor);
+                    grpc.unary(service_fn(pull), request).await
+                }
+                PULL_ALL => {
+                    let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()));
+                    Grpc::new(MessageCodec::new(ps.tensors.bytes())).unary(service_fn(pull), request).await
+                }
+                method @ (PUSH | PUSH_ALL) => {
+                    let count = if method == PUSH { 1 } else { ps.pushed };
+                    let push = |request: Request<Bytes>| ps.take(request.get_ref(), count);
+                    grpc.unary(service_fn(push), request).await
                 }
                 _ => Status::unimplemented("no such method").into_http(),
             })

@@ -14,17 +14,17 @@ use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::connection::{self, NAME, runtime, spin};
 use super::consumer::{Caller, Callers};
 use super::service::{self, Ps};
+use super::{NAME, runtime, spin};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
-use crate::plan::{Fuse, Mode, Plan, Training, spread};
+use crate::peer::{PeerJob, PeerProgram, PeerReady, announce};
+use crate::plan::{Fuse, Mode, Plan, Training};
 use crate::process::{self, Growth};
 use crate::system::System;
-use crate::systems::sockets;
-use crate::systems::training::{self, Moved, StepLog, Trainees};
+use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
+use crate::systems::{grpc, sockets};
 
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
@@ -32,15 +32,14 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let training = training::of(plan);
     let pairs = training.pairs();
     process::allow_open_files("--workers x --ps", pairs, 1)?;
-    let mut peer = Peer::start(program, job)?;
-    let growth = Growth::of(peer.process_id())?;
-    let runtime = runtime()?;
-    let connected = connect(&runtime, plan, &peer.ready().ports).map_err(|failure| peer.blame(failure));
-    let (channels, congestion) = connected?;
-    let each = growth.bytes_each(pairs)?;
-    let workers = Workers::new(runtime, channels, plan);
-    peer.rest()?;
-    Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
+    System::with_peer(job, program, |peer| {
+        let growth = Growth::of(peer.process_id())?;
+        let runtime = runtime()?;
+        let (channels, congestion) = connect(&runtime, plan, &peer.ready().ports)?;
+        let each = growth.bytes_each(pairs)?;
+        let workers = Workers::new(runtime, channels, plan);
+        Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
+    })
 }
 
 /// A channel of every worker with every ps, worker by worker.
@@ -53,7 +52,7 @@ fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel
             if channels.is_empty() {
                 congestion = sockets::congestion(&stream)?;
             }
-            channels.push(runtime.block_on(async { connection::open(connection::adopt(stream)?).await })?);
+            channels.push(runtime.block_on(async { grpc::open(grpc::adopt(stream)?).await })?);
         }
     }
     Ok((channels, congestion))
@@ -75,17 +74,15 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let training = training::of(plan);
     process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
     runtime()?.block_on(async {
-        let _spinner = plan.polling.then(connection::spin);
+        let _spinner = plan.polling.then(grpc::spin);
         let mut ports = Vec::new();
-        let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
-        for (pulled, pushed) in shares {
+        for share in training::shares(plan) {
             let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
             ports.push(sockets::port(&listener)?);
             listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
             let listener = TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?;
-            let gradients: Vec<usize> = pushed.iter().map(|&number| training.push[number]).collect();
-            let sizes = pulled.iter().map(|&number| plan.step[number]);
-            tokio::spawn(serve_one(Ps::new(sizes, &gradients, training.size.workers), listener));
+            let ps = Ps::new(share.pulled.into_iter(), &share.pushed, training.size.workers);
+            tokio::spawn(serve_one(ps, listener));
         }
         announce(PeerReady { port: 0, ports })?;
         pending().await
@@ -138,29 +135,24 @@ struct Pair {
 impl Workers {
     pub(super) fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Self {
         let training = training::of(plan).clone();
-        let pulled = spread(&plan.step, training.size.ps);
-        let gradients = |share: &Vec<usize>| {
-            share.iter().map(|number| Bytes::from(vec![FILL; training.push[*number]])).collect::<Arc<[_]>>()
-        };
-        let pushed: Vec<_> = spread(&training.push, training.size.ps).iter().map(gradients).collect();
+        let gradients = |share: &Share| share.pushed.iter().map(|&bytes| Bytes::from(vec![FILL; bytes])).collect();
+        let shares: Vec<(Arc<[Bytes]>, Share)> =
+            training::shares(plan).map(|share| (gradients(&share), share)).collect();
         let variant = training.variants[0];
         let mut channels = channels.into_iter();
-        let mut pair = |ps: usize| {
-            let sizes: Vec<usize> = pulled[ps].iter().map(|number| plan.step[*number]).collect();
+        let mut pair = |(gradients, Share { pulled, pushed, .. }): &(Arc<[Bytes]>, Share)| {
             let channel = channels.next().expect("every worker is connected with every ps");
-            let caller = Caller::new(channel, sizes.iter().sum());
-            let waits = training.mode == Mode::Sync && !pushed[ps].is_empty();
+            let caller = Caller::new(channel, pulled.iter().sum());
             Pair {
-                callers: Callers::new(caller, variant.request_buffers.min(sizes.len().max(pushed[ps].len()))),
-                pulled: sizes.iter().map(|bytes| vec![0; *bytes]).collect(),
-                gradients: pushed[ps].clone(),
+                callers: Callers::new(caller, variant.request_buffers.min(pulled.len().max(pushed.len()))),
+                pulled: pulled.iter().map(|bytes| vec![0; *bytes]).collect(),
+                gradients: gradients.clone(),
                 fused: variant.fuse != Fuse::Off,
-                waits,
+                waits: training.mode == Mode::Sync && !pushed.is_empty(),
             }
         };
-        let workers = (0..training.size.workers)
-            .map(|_| Worker { step: 0, pairs: (0..training.size.ps).map(&mut pair).collect() });
-        let workers = workers.collect();
+        let worker = |_| Worker { step: 0, pairs: shares.iter().map(&mut pair).collect() };
+        let workers = (0..training.size.workers).map(worker).collect();
         let step_bytes =
             training.size.workers * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
         Self { workers, runtime, training, step_bytes, calls: 0 }

@@ -9,8 +9,8 @@ use super::producer::{GO, LAST, STOP};
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
 use crate::sample::Sample;
-use crate::stopwatch::{RoundTrips, StepTally, Tally};
-use crate::systems::pass_gap;
+use crate::stopwatch::{StepTally, Tally};
+use crate::systems;
 
 /// A request and an answer.
 const MESSAGES_A_STEP: f64 = 2.0;
@@ -19,18 +19,10 @@ const MESSAGES_A_STEP: f64 = 2.0;
 pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Duration) -> io::Result<Sample> {
     let request = [0; REQUEST_BYTES];
     let mut tensor = vec![0; plan.size_bytes];
-    let mut trips = RoundTrips::start(Instant::now(), length);
-    loop {
-        if let Some(idle) = plan.idle() {
-            pass_gap(idle, plan.polling);
-        }
-        let asked = Instant::now();
+    systems::round_trips(plan, length, || {
         send_all(channel, &request)?;
-        receive_exact(channel, &mut tensor)?;
-        if trips.completed(asked, Instant::now()) {
-            return Ok(trips.sample());
-        }
-    }
+        receive_exact(channel, &mut tensor)
+    })
 }
 
 /// A window of requests in flight; what is answered is asked again at once.

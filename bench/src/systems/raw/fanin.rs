@@ -13,7 +13,7 @@ use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use super::channel::NAME;
 use crate::error::BenchError;
 use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Plan};
 use crate::process;
 use crate::system::System;
@@ -25,14 +25,12 @@ use crate::systems::{fanin, sealane};
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     process::allow_open_files("--peers", plan.peers, 1)?;
-    let mut peer = Peer::start(program, job)?;
-    let connect = |_| sockets::connect(peer.ready().port, plan.congestion.as_deref());
-    let connected = (0..plan.peers).map(connect).collect::<Result<Vec<_>, _>>();
-    let connections = connected.map_err(|failure| peer.blame(failure))?;
-    let congestion = sockets::congestion(&connections[0])?;
-    let askers = Askers::new(connections, plan)?;
-    peer.rest()?;
-    Ok(fanin::system(NAME, plan.peers, congestion, None, askers, peer))
+    System::with_peer(job, program, |peer| {
+        let connect = |_| sockets::connect(peer.ready().port, plan.congestion.as_deref());
+        let connections = (0..plan.peers).map(connect).collect::<Result<Vec<_>, _>>()?;
+        let congestion = sockets::congestion(&connections[0])?;
+        Ok(fanin::system(NAME, plan.peers, congestion, None, Askers::new(connections, plan)?))
+    })
 }
 
 struct Asker {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
@@ -39,13 +39,12 @@ struct Raw<C> {
 /// Raw sockets, the producer in a process of its own.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = job.plan.clone();
-    let mut peer = Peer::start(program, job)?;
-    let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
-    let congestion = sockets::congestion(&stream)?;
-    let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-    peer.rest()?;
-    let variant = variant(&plan);
-    Ok(System::new(NAME, variant, Raw { plan, channel }).with_congestion(congestion).with_peer(peer))
+    System::with_peer(job, program, |peer| {
+        let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+        let congestion = sockets::congestion(&stream)?;
+        let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
+        Ok(System::new(NAME, variant(&plan), Raw { plan, channel }).with_congestion(congestion))
+    })
 }
 
 /// Rings of bytes, both sides in the calling thread.

@@ -188,19 +188,19 @@ mod tests {
     use super::*;
 
     const LATENCY: &str = " Data ex. method : Ethernet
-    ---------------------------------------------------------------------------------------
-    #, usec
-    1, 9.68
-    2, 153.20
-    3, 10.00
-    ---------------------------------------------------------------------------------------
-     #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
-     64      3          9.68           153.20       10.00     \t       10.64       \t4.42   \t\t153.20   \t\t153.20 
-    ";
+---------------------------------------------------------------------------------------
+#, usec
+1, 9.68
+2, 153.20
+3, 10.00
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
+ 64      3          9.68           153.20       10.00     \t       10.64       \t4.42   \t\t153.20   \t\t153.20 
+";
 
     const BANDWIDTH: &str = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
-     1048576    200              63.35              61.50  \t\t   0.000061
-    ";
+ 1048576    200              63.35              61.50  \t\t   0.000061
+";
 
     #[test]
     fn every_exchange_is_a_round_trip_of_twice_its_time() {

@@ -10,12 +10,11 @@ use sealane_fusion::Engine;
 use sealane_transport::tcp::congestion_of;
 
 use super::consumer::{self, Lane};
-use super::engine::{self, Links, PATIENCE, Resting};
-use super::names::{NAME, PS, WORKER, lanes, map};
+use super::engine::{self, Links, NAME, PATIENCE, PS, Resting, WORKER, lanes, map};
 use super::producer;
 use crate::error::BenchError;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
@@ -37,17 +36,16 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
     let congestion = (job.plan.link == Link::Tcp).then(|| congestion_of(&listener));
     let keys = Keys::make(job.plan.security, &[PS, WORKER])?;
     let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
-    let mut peer = Peer::start(program, &job)?;
-    let map = map(peer.ready().port, port);
-    let (verbs, opened) = engine::verbs_settings(&job.plan).unzip();
-    let links = Links { listener, verbs, keys: job.keys.as_ref() };
-    let engine = engine::start_pair(&job.plan, map, &[WORKER], links, request_timeout(&job.plan))?;
-    let name = job.system.as_str();
-    let rounds = Sealane::new(name, &job.plan, engine)?;
-    peer.rest()?;
-    let device = opened.and_then(|opened| opened.get().cloned());
-    let system = System::new(name, variant(&job.plan), rounds).with_congestion(congestion);
-    Ok(system.with_device(device).with_peer(peer))
+    System::with_peer(&job, program, |peer| {
+        let map = map(peer.ready().port, port);
+        let (verbs, opened) = engine::verbs_settings(&job.plan).unzip();
+        let links = Links { listener, verbs, keys: job.keys.as_ref() };
+        let engine = engine::start_pair(&job.plan, map, &[WORKER], links, request_timeout(&job.plan))?;
+        let name = job.system.as_str();
+        let rounds = Sealane::new(name, &job.plan, engine)?;
+        let device = opened.and_then(|opened| opened.get().cloned());
+        Ok(System::new(name, variant(&job.plan), rounds).with_congestion(congestion).with_device(device))
+    })
 }
 
 /// One process, one shard, the loopback link.
@@ -110,10 +108,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&job.plan, map, &[PS], links, PATIENCE)?;
     producer::start(&engine, &job.plan)?;
     announce(port)?;
-    loop {
-        // The process ends with its standard input or its parent.
-        std::thread::park();
-    }
+    until_ended()
 }
 
 /// How long the consumer waits for a tensor that is asked for behind all others.

@@ -9,8 +9,7 @@ use sealane_fusion::{
     TensorMeta, Unreceived,
 };
 
-use super::engine::{self, on_shard};
-use super::names::{self, NAME, PS, QUEUE, WORKER, key_of};
+use super::engine::{self, NAME, PS, QUEUE, WORKER, key_of, on_shard};
 use super::producer;
 use crate::error::BenchError;
 use crate::limits::FILL;
@@ -23,7 +22,7 @@ pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchErro
     let plan = plan.clone();
     on_shard(engine, "find memory for its tensors", async move |shard| {
         let lane = |(index, bytes)| Ok(Lane::new(index, engine::buffer(&shard, &plan, bytes)?));
-        names::lanes(&plan).into_iter().enumerate().map(lane).collect()
+        engine::lanes(&plan).into_iter().enumerate().map(lane).collect()
     })
 }
 

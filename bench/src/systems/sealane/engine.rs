@@ -14,7 +14,6 @@ use sealane_transport::tcp::{TcpSettings, listen};
 use sealane_transport::verbs::device::{Device, VerbsError};
 use sealane_transport::verbs::{self, Verbs, VerbsSettings};
 
-use super::names::lanes;
 use super::producer::AHEAD;
 use crate::error::BenchError;
 use crate::limits::FILL;
@@ -207,6 +206,33 @@ pub(super) fn verbs_with(
     let settings =
         VerbsSettings { transfer: transfer.into(), registration: registration.into(), ..VerbsSettings::default() };
     Some((Verbs { is_required: true, open: Arc::new(open_and_note), ..Verbs::new(settings) }, opened))
+}
+
+pub(super) const NAME: &str = "sealane";
+pub(super) const PS: &str = "ps:1";
+pub(super) const WORKER: &str = "worker:1";
+
+/// The queue of a ps into which gradients are pushed.
+pub(super) const QUEUE: &str = "gradients";
+
+/// The task of one of many ps.
+pub(super) fn ps_task(number: usize) -> String {
+    format!("ps{number:03}:1")
+}
+
+/// The key of the tensor with that number.
+pub(super) fn key_of(tensor: usize) -> String {
+    format!("layer_{tensor}/kernel")
+}
+
+/// Bytes of the tensors that are asked for under a key each: a window of one size, or all of a step.
+pub(super) fn lanes(plan: &Plan) -> Vec<usize> {
+    if plan.step.is_empty() { vec![plan.size_bytes; plan.window] } else { plan.step.clone() }
+}
+
+/// Where the two tasks are.
+pub(super) fn map(ps: u16, worker: u16) -> String {
+    format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
 }
 
 #[cfg(test)]

@@ -20,14 +20,13 @@ use sealane_fusion::{Buffer, Engine, Error, Keys, LocalPair, Tray};
 use sealane_transport::session::{Ask, Event, PullAsk};
 use sealane_transport::{Handle, SessionLimits};
 
-use super::engine::{PATIENCE, on_shard};
-use super::names::{NAME, PS, key_of};
-use super::peers::{Silent, task};
+use super::engine::{NAME, PATIENCE, PS, key_of, on_shard};
+use super::peers::{self, task};
 use super::producer::{Parameter, deposit_ahead, publish, told};
 use super::wire::{THE_ONE, Wire, broken};
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Fuse, Plan};
 use crate::process::{self, Growth};
 use crate::system::System;
@@ -39,16 +38,16 @@ use crate::systems::sockets::Poller;
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     process::allow_open_files("--peers", plan.peers, 1)?;
-    let mut peer = Peer::start(program, job)?;
-    let growth = Growth::of(peer.process_id())?;
-    let called = Crowd::call(NAME, Silent, 0, plan.peers, peer.ready().port, plan.congestion.as_deref());
-    let (crowd, _) = called.map_err(|failure| peer.blame(failure))?;
-    let congestion = crowd.congestion()?;
-    let resident_bytes_each = growth.bytes_each(plan.peers)?;
-    let mut workers = Workers::new(crowd.into_sockets(), plan)?;
-    workers.begin().map_err(|failure| peer.blame(failure))?;
-    peer.rest()?;
-    Ok(fanin::system(NAME, plan.peers, congestion, Some(resident_bytes_each), workers, peer))
+    System::with_peer(job, program, |peer| {
+        let growth = Growth::of(peer.process_id())?;
+        let (crowd, _) =
+            Crowd::call(NAME, peers::Workers::Silent, 0, plan.peers, peer.ready().port, plan.congestion.as_deref())?;
+        let congestion = crowd.congestion()?;
+        let resident_bytes_each = growth.bytes_each(plan.peers)?;
+        let mut workers = Workers::new(crowd.into_sockets(), plan)?;
+        workers.begin()?;
+        Ok(fanin::system(NAME, plan.peers, congestion, Some(resident_bytes_each), workers))
+    })
 }
 
 /// The key of the tensor that each worker asks for first, so that the ps begins to serve it.

@@ -1,13 +1,11 @@
 //! The system under test: see `between` for engines over tcp, verbs or loopback, `attached` for clients of one engine over
 //! shm, and `fanin`, `peers` and `training` for what has many peers.
 
-mod arena;
 mod attached;
 mod between;
 mod consumer;
 mod engine;
 pub(super) mod fanin;
-mod names;
 mod peers;
 mod producer;
 #[cfg(test)]

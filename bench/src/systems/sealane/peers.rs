@@ -15,12 +15,11 @@ use sealane_transport::shm::attach;
 use sealane_transport::wire::{Frame, FrameWriter, Greeting, Hello, parse};
 
 use super::attached::{AREA_BYTES, admit_next};
-use super::engine::{self, PATIENCE, listener};
+use super::engine::{self, NAME, PATIENCE, PS, listener};
 use super::fanin;
-use super::names::{NAME, PS};
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Link, Plan};
 use crate::process::{self, Growth, Process};
 use crate::sample::{Metric, Sample};
@@ -93,7 +92,7 @@ fn connect(plan: &Plan, port: u16, meeting: &Meeting) -> Result<(Peers, Option<S
         let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(BenchError::sealane("attach"))?;
         return Ok((Peers::Attached(clients), None));
     }
-    let (crowd, _) = Crowd::call(NAME, Workers, 0, plan.peers, port, plan.congestion.as_deref())?;
+    let (crowd, _) = Crowd::call(NAME, Workers::Answering, 0, plan.peers, port, plan.congestion.as_deref())?;
     let congestion = crowd.congestion()?;
     Ok((Peers::Greeted(crowd), Some(congestion)))
 }
@@ -155,26 +154,13 @@ pub(in crate::systems) fn greeting_bytes() -> (usize, usize) {
     (Greeting::Hello(hello).to_bytes().len(), Greeting::Welcome(welcome).to_bytes().len())
 }
 
-/// Peers that greet, answer pings, and stay.
+/// Peers that greet, and stay.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::systems) struct Workers;
-
-/// The same peers, of which something else than the crowd takes care once they are welcomed.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::systems::sealane) struct Silent;
-
-impl Manners for Silent {
-    fn greeting(self, caller: usize, visit: u64) -> Vec<u8> {
-        Workers.greeting(caller, visit)
-    }
-
-    fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
-        Workers.welcome(heard)
-    }
-
-    fn answer(self, _heard: &[u8], _answers: &mut Vec<u8>) -> Result<usize, String> {
-        Ok(0)
-    }
+pub(in crate::systems) enum Workers {
+    /// They answer pings.
+    Answering,
+    /// Something else than the crowd takes care of them once they are welcomed.
+    Silent,
 }
 
 impl Manners for Workers {
@@ -193,6 +179,9 @@ impl Manners for Workers {
 
     fn answer(self, heard: &[u8], answers: &mut Vec<u8>) -> Result<usize, String> {
         let mut answered = 0;
+        if matches!(self, Self::Silent) {
+            return Ok(answered);
+        }
         while let Some((frame, length)) = parse(&heard[answered..]).map_err(|error| error.to_string())? {
             answered += length;
             match frame {
@@ -228,10 +217,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         announce(port)?;
         (engine, Vec::new())
     };
-    loop {
-        // The process ends with its standard input or its parent.
-        thread::park();
-    }
+    until_ended()
 }
 
 /// Open files of a peer, on either side: its socket; of a client also its doorbell, and what it sleeps on.
@@ -260,19 +246,19 @@ mod tests {
     fn all_greetings_have_as_many_bytes() {
         let (hello_bytes, _) = greeting_bytes();
         for (peer, visit) in [(0, 0), (PEERS_MAX - 1, 7)] {
-            assert_eq!(Workers.greeting(peer, visit).len(), hello_bytes);
+            assert_eq!(Workers::Answering.greeting(peer, visit).len(), hello_bytes);
         }
     }
 
     #[test]
     fn a_welcome_is_told_from_a_no() {
         let welcome = Greeting::Welcome(hello(0, 0)).to_bytes();
-        assert_eq!(Workers.welcome(&welcome), Ok(Some(welcome.len())));
-        assert_eq!(Workers.welcome(&welcome[1..]).map_err(|_| ()), Err(()));
-        assert_eq!(Workers.welcome(&welcome[..20]), Ok(None));
+        assert_eq!(Workers::Answering.welcome(&welcome), Ok(Some(welcome.len())));
+        assert_eq!(Workers::Answering.welcome(&welcome[1..]).map_err(|_| ()), Err(()));
+        assert_eq!(Workers::Answering.welcome(&welcome[..20]), Ok(None));
         let no = Greeting::Reject(Reject { code: RejectCode::Full, reason: "no room".to_owned() }).to_bytes();
-        assert_eq!(Workers.welcome(&no), Err("no room".to_owned()));
-        assert!(Workers.welcome(&Workers.greeting(0, 0)).is_err());
+        assert_eq!(Workers::Answering.welcome(&no), Err("no room".to_owned()));
+        assert!(Workers::Answering.welcome(&Workers::Answering.greeting(0, 0)).is_err());
     }
 
     #[test]
@@ -284,12 +270,12 @@ mod tests {
         FrameWriter(&mut heard).ping(8);
         heard.pop();
         FrameWriter(&mut pongs).pong(7);
-        assert_eq!((Workers.answer(&heard, &mut answers), answers), (Ok(whole), pongs));
+        assert_eq!((Workers::Answering.answer(&heard, &mut answers), answers), (Ok(whole), pongs));
         for end in [|w: &mut FrameWriter<'_>| w.go_away("the engine stops"), |w: &mut FrameWriter<'_>| w.released(1)] {
             let mut heard = Vec::new();
             end(&mut FrameWriter(&mut heard));
-            assert!(Workers.answer(&heard, &mut Vec::new()).is_err());
+            assert!(Workers::Answering.answer(&heard, &mut Vec::new()).is_err());
         }
-        assert!(Workers.answer(&[77; 32], &mut Vec::new()).is_err());
+        assert!(Workers::Answering.answer(&[77; 32], &mut Vec::new()).is_err());
     }
 }

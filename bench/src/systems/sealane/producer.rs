@@ -11,8 +11,7 @@ use sealane_fusion::{
 };
 
 use super::consumer::{self, NEXT};
-use super::engine::{self, on_shard};
-use super::names::{PS, WORKER, key_of, lanes};
+use super::engine::{self, PS, WORKER, key_of, lanes, on_shard};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
 

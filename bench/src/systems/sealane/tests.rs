@@ -6,8 +6,7 @@ use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 
 use super::between::request_timeout;
 use super::consumer::{self, Lane};
-use super::engine::{self, Links};
-use super::names::{NAME, PS, WORKER, map};
+use super::engine::{self, Links, NAME, PS, WORKER, map};
 use super::producer;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};

@@ -9,7 +9,7 @@ use sealane_transport::session::{ReceiveMemory, Roster, Session};
 use sealane_transport::tcp::TcpLink;
 use sealane_transport::{Link, SessionLimits};
 
-use super::names::NAME;
+use super::engine::NAME;
 use crate::error::BenchError;
 
 /// What the greetings agree on for a session's first link.

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use sealane_bench::Mode;
-use sealane_bench::growth::{Calibration, GrowthPlan, SIZES, Size, Variables, grow};
-use sealane_bench::{Progress, parse_bytes};
+use sealane_bench::Progress;
+use sealane_bench::growth::{Calibration, GrowthPlan, Variables, grow};
 
 use crate::output_file::{OutputFile, STANDARD_OUTPUT};
 use crate::workload::{TensorSpec, Workload};
@@ -17,53 +16,8 @@ const REPORT_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Workers and parameter servers of each simulation, as in 200+10,1000+50 [default: seven, from 10+1 to 10000+500]
-    #[arg(long, value_name = "W+PS,...", value_delimiter = ',')]
-    sizes: Vec<Size>,
-
-    /// The tensors that a worker pulls and pushes in a step: resnet50, wide_deep_400, ..., or a JSON file
-    #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
-    workload: String,
-
-    /// Split larger variables into slices of at most this many bytes, as in 64KiB [default: no split]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    slice: Option<usize>,
-
-    /// Whether each worker steps on its own, or a ps waits for all workers' gradients before it answers the next pull
-    #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
-    mode: Mode,
-
-    /// Workers per host
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    workers_per_host: u32,
-
-    /// Cores for Sealane on a worker host
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    worker_shards: u32,
-
-    /// Cores for Sealane on a ps host
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    ps_shards: u32,
-
-    /// Gbit/s of every host's NIC, in each direction
-    #[arg(long, value_name = "GBIT", default_value_t = 100.0)]
-    nic_gbit: f64,
-
-    /// Latency between two NICs in microseconds
-    #[arg(long, value_name = "US", default_value_t = 5.0)]
-    propagation_us: f64,
-
-    /// Mean microseconds between a worker's last variable and its first gradient
-    #[arg(long, value_name = "US", default_value_t = 0.0)]
-    compute_us: f64,
-
-    /// Spread of that time: sigma of a lognormal distribution
-    #[arg(long, value_name = "SIGMA", default_value_t = 0.0)]
-    straggler_sigma: f64,
-
-    /// Random seed: the same seed gives the same figures
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    plan: GrowthPlan,
 
     /// Fit message costs to reports of `sealane bench ps --json`; several, from workloads of different sizes
     #[arg(long, value_name = "FILE.json", num_args = 1..)]
@@ -100,28 +54,15 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 impl Args {
     fn plan(&self) -> Result<GrowthPlan, Failure> {
-        let workload = Workload::parse(&Workload::text(&self.workload)?, &self.workload)?;
+        let name = &self.plan.workload;
+        let workload = Workload::parse(&Workload::text(name)?, name)?;
         let sizes_of = |specs: &[TensorSpec]| specs.iter().map(TensorSpec::bytes).collect();
         let variables = Variables { pull: sizes_of(&workload.pull), push: sizes_of(&workload.push) };
         let calibration = match &self.calibrate[..] {
             [] => None,
             files => Some(Calibration::of(&files.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?)?),
         };
-        Ok(GrowthPlan {
-            sizes: if self.sizes.is_empty() { SIZES.to_vec() } else { self.sizes.clone() },
-            slice_bytes: self.slice.map(|bytes| bytes as u64),
-            mode: self.mode,
-            workers_per_host: self.workers_per_host,
-            worker_shards: self.worker_shards,
-            ps_shards: self.ps_shards,
-            nic_gbit_per_s: self.nic_gbit,
-            propagation_us: self.propagation_us,
-            compute_us: self.compute_us,
-            straggler_sigma: self.straggler_sigma,
-            seed: self.seed,
-            calibration,
-            ..GrowthPlan::new(&workload.name, variables)
-        })
+        Ok(GrowthPlan { workload: workload.name, variables, calibration, ..self.plan.clone() })
     }
 }
 
@@ -147,6 +88,7 @@ fn read(path: &Path) -> Result<(String, String), Failure> {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use sealane_bench::{Mode, Size};
 
     use super::*;
 
@@ -166,7 +108,7 @@ mod tests {
             "growth --sizes 200+10,1000+50 --workload dlrm_kaggle --slice 64KiB --mode sync --nic-gbit 25 --seed 7";
         let chosen = plan(line).unwrap();
         assert_eq!(chosen.sizes, [Size { workers: 200, ps: 10 }, Size { workers: 1_000, ps: 50 }]);
-        assert_eq!((chosen.slice_bytes, chosen.mode, chosen.seed), (Some(64 << 10), Mode::Sync, 7));
+        assert_eq!((chosen.slice_bytes, chosen.course.mode, chosen.course.seed), (Some(64 << 10), Mode::Sync, 7));
         assert_eq!((chosen.workload.as_str(), chosen.nic_gbit_per_s), ("dlrm_kaggle", 25.0));
         assert_eq!((chosen.variables.pull.len(), chosen.variables.push.len()), (40, 66));
         let default = plan("growth").unwrap();

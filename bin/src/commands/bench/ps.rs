@@ -1,5 +1,6 @@
 //! `sealane bench ps`: the parameter-server experiment, and the product of its settings.
 
+use itertools::iproduct;
 use sealane_bench::{Bench, Fuse, Mode, Plan, Registration, Size, Training, Variant};
 
 use super::{Common, Polling, plan};
@@ -118,23 +119,16 @@ impl Args {
             [] => &[Registration::Static][..],
             some => some,
         };
-        let mut variants = match sizes {
-            [_] => vec![Variant::default()],
-            several => several.iter().map(|&size| Variant { size: Some(size), ..Variant::default() }).collect(),
+        let sizes = match sizes {
+            [_] => vec![None],
+            several => several.iter().copied().map(Some).collect(),
         };
-        let mut multiply = |each: &dyn Fn(Variant) -> Vec<Variant>| {
-            variants = variants.iter().flat_map(|variant| each(*variant)).collect();
+        let all = iproduct!(sizes, &self.request_buffers, registrations, &self.fuse, &self.polling, &self.copies);
+        let variant = |(size, &request_buffers, &registration, &fuse, &polling, &copies)| {
+            let (polling, copies) = (polling == Polling::On, copies > 0);
+            Variant { size, request_buffers, registration, fuse, polling, copies }
         };
-        multiply(&|variant| {
-            self.request_buffers.iter().map(|&buffers| Variant { request_buffers: buffers, ..variant }).collect()
-        });
-        multiply(&|variant| registrations.iter().map(|&registration| Variant { registration, ..variant }).collect());
-        multiply(&|variant| self.fuse.iter().map(|&fuse| Variant { fuse, ..variant }).collect());
-        multiply(&|variant| {
-            self.polling.iter().map(|polling| Variant { polling: *polling == Polling::On, ..variant }).collect()
-        });
-        multiply(&|variant| self.copies.iter().map(|&copies| Variant { copies: copies > 0, ..variant }).collect());
-        variants
+        all.map(variant).collect()
     }
 }
 

@@ -9,23 +9,26 @@
 //! the peer process, opens the consumer's descriptor by its path in `/proc`.
 
 mod board;
-mod consumer;
 mod futex;
 mod producer;
 mod ring;
 
-use std::time::Duration;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+use std::{hint, io};
 
+use super::channel::{NAME, Patience, explained};
 use crate::error::BenchError;
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::limits::STALL_LIMIT;
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Plan};
 use crate::sample::Sample;
+use crate::stopwatch::Tally;
 use crate::system::{Rounds, System};
-use crate::systems::raw::channel::{NAME, explained};
-
-use board::SharedBoard;
-use consumer::Consumer;
+use crate::systems;
+use board::{Board, SharedBoard};
 use producer::Producer;
+use ring::{Descriptor, Reader, Writer};
 
 /// Shared memory between two processes.
 struct OverShm {
@@ -38,9 +41,7 @@ struct OverShm {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let (board, descriptor) = SharedBoard::create()?;
     let job = PeerJob { meeting_place: Some(board::path_of(&descriptor)), ..job.clone() };
-    let mut peer = Peer::start(program, &job)?;
-    peer.rest()?;
-    let plan = job.plan;
+    let plan = job.plan.clone();
     let variant = match plan.bench {
         Bench::Latency if plan.polling => "polling, descriptor echo".to_owned(),
         Bench::Latency => "sleeping, futex".to_owned(),
@@ -49,7 +50,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
         none => none.is_measured_elsewhere(),
     };
     let rounds = OverShm { plan, board, consumer: Consumer::default() };
-    Ok(System::new(NAME, variant, rounds).with_peer(peer))
+    System::with_peer(&job, program, |_| Ok(System::new(NAME, variant, rounds)))
 }
 
 impl Rounds for OverShm {
@@ -71,6 +72,134 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let producer = Producer::new(&job.plan);
     announce(0)?;
     producer.serve(&board).map_err(BenchError::io("serve the consumer"))
+}
+
+/// Descriptors that are read between two looks at the clock, which costs as much as several of them.
+const READ_AT_ONCE: u64 = 64;
+
+/// Where the consumer is, which the producer's side matches: it goes on from round to round.
+#[derive(Debug, Default)]
+pub(super) struct Consumer {
+    writer: Writer,
+    reader: Reader,
+    /// Questions asked, or descriptors written.
+    asked: u32,
+    ordered: u64,
+}
+
+impl Consumer {
+    /// One question at a time, each answered by the other process.
+    fn round_trips(&mut self, board: &Board, plan: &Plan, length: Duration) -> io::Result<Sample> {
+        systems::round_trips(plan, length, || if plan.polling { self.echo(board) } else { self.ask_asleep(board) })
+    }
+
+    /// A descriptor there and back.
+    #[inline]
+    fn echo(&mut self, board: &Board) -> io::Result<()> {
+        self.asked = self.asked.wrapping_add(1);
+        let question: Descriptor = [self.asked.into(); _];
+        assert!(self.writer.push(&board.to_producer, &question), "none is in flight");
+        let mut patience = Patience::default();
+        let answer = loop {
+            match self.reader.pop(&board.from_producer) {
+                Some(answer) => break answer,
+                None => patience.idle_pass()?,
+            }
+            hint::spin_loop();
+        };
+        assert_eq!(answer, question, "the echo of this question");
+        Ok(())
+    }
+
+    /// Two words, on each of which one process sleeps until the other changes it.
+    fn ask_asleep(&mut self, board: &Board) -> io::Result<()> {
+        let answered = self.asked;
+        self.asked = self.asked.wrapping_add(1);
+        board.asked.store(self.asked, Release);
+        futex::wake(&board.asked);
+        while board.answered.load(Acquire) == answered {
+            futex::wait(&board.answered, answered, Some(STALL_LIMIT))?;
+        }
+        Ok(())
+    }
+
+    /// Descriptors as fast as they come, one way.
+    fn pumped(&mut self, board: &Board, plan: &Plan, length: Duration) -> io::Result<Sample> {
+        let mut tally = Tally::start(Instant::now(), length);
+        let mut patience = Patience::default();
+        self.order(board);
+        loop {
+            let read = self.read(board);
+            if tally.completed(read, Instant::now()) {
+                break;
+            }
+            if read == 0 {
+                patience.idle_pass()?;
+                hint::spin_loop();
+            } else {
+                patience = Patience::default();
+            }
+        }
+        self.order(board);
+        self.until_rested(board)?;
+        // RESTED was seen: what is in the ring now is all that there will be.
+        while self.read(board) > 0 {}
+        Ok(tally.sample(plan))
+    }
+
+    /// Reads what is there, within a bound; how many.
+    #[inline]
+    fn read(&mut self, board: &Board) -> u64 {
+        for count in 0..READ_AT_ONCE {
+            match self.reader.pop(&board.from_producer) {
+                Some(descriptor) => hint::black_box(descriptor),
+                None => return count,
+            };
+        }
+        READ_AT_ONCE
+    }
+
+    /// Counts the copies that the other process makes.
+    fn copied(&mut self, board: &Board, plan: &Plan, length: Duration) -> io::Result<Sample> {
+        let mut tally = Tally::start(Instant::now(), length);
+        let mut patience = Patience::default();
+        let mut seen = board.copies.load(Acquire);
+        self.order(board);
+        loop {
+            let copies = board.copies.load(Acquire);
+            if copies == seen {
+                patience.idle_pass()?;
+                hint::spin_loop();
+                continue;
+            }
+            patience = Patience::default();
+            if tally.completed(copies - seen, Instant::now()) {
+                break;
+            }
+            seen = copies;
+        }
+        self.order(board);
+        self.until_rested(board)?;
+        Ok(tally.sample(plan))
+    }
+
+    /// Turns the producer's stream on, or off.
+    fn order(&mut self, board: &Board) {
+        self.ordered += 1;
+        board.ordered.store(self.ordered, Release);
+    }
+
+    /// Waits until the producer has seen that it is to rest. It may be waiting for room in the ring meanwhile, but not for
+    /// long: it looks at the orders between its tries.
+    fn until_rested(&self, board: &Board) -> io::Result<()> {
+        debug_assert!(self.ordered.is_multiple_of(2) && board.ordered.load(Relaxed) == self.ordered);
+        let mut patience = Patience::default();
+        while board.rested.load(Acquire) != self.ordered {
+            patience.idle_pass()?;
+            hint::spin_loop();
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

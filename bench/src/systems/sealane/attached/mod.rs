@@ -9,7 +9,6 @@ mod rounds;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,12 +17,10 @@ use sealane_fusion::{ClientEnds, Engine};
 use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
-use super::arena::step_bytes;
-use super::engine::{self, Links};
-use super::names::{NAME, PS, WORKER, map};
+use super::engine::{self, Links, NAME, PS, WORKER, map};
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
-use crate::peer::{Peer, PeerJob, PeerProgram, announce};
+use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
@@ -54,13 +51,13 @@ impl Play {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let mut peer = Peer::start(program, &job)?;
-    let plan = job.plan;
-    let clients = attach(&meeting, &plan, PS)
-        .and_then(|ps| Play::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
-        .map_err(|failure| peer.blame(BenchError::sealane("attach")(failure)))?;
-    peer.rest()?;
-    Ok(System::new(NAME, variant(&plan), Attached { plan, clients }).with_peer(peer))
+    System::with_peer(&job, program, |_| {
+        let plan = job.plan.clone();
+        let clients = attach(&meeting, &plan, PS)
+            .and_then(|ps| Play::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
+            .map_err(BenchError::sealane("attach"))?;
+        Ok(System::new(NAME, variant(&plan), Attached { plan, clients }))
+    })
 }
 
 fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
@@ -118,10 +115,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     announce(0)?;
     let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
-    loop {
-        // The process ends with its standard input or its parent.
-        thread::park();
-    }
+    until_ended()
 }
 
 /// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
@@ -193,4 +187,24 @@ fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
 
 fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::sealane("let a client in")(error)
+}
+
+/// What is not whole tensors: blocks that are cut for small ones, and the books' rounding.
+pub(super) const SLACK_BYTES: usize = 2 << 20;
+/// The books' rounding, a tensor.
+const SLACK_BYTES_A_TENSOR: usize = 4 << 10;
+
+/// A small block has a power of two; a large one is found where a little more than it needs is free.
+pub(super) fn block_bytes(bytes: usize) -> usize {
+    bytes.next_power_of_two().min(bytes + (64 << 10))
+}
+
+/// Room for tensors of these sizes, besides the slack.
+pub(super) fn room_bytes(sizes: &[usize]) -> usize {
+    sizes.iter().map(|&bytes| block_bytes(bytes) + SLACK_BYTES_A_TENSOR).sum()
+}
+
+/// Room for all tensors of a step, on either side.
+pub(super) fn step_bytes(step: &[usize]) -> u64 {
+    (room_bytes(step) + SLACK_BYTES) as u64
 }

@@ -25,8 +25,8 @@ use sealane::{
 };
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
-use super::super::arena::{SLACK_BYTES, block_bytes};
-use super::super::names::{NAME, PS, WORKER, key_of};
+use super::super::engine::{NAME, PS, WORKER, key_of};
+use super::{SLACK_BYTES, block_bytes};
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;

@@ -15,17 +15,17 @@ use sealane::{
     Sending, Task, Tensor, TensorMeta,
 };
 
-use super::super::names::{NAME, QUEUE, key_of, ps_task};
+use super::super::engine::{NAME, QUEUE, key_of, ps_task};
 use super::super::peers;
 use super::memory::{Copies, OPEN_FILES, arena_bytes};
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, FILL};
-use crate::peer::{Peer, PeerJob, PeerProgram};
-use crate::plan::{Fuse, Mode, Plan, Training, Variant, spread};
+use crate::peer::{PeerJob, PeerProgram};
+use crate::plan::{Fuse, Mode, Plan, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
 use crate::systems::sockets::Meeting;
-use crate::systems::training::{self, Moved, StepLog, Trainees};
+use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
 
 /// All workers.
 struct Clients(Vec<Worker>);
@@ -36,19 +36,19 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
     process::allow_open_files("--workers", workers, OPEN_FILES)?;
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let mut peer = Peer::start(program, &job)?;
-    let growth = Growth::of(peer.process_id())?;
-    let plan = &job.plan;
-    let attach = |number| {
-        let attach = Attach::new(&peers::task(number)).socket(meeting.socket()).arena_bytes(arena_bytes(plan));
-        let task = attach.timeout(CONNECT_LIMIT).polling(polling(plan)).attach()?;
-        Worker::new(plan, task)
-    };
-    let clients = (0..workers).map(attach).collect::<Result<_, ::sealane::Error>>();
-    let clients = Clients(clients.map_err(|error| peer.blame(BenchError::sealane("attach")(error)))?);
-    let each = growth.bytes_each(training::of(plan).pairs())?;
-    peer.rest()?;
-    training::system((NAME, described(plan)), plan, clients, each, peer)
+    System::with_peer(&job, program, |peer| {
+        let growth = Growth::of(peer.process_id())?;
+        let plan = &job.plan;
+        let attach = |number| {
+            let attach = Attach::new(&peers::task(number)).socket(meeting.socket()).arena_bytes(arena_bytes(plan));
+            let task = attach.timeout(CONNECT_LIMIT).polling(polling(plan)).attach()?;
+            Worker::new(plan, task)
+        };
+        let clients = (0..workers).map(attach).collect::<Result<_, ::sealane::Error>>();
+        let clients = Clients(clients.map_err(BenchError::sealane("attach"))?);
+        let each = growth.bytes_each(training::of(plan).pairs())?;
+        training::system((NAME, described(plan)), plan, clients, each, peer)
+    })
 }
 
 /// The variant, with what a shared CPU forbids.
@@ -130,25 +130,22 @@ impl Worker {
     /// Takes a task, and memory for a step.
     pub(super) fn new(plan: &Plan, task: Task) -> Result<Self, Error> {
         let training = training::of(plan).clone();
-        let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
-        let side = |(ps, (pulled, pushed)): (usize, (Vec<usize>, Vec<usize>))| {
-            let gradient = |&tensor: &usize| {
-                let mut memory = task.alloc(training.push[tensor])?;
+        let side = |(ps, share): (usize, Share)| {
+            let gradient = |&bytes: &usize| {
+                let mut memory = task.alloc(bytes)?;
                 memory.fill(FILL);
-                let meta = TensorMeta::new(DType::U8, &[training.push[tensor] as u64])?;
-                Ok((meta, Bytes::from_owner(memory)))
+                Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, Bytes::from_owner(memory)))
             };
-            let sizes: Vec<usize> = pulled.iter().map(|&tensor| plan.step[tensor]).collect();
             Ok(Side {
                 ps: ps_task(ps),
-                keys: pulled.iter().map(|&tensor| key_of(tensor)).collect(),
-                memory: sizes.iter().map(|_| None).collect(),
-                gradients: pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
-                copies: training.variants[0].copies.then(|| Copies::new(&sizes)),
-                sizes,
+                keys: share.numbers.into_iter().map(key_of).collect(),
+                memory: share.pulled.iter().map(|_| None).collect(),
+                gradients: share.pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
+                copies: training.variants[0].copies.then(|| Copies::new(&share.pulled)),
+                sizes: share.pulled,
             })
         };
-        let sides: Vec<Side> = shares.enumerate().map(side).collect::<Result<_, Error>>()?;
+        let sides: Vec<Side> = training::shares(plan).enumerate().map(side).collect::<Result<_, Error>>()?;
         let planned = sides.iter().filter(|_| plan.fuse == Fuse::Plan);
         let plans = planned.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
         let plans = plans.collect::<Result<_, Error>>()?;

@@ -18,18 +18,17 @@ use sealane_runtime::Polling;
 use sealane_transport::verbs::Verbs;
 
 use super::super::consumer::{Lane, Way};
-use super::super::engine::{self, Opened, Resting, on_shard};
-use super::super::names::{NAME, QUEUE, ps_task};
+use super::super::engine::{self, NAME, Opened, QUEUE, Resting, on_shard, ps_task};
 use super::super::peers;
 use super::memory::Copies;
 use super::servers::{self, REGISTERED_BYTES};
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{Peer, PeerJob, PeerProgram};
-use crate::plan::{Fuse, Mode, Plan, Variant, spread};
+use crate::peer::{PeerJob, PeerProgram};
+use crate::plan::{Fuse, Mode, Plan, Variant};
 use crate::process::Growth;
 use crate::system::System;
-use crate::systems::training::{self, Moved, StepLog, Trainees};
+use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
 
 /// Buffers of a worker's shared receive queue: of 16 KiB each, and more than a few ps can have on their way.
 const QUEUE_DEPTH: u32 = 256;
@@ -46,18 +45,18 @@ struct Engines {
 /// Parameter servers in a process of their own, and an engine for every worker.
 pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
-    let mut peer = Peer::start(program, job)?;
-    let growth = Growth::of(peer.process_id())?;
-    let (verbs, opened) = engine::verbs_settings(plan).expect("the link is verbs");
-    let map = servers::map(training::of(plan), &peer.ready().ports);
-    let mut engines = Engines::start(plan, &map, &verbs, opened).map_err(|failure| peer.blame(failure))?;
-    // The first pull makes the queue pairs.
-    engines.make_steps(1).map_err(|failure| peer.blame(failure))?;
-    let each = growth.bytes_each(training::of(plan).pairs())?;
-    engines.rest();
-    peer.rest()?;
-    let device = engines.opened.get().cloned();
-    Ok(training::system((NAME, described(plan)), plan, engines, each, peer)?.with_device(device))
+    System::with_peer(job, program, |peer| {
+        let growth = Growth::of(peer.process_id())?;
+        let (verbs, opened) = engine::verbs_settings(plan).expect("the link is verbs");
+        let map = servers::map(training::of(plan), &peer.ready().ports);
+        let mut engines = Engines::start(plan, &map, &verbs, opened)?;
+        // The first pull makes the queue pairs.
+        engines.make_steps(1)?;
+        let each = growth.bytes_each(training::of(plan).pairs())?;
+        engines.rest();
+        let device = engines.opened.get().cloned();
+        Ok(training::system((NAME, described(plan)), plan, engines, each, peer)?.with_device(device))
+    })
 }
 
 /// The variant, with what only verbs can choose, and what a shared CPU forbids.
@@ -212,9 +211,7 @@ impl Worker {
     pub(super) fn new(engine: &Engine, plan: &Plan, number: usize) -> Result<Self, BenchError> {
         let plan = plan.clone();
         on_shard(engine, "find memory for a worker's tensors", async move |shard| {
-            let training = training::of(&plan);
-            let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
-            let sides = shares.map(|(pulled, pushed)| Side::new(&shard, &plan, &pulled, &pushed));
+            let sides = training::shares(&plan).map(|share| Side::new(&shard, &plan, &share));
             Ok(Self { name: peers::task(number), step: 0, sides: sides.collect::<Result<_, Error>>()? })
         })
     }
@@ -252,18 +249,14 @@ impl Worker {
 }
 
 impl Side {
-    fn new(shard: &LocalEngine, plan: &Plan, pulled: &[usize], pushed: &[usize]) -> Result<Self, Error> {
-        let training = training::of(plan);
+    fn new(shard: &LocalEngine, plan: &Plan, share: &Share) -> Result<Self, Error> {
         let lane = |&tensor: &usize| Ok(Lane::new(tensor, engine::buffer(shard, plan, plan.step[tensor])?));
-        let gradient = |&tensor: &usize| {
-            let bytes = training.push[tensor];
-            Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, engine::filled(shard, plan, bytes)?))
-        };
-        let sizes: Vec<usize> = pulled.iter().map(|&tensor| plan.step[tensor]).collect();
+        let gradient =
+            |&bytes: &usize| Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, engine::filled(shard, plan, bytes)?));
         Ok(Self {
-            lanes: pulled.iter().map(lane).collect::<Result<_, Error>>()?,
-            gradients: pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
-            copies: training.variants[0].copies.then(|| Copies::new(&sizes)),
+            lanes: share.numbers.iter().map(lane).collect::<Result<_, Error>>()?,
+            gradients: share.pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
+            copies: training::of(plan).variants[0].copies.then(|| Copies::new(&share.pulled)),
         })
     }
 }

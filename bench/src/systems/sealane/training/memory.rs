@@ -4,7 +4,7 @@
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
-use super::super::arena::{SLACK_BYTES, room_bytes};
+use super::super::attached::{SLACK_BYTES, room_bytes};
 use crate::error::BenchError;
 use crate::plan::{Fuse, Plan, Registration};
 use crate::systems::training;

@@ -9,10 +9,10 @@ mod pair;
 mod servers;
 mod workers;
 
-use super::names::NAME;
-use super::peers::Silent;
+use super::engine::NAME;
+use super::peers;
 use crate::error::BenchError;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
 use crate::process::{self, Growth};
 use crate::system::System;
@@ -35,19 +35,19 @@ fn over_sockets(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchErr
     let plan = &job.plan;
     let training = training::of(plan);
     process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
-    let mut peer = Peer::start(program, job)?;
-    let growth = Growth::of(peer.process_id())?;
-    let connected = connect(plan, &peer.ready().ports).map_err(|failure| peer.blame(failure))?;
-    let congestion = connected[0].congestion()?;
-    let each = growth.bytes_each(training.pairs())?;
-    let workers = Workers::new(connected, plan)?;
-    peer.rest()?;
-    Ok(training::system((NAME, training::variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
+    System::with_peer(job, program, |peer| {
+        let growth = Growth::of(peer.process_id())?;
+        let connected = connect(plan, &peer.ready().ports)?;
+        let congestion = connected[0].congestion()?;
+        let each = growth.bytes_each(training.pairs())?;
+        let workers = Workers::new(connected, plan)?;
+        Ok(training::system((NAME, training::variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
+    })
 }
 
 /// The workers' sockets, by ps: all workers call one, and then the next.
-fn connect(plan: &Plan, ports: &[u16]) -> Result<Vec<Crowd<Silent>>, BenchError> {
+fn connect(plan: &Plan, ports: &[u16]) -> Result<Vec<Crowd<peers::Workers>>, BenchError> {
     let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
-    let call = |port: &u16| Ok(Crowd::call(NAME, Silent, 0, workers, *port, congestion)?.0);
+    let call = |port: &u16| Ok(Crowd::call(NAME, peers::Workers::Silent, 0, workers, *port, congestion)?.0);
     ports.iter().map(call).collect()
 }

@@ -8,18 +8,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use sealane_fusion::{Buffer, DType, Keys, TensorMeta, Tray};
+use sealane_fusion::{Buffer, DType, Error, Keys, TensorMeta, Tray};
 use sealane_transport::session::{Ask, Event, PullAsk, PushAsk};
 use sealane_transport::{Handle, Meta, Payload, SessionLimits};
 
-use super::super::engine::PATIENCE;
-use super::super::names::{NAME, QUEUE, key_of};
+use super::super::engine::{NAME, PATIENCE, QUEUE, key_of};
 use super::super::wire::{THE_ONE, Wire};
 use super::memory::{Copies, destination};
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::plan::{Fuse, Plan, Variant, spread};
-use crate::systems::training;
+use crate::plan::{Fuse, Variant};
+use crate::systems::training::Share;
 
 /// Bytes read from a socket at a time, so that all get their turns.
 const READ_BYTES: usize = 256 << 10;
@@ -46,7 +45,7 @@ pub(super) struct Pair {
     wire: Wire,
     /// The ps among the tasks of its engine's greeting.
     ps: u32,
-    share: Rc<Share>,
+    share: Rc<Tensors>,
     variant: Variant,
     places: Places,
     copies: Option<Copies>,
@@ -65,7 +64,7 @@ impl Pair {
     pub(super) fn new(
         socket: (TcpStream, Vec<u8>),
         (ps, count): (usize, usize),
-        share: Rc<Share>,
+        share: Rc<Tensors>,
         variant: Variant,
     ) -> Result<Self, BenchError> {
         let queued_requests_max = share.pulled.len().max(share.gradients.len()) + 1;
@@ -234,7 +233,7 @@ impl Pair {
 }
 
 /// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
-pub(super) struct Share {
+pub(super) struct Tensors {
     /// The keys of what is pulled, and its bytes each.
     pub(super) keys: Arc<Keys>,
     pub(super) pulled: Vec<usize>,
@@ -242,24 +241,18 @@ pub(super) struct Share {
     pub(super) gradients: Vec<(Meta, Bytes)>,
 }
 
-/// The tensors of every ps of a plan.
-pub(super) fn shares(plan: &Plan) -> Result<Vec<Share>, BenchError> {
-    let training = training::of(plan);
-    let pulled = spread(&plan.step, training.size.ps);
-    let pushed = spread(&training.push, training.size.ps);
-    let one = |(pulled, pushed): (Vec<usize>, Vec<usize>)| {
-        let gradient = |number: &usize| {
-            let bytes = training.push[*number];
-            let meta = TensorMeta::new(DType::U8, &[bytes as u64]).map_err(BenchError::sealane("train"))?;
+impl Tensors {
+    pub(super) fn new(share: Share) -> Result<Self, BenchError> {
+        let gradient = |&bytes: &usize| {
+            let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
             Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
         };
-        Ok(Share {
-            keys: Arc::new(
-                Keys::new(pulled.iter().map(|number| key_of(*number))).map_err(BenchError::sealane("train"))?,
-            ),
-            pulled: pulled.iter().map(|number| plan.step[*number]).collect(),
-            gradients: pushed.iter().map(gradient).collect::<Result<_, BenchError>>()?,
+        let keys = Keys::new(share.numbers.into_iter().map(key_of));
+        let gradients = share.pushed.iter().map(gradient).collect::<Result<_, Error>>();
+        Ok(Self {
+            keys: Arc::new(keys.map_err(BenchError::sealane("train"))?),
+            pulled: share.pulled,
+            gradients: gradients.map_err(BenchError::sealane("train"))?,
         })
-    };
-    pulled.into_iter().zip(pushed).map(one).collect()
+    }
 }

@@ -7,24 +7,22 @@ use std::future::poll_fn;
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-use std::thread;
 
 use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
 use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 
 use super::super::attached::admit_next;
-use super::super::engine::{self, PATIENCE, listener, on_shard};
-use super::super::names::{QUEUE, ps_task};
+use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
 use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
 use super::memory;
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::peer::{PeerJob, PeerReady, announce};
-use crate::plan::{Fuse, Link, Mode, Plan, Size, Training, spread};
+use crate::peer::{PeerJob, PeerReady, announce, until_ended};
+use crate::plan::{Fuse, Link, Mode, Plan, Size, Training};
 use crate::process;
-use crate::systems::training;
+use crate::systems::training::{self, Share};
 
 /// Gradients accepted at once at most.
 const ACCEPTED_MAX: usize = 4096;
@@ -55,10 +53,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         announce(PeerReady { port: 0, ports })?;
         (Vec::new(), engine)
     };
-    loop {
-        // The process ends with its standard input or its parent.
-        thread::park();
-    }
+    until_ended()
 }
 
 /// Parameter servers that workers reach over the network, each at an address of its own, with their ports.
@@ -114,8 +109,7 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
     settings.fuse = engine::fuse(plan);
     // A gradient has memory from its first byte on, so each worker's largest at each ps may be there in part.
-    let largest = |share: Vec<usize>| share.into_iter().map(|tensor| training.push[tensor]).max().unwrap_or_default();
-    let largest: usize = spread(&training.push, training.size.ps).into_iter().map(largest).sum();
+    let largest: usize = training::shares(plan).map(|share| share.pushed.into_iter().max().unwrap_or_default()).sum();
     let wanted = SLAB_BYTES + SLABS_A_WORKER * training.size.workers * largest;
     settings.slab_receive_bytes = wanted.min(SLAB_BYTES_MAX);
     match plan.link {
@@ -138,22 +132,16 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
 fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
     on_shard(engine, "start its parameter servers", async move |shard| {
-        let training = training::of(&plan);
-        let pulled = spread(&plan.step, training.size.ps);
-        let pushed = spread(&training.push, training.size.ps);
-        for (number, (pulled, pushed)) in pulled.into_iter().zip(pushed).enumerate() {
-            start_one(&shard, &plan, number, &pulled, pushed.len())?;
-        }
-        Ok(())
+        training::shares(&plan).enumerate().try_for_each(|(number, share)| start_one(&shard, &plan, number, &share))
     })
 }
 
-fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], pushed: usize) -> Result<(), Error> {
+fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> Result<(), Error> {
     let training = training::of(plan);
     let parameter = |&tensor: &usize| Parameter::kept(tensor, engine::filled(shard, plan, plan.step[tensor])?);
     let (task, ended) = (shard.task(&ps_task(number))?, format!("{} no longer serves", ps_task(number)));
-    let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;
-    let gradients = pushed * training.size.workers;
+    let parameters: Rc<[Parameter]> = share.numbers.iter().map(parameter).collect::<Result<_, Error>>()?;
+    let gradients = share.pushed.len() * training.size.workers;
     let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
     if plan.fuse == Fuse::Plan {
         publish(&server.task, 0, &server.parameters)?;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
-use super::super::names::NAME;
-use super::super::peers::Silent;
-use super::pair::{self, Pair};
+use super::super::engine::NAME;
+use super::super::peers;
+use super::pair::{Pair, Tensors};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
@@ -42,10 +42,11 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
-    pub(super) fn new(connected: Vec<Crowd<Silent>>, plan: &Plan) -> Result<Self, BenchError> {
+    pub(super) fn new(connected: Vec<Crowd<peers::Workers>>, plan: &Plan) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
-        let shares: Vec<_> = pair::shares(plan)?.into_iter().map(Rc::new).collect();
+        let tensors = |share| Tensors::new(share).map(Rc::new);
+        let shares = training::shares(plan).map(tensors).collect::<Result<Vec<_>, _>>()?;
         let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
         let mut pairs = Vec::with_capacity(training.pairs());
         for _ in 0..training.size.workers {

@@ -66,6 +66,12 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
+    /// The copy in host memory, if there is one.
+    #[cold]
+    pub(crate) fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
+        self.copy.as_ref().map(|copy| copy.buffer.volatile())
+    }
+
     pub(crate) fn read(&self, from: usize, to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
         assert!(from + to.len() <= self.len, "bytes {from}+{} of {}", to.len(), self.len);
         self.memory.copy_to_host(from, to)

@@ -174,7 +174,7 @@ pub(crate) enum Place {
     /// Into memory: the consumer's own or the slab's.
     Buffer(Buffer),
     /// Into host memory first, since the consumer's own is a device's, which the link cannot write.
-    Bounce(Buffer),
+    Bounce(Box<Buffer>),
     /// Nowhere: it is no longer wanted, or there is no room. It goes back to the producer.
     Nowhere,
 }
@@ -206,7 +206,8 @@ impl Landing {
     /// What kind of memory it goes into; `None` if it is to be discarded.
     pub fn memory(&self) -> Option<MemoryKind> {
         match &self.place {
-            Place::Buffer(buffer) | Place::Bounce(buffer) => Some(buffer.memory()),
+            Place::Buffer(buffer) => Some(buffer.memory()),
+            Place::Bounce(buffer) => Some(buffer.memory()),
             Place::Nowhere => None,
         }
     }
@@ -227,7 +228,8 @@ impl Landing {
     /// If it is a device's, which only a link gets that [says that it moves such](Traits::moves_device).
     pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
-            Place::Buffer(buffer) | Place::Bounce(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
+            Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
+            Place::Bounce(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
             Place::Nowhere => None,
         }
     }

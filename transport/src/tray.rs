@@ -270,10 +270,11 @@ impl Tray {
         }
         let Holding::Tensor(tensor) = &mut item.holding else { return false };
         let Some(memory) = tensor.buffer_mut() else { return false };
-        debug_assert_eq!(memory.len(), bytes.len(), "a stamp stands for one length");
-        let written = memory.write(0, bytes);
+        debug_assert_eq!(memory.len(), bytes.len(), "a stamp has one length");
         item.version = version;
-        if let Err(error) = written {
+        if memory.device().is_none() {
+            memory.volatile_mut().copy_from(bytes);
+        } else if let Err(error) = memory.write(0, bytes) {
             self.fail(index, error.into());
             return true;
         }

@@ -153,8 +153,10 @@ impl Buffer {
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         match &self.0 {
-            Storage::Device(OnDevice { copy: None, .. }) => None,
-            _ => Some(self.volatile()),
+            // SAFETY: as `lent` and `foreign` ask of their callers.
+            Storage::Lent { start, len, .. } => Some(unsafe { VolatileSlice::new(start.as_ptr(), *len) }),
+            Storage::Device(device) => device.host_bytes(),
+            _ => Some((&**self).into()),
         }
     }
 
@@ -164,12 +166,7 @@ impl Buffer {
     /// If they are not.
     #[inline]
     pub fn volatile(&self) -> VolatileSlice<'_> {
-        match &self.0 {
-            // SAFETY: as `lent` and `foreign` ask of their callers.
-            Storage::Lent { start, len, .. } => unsafe { VolatileSlice::new(start.as_ptr(), *len) },
-            Storage::Device(device) => device.copy.as_ref().expect(DEVICE).buffer.volatile(),
-            _ => (&**self).into(),
-        }
+        self.host_bytes().expect(DEVICE)
     }
 
     /// The bytes to be written, wherever in host memory they lie.

@@ -444,7 +444,7 @@ impl<W> Consumer<W> {
                 Some(destination) if destination.device().is_some() && !moves_device => {
                     wanted.destination = Some(destination);
                     match memory.allocate(wanted.consumer, bytes as usize) {
-                        Ok(buffer) => return Place::Bounce(buffer),
+                        Ok(buffer) => return Place::Bounce(Box::new(buffer)),
                         Err(full) => full,
                     }
                 }

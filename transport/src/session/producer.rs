@@ -153,7 +153,6 @@ impl<D> Producer<D> {
 
     /// Makes sure that the link can read the tensor that is to leave next; `None` if it has to wait for that. False if it cannot be
     /// read, which its request hears: it goes back.
-    #[inline]
     fn make_readable<W>(
         &mut self,
         token: Handle,
@@ -243,14 +242,19 @@ impl<D> Producer<D> {
             if !self.in_flight.has_room(payload_bytes) {
                 break;
             }
-            let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
-            self.to_answer.pop_front();
-            if !is_readable {
-                failed = true;
-                continue;
+            let served = self.served.get_mut(token).expect("just looked at");
+            served.in_flight = served.payload.as_ref().is_some_and(|payload| payload.host_bytes().is_some());
+            if !served.in_flight {
+                let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
+                if !is_readable {
+                    self.to_answer.pop_front();
+                    failed = true;
+                    continue;
+                }
+                self.served.get_mut(token).expect("just looked at").in_flight = true;
             }
+            self.to_answer.pop_front();
             self.in_flight.bytes += payload_bytes;
-            self.served.get_mut(token).expect("just looked at").in_flight = true;
             bytes += length;
             self.group.push(token);
             if !small {

@@ -439,12 +439,13 @@ fn stage_small<S: Store + ?Sized>(
         parts.push(stored.payload.volatile());
         for (&slot, &told) in slots[range.clone()].iter().zip(&told[range]).skip(1) {
             let Some(next) = store.look(slot) else { break };
-            let bytes = next.payload.len();
-            let fits = bytes <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes);
+            // Large ones may be in a device's.
+            let Some(bytes) = next.payload.host_bytes() else { break };
+            let fits = bytes.len() <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes.len());
             if next.version != version || next.stamp != told || !fits {
                 break;
             }
-            parts.push(next.payload.volatile());
+            parts.push(bytes);
         }
         count = parts.count();
         parts.end();

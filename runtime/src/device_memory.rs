@@ -62,7 +62,8 @@ pub struct HostCopy {
 pub(crate) struct OnDevice {
     pub(crate) memory: Arc<dyn DeviceMemory>,
     pub(crate) len: usize,
-    pub(crate) copy: Option<Box<HostCopy>>,
+    /// Shared with nobody: dropping an `Arc` is a call, where the drop of a `Box` would be inlined into every drop of a buffer.
+    pub(crate) copy: Option<Arc<HostCopy>>,
 }
 
 impl OnDevice {
@@ -70,6 +71,11 @@ impl OnDevice {
     #[cold]
     pub(crate) fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         self.copy.as_ref().map(|copy| copy.buffer.volatile())
+    }
+
+    #[cold]
+    pub(crate) fn drop_host_copy(&mut self) {
+        self.copy = None;
     }
 
     pub(crate) fn read(&self, from: usize, to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {

@@ -231,14 +231,14 @@ impl Buffer {
     pub fn set_host_copy(&mut self, copy: HostCopy) {
         let Storage::Device(device) = &mut self.0 else { panic!("only a device's memory is read by a copy") };
         assert_eq!(copy.buffer.len(), device.len, "a copy has the length of what is copied");
-        device.copy = Some(Box::new(copy));
+        device.copy = Some(Arc::new(copy));
     }
 
     /// Drops the copy in host memory, if there is one: the bytes are the device's again.
     #[inline]
     pub fn drop_host_copy(&mut self) {
         if let Storage::Device(device) = &mut self.0 {
-            device.copy = None;
+            device.drop_host_copy();
         }
     }
 

@@ -7,8 +7,7 @@ out=$(realpath -m "$1")
 shift
 cd "$(dirname "$0")/.."
 
-read -ra supported < <(python3 -c "import tomllib
-print(*tomllib.load(open('python/tensorflow/pyproject.toml', 'rb'))['tool']['sealane']['tensorflow'])")
+read -ra supported < <(sed -n 's/^tensorflow = \[\(.*\)\]$/\1/p' python/tensorflow/pyproject.toml | tr -d '",')
 for release; do
     case " ${supported[*]} " in *" $release "*) continue ;; esac
     echo "the plugin does not support TensorFlow $release, but ${supported[*]}" >&2

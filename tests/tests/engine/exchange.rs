@@ -108,11 +108,16 @@ fn two_tasks_of_one_engine_meet_without_a_link() {
     let (one, other) = (engine.task(&task(0)).unwrap(), engine.task(&task(1)).unwrap());
     for (from, to) in [(&one, &other), (&other, &one)] {
         for len in [5, 3_000_000] {
-            let sending = from.send(to.name(), len as i64, "w", tensor(len, 9));
-            assert_eq!(to.recv(from.name(), len as i64, "w").wait().unwrap().bytes(), bytes(len, 9));
-            sending.wait().unwrap();
+            let early = to.recv(from.name(), len as i64, "early");
+            let sending = ["w", "early"].map(|key| from.send(to.name(), len as i64, key, tensor(len, 9)));
+            for receiving in [to.recv(from.name(), len as i64, "w"), early] {
+                assert_eq!(receiving.wait().unwrap().bytes(), bytes(len, 9));
+            }
+            sending.into_iter().for_each(|sending| sending.wait().unwrap());
         }
     }
+    let counters = crate::fixture::total(&engine);
+    assert_eq!((counters.tensors_sent, counters.tensors_received), (8, 8));
     assert_empty(&engine);
 }
 

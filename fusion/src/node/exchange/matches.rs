@@ -235,6 +235,7 @@ impl Exchange {
             Ok(place) => {
                 let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
                 context.reporter.metrics.latencies.record(Operation::Send, Way::MEMORY, sender.since, now);
+                context.reporter.count_sent(len);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
                 context.reporter.finish_send(sender.waiter, Ok(()));
             }
@@ -295,6 +296,7 @@ impl Exchange {
         let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
         match place {
             Ok(place) => {
+                context.reporter.count_sent(tensor.1.len());
                 hand_over(&mut context.reporter, waiter, (since, step, key), place, tensor);
                 None
             }
@@ -460,7 +462,7 @@ impl Exchange {
     }
 }
 
-/// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell.
+/// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell, and its send to count.
 #[inline]
 fn hand_over(
     reporter: &mut Reporter,
@@ -481,7 +483,6 @@ fn hand_over(
     };
     reporter.count_received(bytes);
     reporter.record(Operation::Recv, Way::MEMORY, since);
-    reporter.count_sent(bytes);
     let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
     reporter.trace(Handle::NONE, moment);
     reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));

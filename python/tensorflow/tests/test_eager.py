@@ -292,4 +292,4 @@ def test_mirrored_workers_go_on_by_grpc_where_an_arena_is_full(make_job):
     calls = [worker.begin(mirror_many, cluster, index, 100) for index, worker in enumerate(workers)]
     for call in calls:
         assert call.result() == [{2.0 * number + 1} for number in range(100)]
-    assert any("go by gRPC from now on" in worker.log_file.read_text() for worker in workers)
+    assert any("use gRPC from now on" in worker.log_file.read_text() for worker in workers)

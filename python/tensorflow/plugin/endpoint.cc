@@ -36,8 +36,8 @@ constexpr int64_t kUnmappedAgainMs = 30000;
 constexpr size_t kUnsent = 1 << 12;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
-constexpr char kHello[] = "hello4";      // The pair and a number: I ask for it by Sealane from now on.
-constexpr char kWelcome[] = "welcome4";  // The pair: do.
+constexpr char kHello[] = "hello5";      // The pair and a number: I ask for it by Sealane from now on.
+constexpr char kWelcome[] = "welcome5";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent2";  // The step, the number and the key: ask for it by gRPC.
 constexpr char kAlone[] = "alone1";      // The pair, its hello's number, room in bytes and the key: what fits may come alone, see alone.h.

@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/logging.h"
 
@@ -18,13 +19,17 @@ bool Step::Fits(absl::string_view key) {
 }
 
 uint8_t Step::NumberOf(absl::string_view key) {
-  auto found = gone_by_grpc_.find(key);
-  return found == gone_by_grpc_.end() ? 0 : found->second;
+  auto found = numbers_.find(absl::HashOf(key));
+  return found == numbers_.end() ? 0 : found->second;
 }
 
-void Step::GoneByGrpc(absl::string_view key) {
+void Step::CountOne(absl::string_view key) {
   // Collectives have keys without an end in a step that never ends: see Spoil.
-  if (of_ == Of::kRendezvous) ++gone_by_grpc_[key];
+  if (of_ != Of::kRendezvous) return;
+  // Eager jobs have steps that never end, too; their keys never come again.
+  constexpr size_t kNumbered = 1 << 20;
+  const size_t hash = absl::HashOf(key);
+  if (numbers_.size() < kNumbered || numbers_.contains(hash)) ++numbers_[hash];
 }
 
 bool Step::ended() {

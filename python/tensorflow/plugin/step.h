@@ -154,10 +154,11 @@ class Step : public tensorflow::core::RefCounted {
 
   ~Step() override = default;
 
-  // How many tensors of a key went by gRPC in this step before, modulo 256. Both sides count alike, so that what Sealane still has of
-  // them is not taken for what comes next under the same key.
+  // How many tensors of a key this step had before, either way, modulo 256. Both sides count alike, so that a call or a message about one
+  // of them is never taken for the next under the same key.
   uint8_t NumberOf(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void GoneByGrpc(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountOne(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountLeft(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -222,8 +223,8 @@ class Step : public tensorflow::core::RefCounted {
   void NoRoom(Asking* asking, size_t bytes);
   static void DataDone(void* context, const sealane_error* error, sealane_tensor* came);
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
-  // Takes the first of a key away; `next`, if any, is for the caller to start.
-  Asking* TakeAway(Asking* asking);
+  // Takes the first of a key away; the next, if any, is for the caller to start. `counts`: its producer has no more of it.
+  Asking* TakeAway(Asking* asking, bool counts);
   // The ends, of which the first one counts. Each gives the asking's reference back. `blind`: a bundle may have an entry for it,
   // and its lane has counted it so.
   void EndByGrpc(Asking* asking, bool blind = false);
@@ -250,7 +251,7 @@ class Step : public tensorflow::core::RefCounted {
   absl::flat_hash_map<absl::string_view, Asking*> askings_ ABSL_GUARDED_BY(mu_);
   // By key, how often it was asked for by gRPC and not left there yet; below zero, how often it was left there and not asked for yet.
   absl::flat_hash_map<std::string, int> by_grpc_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<std::string, uint8_t> gone_by_grpc_ ABSL_GUARDED_BY(mu_);  // See NumberOf.
+  absl::flat_hash_map<size_t, uint8_t> numbers_ ABSL_GUARDED_BY(mu_);  // By the key's hash, see NumberOf.
   // Producers at which it has failed.
   absl::flat_hash_map<std::string, absl::Status> aborted_by_ ABSL_GUARDED_BY(mu_);
 };

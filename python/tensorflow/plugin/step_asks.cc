@@ -502,8 +502,9 @@ void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor
   EndWith(asking, status, incoming, came);
 }
 
-Asking* Step::TakeAway(Asking* asking) {
+Asking* Step::TakeAway(Asking* asking, bool counts) {
   std::lock_guard lock(mu_);
+  if (counts) CountOne(asking->key);
   AskLane* lane = asking->lane;
   if (asking->entry == Asking::Entry::kAwaited) --lane->awaited;
   asking->entry = Asking::Entry::kCame;
@@ -568,10 +569,9 @@ void Step::EndByGrpc(Asking* asking, bool blind) {
   {
     std::lock_guard lock(mu_);
     unclean_ = true;
-    GoneByGrpc(asking->key);
     Spoil(lane);
   }
-  Asking* next = TakeAway(asking);
+  Asking* next = TakeAway(asking, /*counts=*/true);
   asking->AskByGrpc(std::move(over));
   asking->Unref();
   if (next != nullptr) Start(lane, next);
@@ -604,7 +604,7 @@ void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& in
     unclean_ = true;
   }
   Ref();
-  Asking* next = TakeAway(asking);
+  Asking* next = TakeAway(asking, /*counts=*/status.ok());
   asking->Received(status, incoming, came);
   asking->Unref();
   if (next != nullptr) Start(lane, next);

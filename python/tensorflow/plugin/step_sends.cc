@@ -24,7 +24,7 @@ void Step::Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Send
     auto asked = by_grpc_.empty() ? by_grpc_.end() : by_grpc_.find(sending->key);
     if (asked != by_grpc_.end() && asked->second > 0) {
       if (--asked->second == 0) by_grpc_.erase(asked);
-      GoneByGrpc(sending->key);
+      CountOne(sending->key);
     } else if (!ended_) {
       lane = LaneOfSend(pair, peer);
     }
@@ -283,17 +283,15 @@ void Step::PartEnded(Sending* sending, const absl::Status& status) {
 void Step::Fail(Sending* sending, const absl::Status& status) {
   SendLane* lane;
   Sending* next = nullptr;
-  bool asked;
   {
     std::lock_guard lock(mu_);
     if (ended_ || sending->state == Sending::State::kLeft) return;
-    asked = sending->leave;
     sending->state = Sending::State::kLeft;
     unclean_ = true;
     lane = TakeAway(sending, &next);
     Forget(lane, sending);
+    if (!sending->leave) CountLeft(sending->key);
   }
-  if (!asked) LeftForGrpc(sending->key);
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor for " << sending->route->peer->name << " goes by gRPC: " << status.message();
   // The consumer may ask for it as soon as it is told, and finds it then.
   const uint8_t number = sending->number;
@@ -311,7 +309,7 @@ Step::SendLane* Step::TakeAway(Sending* sending, Sending** next) {
   auto found = sendings_.find(sending->key);
   SendLane* lane = found->second.first;
   Sending* following = sending->next;
-  if (sending->state == Sending::State::kLeft) GoneByGrpc(sending->key);
+  CountOne(sending->key);
   sendings_.erase(found);
   if (following == nullptr) return lane;
   sendings_.try_emplace(following->key, lane, following);
@@ -343,6 +341,10 @@ void Step::Unuse(Sending* sending) {
 void Step::LeftForGrpc(absl::string_view key) {
   if (!Fits(key)) return;
   std::lock_guard lock(mu_);
+  CountLeft(key);
+}
+
+void Step::CountLeft(absl::string_view key) {
   auto asked = by_grpc_.try_emplace(std::string(key), 0).first;
   if (--asked->second == 0) by_grpc_.erase(asked);
 }

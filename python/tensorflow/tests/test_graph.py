@@ -319,7 +319,7 @@ def edge(kind, session, tensor, key, dtype, device):
         return session.graph.create_op(kind, [], [dtype], attrs=attributes, name="edge").outputs[0]
 
 
-def duplicates(sizes, ask_first):
+def duplicates(sizes, ask_first, key="twice"):
     """Sends tensors of so many bytes under one key in a step, and asks as often: gives the order in which they come."""
     graph = tf.Graph()
     with cluster.session(graph) as session, graph.as_default():
@@ -328,11 +328,11 @@ def duplicates(sizes, ask_first):
             with tf.device(PS):
                 with tf.control_dependencies(last):
                     tensor = tf.identity(tf.fill([bytes // 4], float(number)))
-            last = [edge("_Send", session, tensor, "twice", tf.float32, PS)]
+            last = [edge("_Send", session, tensor, key, tf.float32, PS)]
         sent, last = last, []
         for _ in sizes:
             with tf.control_dependencies(last):
-                received = edge("_Recv", session, None, "twice", tf.float32, WORKER)
+                received = edge("_Recv", session, None, key, tf.float32, WORKER)
             came.append(received[0])
             if not ask_first:
                 last = [received.op]
@@ -349,8 +349,9 @@ def test_what_has_one_key_comes_in_order(both, bytes):
 def test_what_has_one_key_comes_in_order_where_grpc_takes_some_of_it(small):
     small.call(sums, 100, 1)  # Settles the pair.
     sizes = [40_000, 2 << 20, 40_000, 40, 2 << 20, 2 << 20, 60_000, 40] * 3
-    for step in small.call(duplicates, sizes, False):
-        assert list(step) == list(range(len(sizes)))
+    for attempt in range(12):
+        for step in small.call(duplicates, sizes, False, f"twice {attempt}"):
+            assert list(step) == list(range(len(sizes))), attempt
     pair = small.pairs()["ps/0"]
     assert pair["sealane"]["received_tensors"] > 40 and pair["grpc"]["received_tensors"] > 20, pair
 

@@ -115,8 +115,8 @@ class Peer:
         call = self.worker.begin(what, str(path), *arguments)
         if self.pair is None:
             hello, self.pair, self.number = self.messages.get(timeout=STUCK).decode().split("\n")
-            assert hello == "hello4"
-            self.say(f"welcome4\n{self.pair}".encode())
+            assert hello == "hello5"
+            self.say(f"welcome5\n{self.pair}".encode())
         step = wait_until(
             "the step's number", lambda: path.exists() and re.search(rb"__per_step_(\d+)\D", path.read_bytes())
         )
@@ -336,16 +336,16 @@ MESSAGES = [
     b"\n\n\n",
     b"\xff\xfe\0",
     b"hello",
-    b"hello4",
-    b"hello4\n;;;\n1",
-    b"hello4\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;\n1",
-    b"hello4\n" + b";" * 10_000,
+    b"hello5",
+    b"hello5\n;;;\n1",
+    b"hello5\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;\n1",
+    b"hello5\n" + b";" * 10_000,
     b"alone1",
     b"alone1\nnobody\n1\n4096\nkey",
     b"alone1\nnobody\nx\n-1\nkey",
     b"hello1\nwhatever",
-    b"welcome4",
-    b"welcome4\nnobody",
+    b"welcome5",
+    b"welcome5\nnobody",
     b"refuse1\nnobody\nno",
     b"unsent2\nx\n0\ny",
     b"unsent2\n7\n0\nno such key",
@@ -393,7 +393,7 @@ def test_a_step_whose_peer_is_lost_ends_with_an_error_that_names_the_peer(make_j
     call, step, _ = peer.begin()
     # Taken where the worker waits for its tensor; it asks for the next bundle before it answers what it does not understand.
     peer.task.send_and_wait(peer.address, step, f"{peer.pair}bundles", capi.source(MAGIC + entry("strange", RIGHT)))
-    peer.say(b"hello4\nwhat?\n1")
+    peer.say(b"hello5\nwhat?\n1")
     assert peer.messages.get(timeout=STUCK).startswith(b"refuse1\nwhat?")
     peer.task.detach()
     with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*is unavailable(.|\n)*{FROM_PS}"):

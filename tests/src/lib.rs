@@ -5,3 +5,4 @@ pub mod fixture;
 pub mod fuzz;
 pub mod simulation;
 pub mod throughput;
+mod two_nodes;

@@ -11,7 +11,9 @@ use std::fmt::Write;
 
 use line::{Carried, KILOBYTE_NS, LATENCY, MESSAGE, WRITE};
 use load::loads;
-use step::{Cost, SLAB_BYTES, Way, second_step};
+use step::{Cost, Way, second_step};
+
+use crate::two_nodes::SLAB_BYTES;
 
 /// The table of the standard loads, each moved every way.
 ///

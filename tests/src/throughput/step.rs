@@ -4,32 +4,34 @@
 //! not how fast its code is.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_fusion::node::{
-    Answer, BatchWaiter, ConnectOrder, FusedRequest, Node, NodeSettings, PullRequest, PullWaiter, PushRequest,
-    RecvRequest, RecvWaiter, SendWaiter,
+    BatchWaiter, FusedRequest, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Error, Fuse, Keys, RecvOutcome, Tensor, Tray};
-use sealane_runtime::{Slab, SlabSettings};
-use sealane_transport::link::{Frames, Landing, Receiver};
-use sealane_transport::wire::{Greeting, Hello, WireError};
-use sealane_transport::{Handle, Link, SessionLimits};
+use sealane_fusion::{Error, Fuse, RecvOutcome, Tensor, Tray};
+use sealane_transport::{Handle, Link};
 
-use super::line::{Air, Carried, Line, line};
+use super::line::{Air, Carried, line};
 use super::load::Load;
+use crate::two_nodes::{DEADLINE, PS, QUEUE, TwoNodes, WORKER, Wire, memory};
 
-const MAP: &str = "ps:1=10.0.0.1:7000\nworker:1=10.0.0.2:7000\n";
-const PS: usize = 0;
-const WORKER: usize = 1;
-pub(super) const SLAB_BYTES: usize = 1 << 20;
-/// Nothing is late here.
-const DEADLINE: Duration = Duration::from_secs(60);
-/// The queue that is pushed into.
-const QUEUE: &str = "parameters";
-/// Turns of one step at most: many times what any needs.
-const TURNS_MAX: usize = 10_000_000;
+type Pair = TwoNodes<Rc<Air>>;
+
+impl Wire for Rc<Air> {
+    fn link(&self) -> (Box<dyn Link>, Box<dyn Link>) {
+        let (one, other) = line(self);
+        (Box::new(one), Box::new(other))
+    }
+
+    fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    fn wait(&self) -> bool {
+        self.next_arrival().map(|arrival| self.now.set(arrival)).is_some()
+    }
+}
 
 /// How a step's tensors are asked for, if they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,21 +72,13 @@ pub(super) struct Cost {
     pub(super) time: Duration,
 }
 
-struct Pair {
-    air: Rc<Air>,
-    base: Instant,
-    nodes: [Node; 2],
-    links: [Vec<Handle>; 2],
-    /// The worker's.
-    queue: Arc<AcceptQueue>,
-}
-
 /// The second step of a load: by then the sides have met, and plans are agreed.
 ///
 /// # Errors
 /// What went wrong, which nothing should.
 pub(super) fn second_step(load: &Load, way: Way) -> Result<Cost, String> {
-    let mut pair = Pair::new(way)?;
+    let fuse = if way == Way::Off { Fuse::Off } else { Fuse::Turn };
+    let mut pair = Pair::new(Rc::default(), fuse)?;
     let tensor = |(key, bytes): &(String, usize)| {
         let tensor = Tensor::from_elements(&[*bytes as u64], &vec![7_u8; *bytes]).map(Tensor::into_shared);
         tensor.map(|tensor| (key.clone(), tensor)).map_err(|error| error.to_string())
@@ -96,48 +90,6 @@ pub(super) fn second_step(load: &Load, way: Way) -> Result<Cost, String> {
 }
 
 impl Pair {
-    fn new(way: Way) -> Result<Pair, String> {
-        let map = Arc::new(EndpointMap::parse(MAP, "the simulated network").map_err(|error| error.to_string())?);
-        let node = |number: usize, task: &str| {
-            let settings = NodeSettings {
-                addresses: vec![format!("10.0.0.{}:7000", number + 1).parse().expect("an address")],
-                tasks: vec![(task.parse().expect("a task"), 0)],
-                shard: 0,
-                shards: 1,
-                incarnation: 1 << (32 + number),
-                session: SessionLimits::default(),
-                deposited_tensors_max: 65_536,
-                published_tensors_max: 65_536,
-                links_max: 2,
-                connect_timeout: DEADLINE,
-                lease: DEADLINE,
-                fuse: if way == Way::Off { Fuse::Off } else { Fuse::Turn },
-                path_reason: "simulated".into(),
-                features: 0,
-                kinds: Vec::new(),
-            };
-            let slab = |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false });
-            let slabs =
-                (slab("send").map_err(|error| error.to_string())?, slab("receive").map_err(|error| error.to_string())?);
-            Node::new(settings, map.clone(), slabs.0, slabs.1).map_err(|error| error.to_string())
-        };
-        let mut nodes = [node(PS, "ps:1")?, node(WORKER, "worker:1")?];
-        // Whenever something came there is room, so that nobody waits for it.
-        let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
-        nodes[WORKER].open_queue(0, QUEUE, queue.clone()).map_err(|error| error.to_string())?;
-        Ok(Pair { air: Rc::default(), base: Instant::now(), nodes, links: [Vec::new(), Vec::new()], queue })
-    }
-
-    fn now(&self) -> Instant {
-        self.base + self.air.now.get()
-    }
-
-    fn number(&mut self, node: usize) -> Result<u32, Error> {
-        let (local, peer) = [("ps:1", "worker:1"), ("worker:1", "ps:1")][node];
-        let local = self.nodes[node].local_task(local)?;
-        self.nodes[node].pair(local, peer)
-    }
-
     fn step(
         &mut self,
         step: i64,
@@ -146,7 +98,7 @@ impl Pair {
         plan: &mut Option<(Handle, Tray)>,
     ) -> Result<Cost, String> {
         let failed = |error: Error| error.to_string();
-        let (messages, carried, started) = (self.messages(), self.air.carried.get(), self.air.now.get());
+        let (messages, carried, started) = (self.messages(), self.wire.carried.get(), self.wire.now.get());
         let pairs = [self.number(PS).map_err(failed)?, self.number(WORKER).map_err(failed)?];
         let until = self.now() + DEADLINE;
         for (key, tensor) in tensors {
@@ -216,7 +168,7 @@ impl Pair {
             }
         };
         let before = carried;
-        let Carried { writes, bytes } = self.air.carried.get();
+        let Carried { writes, bytes } = self.wire.carried.get();
         let carried = Carried { writes: writes - before.writes, bytes: bytes - before.bytes };
         Ok(Cost { messages: self.messages() - messages, carried, time: done - started })
     }
@@ -260,97 +212,7 @@ impl Pair {
         self.nodes[PS].push(now, PushRequest { pair, queue, tensors, deadline, waiter });
     }
 
-    fn open_plan(&mut self, pair: u32, tensors: &[(String, Tensor)]) -> Result<(Handle, Tray), Error> {
-        let keys = Keys::new(tensors.iter().map(|(key, _)| key))?;
-        let mut tray = Tray::new(keys.len());
-        tensors.iter().enumerate().for_each(|(index, (_, tensor))| tray.set_destination(index, memory(tensor)));
-        Ok((self.nodes[WORKER].open_plan(pair, Arc::new(keys)), tray))
-    }
-
     fn messages(&self) -> u64 {
         self.nodes.iter().map(|node| node.counters().messages_sent).sum()
-    }
-
-    /// Goes on until nothing moves any more; when `is_done` first said so.
-    fn run(&mut self, mut is_done: impl FnMut() -> Result<bool, String>) -> Result<Duration, String> {
-        let mut done = None;
-        for _ in 0..TURNS_MAX {
-            let mut work = 0;
-            for index in [WORKER, PS] {
-                work += self.turn(index)?;
-            }
-            if done.is_none() && is_done()? {
-                done = Some(self.air.now.get());
-            }
-            if work > 0 {
-                continue;
-            }
-            match self.air.next_arrival() {
-                Some(arrival) => self.air.now.set(arrival),
-                None => return done.ok_or_else(|| "nothing moves any more, and the step is not done".into()),
-            }
-        }
-        Err(format!("{TURNS_MAX} turns and no end"))
-    }
-
-    fn turn(&mut self, index: usize) -> Result<usize, String> {
-        let now = self.now();
-        while let Some(order) = self.nodes[index].poll_order() {
-            if let ConnectOrder::Dial { peer, hello, .. } = order {
-                self.connect(index, peer, &hello)?;
-            }
-        }
-        let links = &mut self.links[index];
-        self.nodes[index].take_new_links(links);
-        links.iter().for_each(|&link| self.nodes[index].mark_hot(link));
-        Ok(self.nodes[index].turn(now))
-    }
-
-    /// A call, its answer and its welcome, one after the other: the steps that count come later.
-    fn connect(&mut self, from: usize, peer: Handle, hello: &Hello) -> Result<(), String> {
-        let (now, to) = (self.now(), 1 - from);
-        let answer = self.nodes[to].called(now, 0, hello);
-        let Answer::Welcome { peer: caller } = answer else { return Err(format!("the call was answered {answer:?}")) };
-        let (mut calling, called) = line(&self.air);
-        self.nodes[to].accepted(now, caller, Box::new(called), hello);
-        self.nodes[to].turn(now);
-        self.air.now.set(self.air.next_arrival().ok_or("no welcome is under way")?);
-        let welcome = hear(&mut calling)?;
-        let now = self.now();
-        self.nodes[from].dialed(now, peer, Box::new(calling), &welcome);
-        Ok(())
-    }
-}
-
-/// The worker's own, for one tensor.
-fn memory(tensor: &Tensor) -> Buffer {
-    Buffer::from_vec(vec![0; tensor.bytes().len()])
-}
-
-fn hear(line: &mut Line) -> Result<Hello, String> {
-    let mut ear = Ear(None);
-    line.receive(&mut ear, usize::MAX).map_err(|error| error.to_string())?;
-    match ear.0 {
-        Some(Greeting::Welcome(welcome)) => Ok(welcome),
-        other => Err(format!("a welcome was expected, not {other:?}")),
-    }
-}
-
-/// Hears a greeting and leaves what follows on the line.
-struct Ear(Option<Greeting>);
-
-impl Receiver for Ear {
-    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
-        let mut consumed = 0;
-        if self.0.is_none()
-            && let Some((greeting, length)) = Greeting::parse(bytes)?
-        {
-            (self.0, consumed) = (Some(greeting), length);
-        }
-        Ok(Frames { consumed, landing: None })
-    }
-
-    fn landed(&mut self, _: Landing) {
-        unreachable!("greetings bring no payload")
     }
 }

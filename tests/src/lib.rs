@@ -1,7 +1,9 @@
 //! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
 
 pub mod delayed;
+pub mod drive;
 pub mod fixture;
+#[cfg(feature = "fuzz")]
 pub mod fuzz;
 pub mod simulation;
 pub mod throughput;

@@ -43,31 +43,7 @@ pub(crate) struct TwoNodes<W> {
 
 impl<W: Wire> TwoNodes<W> {
     pub(crate) fn new(wire: W, fuse: Fuse) -> Result<Self, String> {
-        let map = Arc::new(EndpointMap::parse(MAP, "the simulated network").map_err(|error| error.to_string())?);
-        let node = |number: usize, task: &str| {
-            let settings = NodeSettings {
-                addresses: vec![format!("10.0.0.{}:7000", number + 1).parse().expect("an address")],
-                tasks: vec![(task.parse().expect("a task"), 0)],
-                shard: 0,
-                shards: 1,
-                incarnation: 1 << (32 + number),
-                session: SessionLimits::default(),
-                deposited_tensors_max: 65_536,
-                published_tensors_max: 65_536,
-                links_max: 2,
-                connect_timeout: DEADLINE,
-                lease: DEADLINE,
-                fuse,
-                path_reason: "simulated".into(),
-                features: 0,
-                kinds: Vec::new(),
-            };
-            let slab = |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false });
-            let slabs =
-                (slab("send").map_err(|error| error.to_string())?, slab("receive").map_err(|error| error.to_string())?);
-            Node::new(settings, map.clone(), slabs.0, slabs.1).map_err(|error| error.to_string())
-        };
-        let mut nodes = [node(PS, "ps:1")?, node(WORKER, "worker:1")?];
+        let mut nodes = [node(PS, "ps:1", fuse)?, node(WORKER, "worker:1", fuse)?];
         // Whenever something came there is room, so that nobody waits for it.
         let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
         nodes[WORKER].open_queue(0, QUEUE, queue.clone()).map_err(|error| error.to_string())?;
@@ -113,7 +89,24 @@ impl<W: Wire> TwoNodes<W> {
         Err(format!("{TURNS_MAX} turns and no end"))
     }
 
-    pub(crate) fn turn(&mut self, index: usize) -> Result<usize, String> {
+    /// Goes on until that is done, and no further.
+    pub(crate) fn until(
+        &mut self,
+        mut is_done: impl FnMut(&mut [Node; 2]) -> Result<bool, String>,
+    ) -> Result<(), String> {
+        for _ in 0..TURNS_MAX {
+            let work = self.turn(WORKER)? + self.turn(PS)?;
+            if is_done(&mut self.nodes)? {
+                return Ok(());
+            }
+            if work == 0 && !self.wire.wait() {
+                return Err("nothing moves any more, and the step is not done".into());
+            }
+        }
+        Err(format!("{TURNS_MAX} turns and no end"))
+    }
+
+    fn turn(&mut self, index: usize) -> Result<usize, String> {
         let now = self.now();
         while let Some(order) = self.nodes[index].poll_order() {
             if let ConnectOrder::Dial { peer, hello, .. } = order {
@@ -146,6 +139,31 @@ impl<W: Wire> TwoNodes<W> {
         self.nodes[from].dialed(now, peer, calling, &welcome);
         Ok(())
     }
+}
+
+/// The node in a place, which serves one task.
+pub(crate) fn node(place: usize, task: &str, fuse: Fuse) -> Result<Node, String> {
+    let settings = NodeSettings {
+        addresses: vec![format!("10.0.0.{}:7000", place + 1).parse().expect("an address")],
+        tasks: vec![(task.parse().expect("a task"), 0)],
+        shard: 0,
+        shards: 1,
+        incarnation: 1 << (32 + place),
+        session: SessionLimits::default(),
+        deposited_tensors_max: 65_536,
+        published_tensors_max: 65_536,
+        links_max: 2,
+        connect_timeout: DEADLINE,
+        lease: DEADLINE,
+        fuse,
+        path_reason: "one thread".into(),
+        features: 0,
+        kinds: Vec::new(),
+    };
+    let map = EndpointMap::parse(MAP, "two nodes").map_err(|error| error.to_string())?;
+    let slab =
+        |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false }).map_err(|error| error.to_string());
+    Node::new(settings, Arc::new(map), slab("send")?, slab("receive")?).map_err(|error| error.to_string())
 }
 
 /// The worker's own, for one tensor.

@@ -31,6 +31,14 @@ pub(crate) struct Build {
 /// # Errors
 /// When it does not build (cargo has said why), or the package has no such target.
 pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
+    build_with(build, &[])
+}
+
+/// The same, with more arguments for cargo.
+///
+/// # Errors
+/// As those of [`build()`].
+pub(crate) fn build_with(build: &Build, arguments: &[&str]) -> Result<PathBuf, String> {
     let Build { package, kind, target, release, verbs } = build;
     let mut cargo = cargo();
     cargo.args(if *kind == "test" { &["test", "--no-run"][..] } else { &["build"] });
@@ -38,7 +46,7 @@ pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     let selection = if *release || *verbs { &["--package", package][..] } else { &["--workspace"] };
     cargo.args(selection).args(release.then_some("--release"));
     cargo.args(verbs.then_some(["--features", "verbs"]).into_iter().flatten());
-    cargo.arg(format!("--{kind}")).arg(target);
+    cargo.arg(format!("--{kind}")).arg(target).args(arguments);
     cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
     let messages = messages(&mut cargo).map_err(|error| format!("{target} of {package} does not build: {error}"))?;
     executable(&messages, build).ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))

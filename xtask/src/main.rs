@@ -8,6 +8,7 @@ mod command;
 mod docs;
 mod fuzz;
 mod hosts;
+mod instructions;
 mod licences;
 mod package;
 mod rdma_lab;
@@ -51,6 +52,8 @@ enum Chore {
     Licences,
     /// Generates the settings page and the C header from the code; renders the documentation site
     Docs(docs::Docs),
+    /// Counts the instructions of the data path under valgrind, and compares with the counts that are kept
+    Instructions(instructions::Instructions),
     /// Measures every figure in the documentation and bench/REPORT.md, saves the results, and updates both
     Report(report::Report),
     /// Writes the manual pages and shell completions
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),
+        Chore::Instructions(instructions) => instructions.run(),
         Chore::Report(report) => report.run(),
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),

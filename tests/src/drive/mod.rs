@@ -1,0 +1,96 @@
+//! The data path in one thread, step after step the same: what `cargo xtask instructions` counts the instructions of. No shard, no
+//! clock and no polling, so that a count depends on the code and the compiler alone.
+//!
+//! Tensors are 64 B. What a drive does beside (a buffer to receive into, a shared reference to what is sent) is counted with it.
+
+mod client;
+mod node;
+mod wires;
+
+use wires::{Loop, Tcp};
+
+/// One of the ways through the code.
+pub struct Drive {
+    /// As it is called in the table of counts.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// Tensors a step.
+    pub tensors: usize,
+    /// Takes so many steps.
+    steps: fn(tensors: usize, steps: i64) -> Result<(), String>,
+}
+
+/// All of them.
+pub const DRIVES: [Drive; 9] = [
+    Drive {
+        name: "recv",
+        about: "a send and its recv between two nodes over memory, one at a time",
+        tensors: 1,
+        steps: |tensors, steps| node::recvs(Loop, tensors, steps),
+    },
+    Drive {
+        name: "recv-window",
+        about: "the same, 256 at a time",
+        tensors: 256,
+        steps: |tensors, steps| node::recvs(Loop, tensors, steps),
+    },
+    Drive {
+        name: "recv-tcp",
+        about: "a send and its recv between two nodes over a TCP connection, one at a time",
+        tensors: 1,
+        steps: |tensors, steps| node::recvs(Tcp, tensors, steps),
+    },
+    Drive {
+        name: "recv-tcp-window",
+        about: "the same, 256 at a time",
+        tensors: 256,
+        steps: |tensors, steps| node::recvs(Tcp, tensors, steps),
+    },
+    Drive {
+        name: "plan",
+        about: "a published tensor, pulled by a plan of 1,000 between two nodes over memory",
+        tensors: 1000,
+        steps: |tensors, steps| node::pulls(Loop, tensors, steps),
+    },
+    Drive {
+        name: "plan-tcp",
+        about: "the same over a TCP connection",
+        tensors: 1000,
+        steps: |tensors, steps| node::pulls(Tcp, tensors, steps),
+    },
+    Drive {
+        name: "push",
+        about: "a tensor pushed and accepted between two nodes over memory, 256 a push",
+        tensors: 256,
+        steps: |tensors, steps| node::pushes(Loop, tensors, steps),
+    },
+    Drive {
+        name: "client",
+        about: "a send and its recv of a client's through its rings and a shard, one at a time",
+        tensors: 1,
+        steps: client::exchanges,
+    },
+    Drive { name: "client-window", about: "the same, 64 at a time", tensors: 64, steps: client::exchanges },
+];
+
+impl Drive {
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<&'static Drive> {
+        static ALL: [Drive; 9] = DRIVES;
+        ALL.iter().find(|drive| drive.name == name)
+    }
+
+    /// Takes so many steps.
+    ///
+    /// # Errors
+    /// A tensor that did not come, which none should.
+    pub fn run(&self, steps: i64) -> Result<(), String> {
+        (self.steps)(self.tensors, steps)
+    }
+}
+
+/// The keys of a step.
+fn keys(tensors: usize) -> Vec<String> {
+    (0..tensors).map(|number| format!("layer_{number}/kernel")).collect()
+}

@@ -1,0 +1,103 @@
+//! Steps between two nodes.
+
+use std::collections::VecDeque;
+
+use sealane_fusion::node::{
+    ClientCall, ClientOutcome, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
+};
+use sealane_fusion::{Accepted, Buffer, Error, Fuse, Tensor};
+use sealane_transport::Handle;
+
+use super::keys;
+use crate::two_nodes::{DEADLINE, PS, QUEUE, TwoNodes, WORKER, Wire};
+
+const BYTES: usize = 64;
+/// A call whose outcome waits in the node until it is taken, as an attached client's does.
+const CALL: ClientCall = ClientCall { client: Handle::NONE, call: Handle::NONE };
+
+fn tensor() -> Result<Tensor, String> {
+    Tensor::from_elements(&[BYTES as u64], &[7_u8; BYTES]).map(Tensor::into_shared).map_err(said)
+}
+
+fn said(error: Error) -> String {
+    error.to_string()
+}
+
+/// Sends and receives all tensors of a step at once.
+pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, keys, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, keys(tensors), tensor()?);
+    let pairs = [two.number(PS).map_err(said)?, two.number(WORKER).map_err(said)?];
+    let deadline = two.now() + DEADLINE;
+    let mut outcomes = VecDeque::new();
+    let mut buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
+    for step in 0..steps {
+        let now = two.now();
+        for key in &keys {
+            let (pair, waiter) = (pairs[WORKER], RecvWaiter::Client(CALL));
+            let destination = buffers.pop();
+            two.nodes[WORKER].recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: false });
+            two.nodes[PS].send(pairs[PS], step, key, tensor.share(), deadline, SendWaiter::Nobody);
+        }
+        two.until(|nodes| {
+            nodes[WORKER].swap_client_outcomes(&mut outcomes);
+            for (_, outcome) in outcomes.drain(..) {
+                let ClientOutcome::Received(outcome) = outcome else { return Err(format!("{outcome:?}")) };
+                buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
+            }
+            Ok(buffers.len() == tensors)
+        })?;
+    }
+    Ok(())
+}
+
+/// Publishes all tensors of a step, and pulls them.
+pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, tensor()?);
+    let pair = two.number(WORKER).map_err(said)?;
+    let tensors: Vec<_> = keys(tensors).into_iter().map(|key| (key, tensor.share())).collect();
+    let (plan, tray) = two.open_plan(pair, &tensors).map_err(said)?;
+    let deadline = two.now() + DEADLINE;
+    let (mut tray, mut outcomes) = (Some(tray), VecDeque::new());
+    for step in 0..steps {
+        let now = two.now();
+        for (key, tensor) in &tensors {
+            two.nodes[PS].publish(0, key, step, tensor.share()).map_err(said)?;
+        }
+        let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
+            return Err("no pull buffer".into());
+        };
+        two.nodes[WORKER].pull(now, PullRequest { plan, min_version: step, deadline, tray: pulled, waiter });
+        two.until(|nodes| {
+            nodes[WORKER].swap_client_outcomes(&mut outcomes);
+            if let Some((_, outcome)) = outcomes.pop_front() {
+                let ClientOutcome::Pulled(pulled) = outcome else { return Err(format!("{outcome:?}")) };
+                if let Some((_, error)) = pulled.first_error() {
+                    return Err(error.to_string());
+                }
+                tray = Some(pulled);
+            }
+            Ok(tray.is_some())
+        })?;
+    }
+    Ok(())
+}
+
+/// Pushes all tensors of a step at once, and accepts them.
+pub(super) fn pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, tensor()?);
+    let pair = two.number(PS).map_err(said)?;
+    let deadline = two.now() + DEADLINE;
+    let (accepting, mut items) = (two.queue.clone(), Vec::<Accepted>::new());
+    for _ in 0..steps {
+        let now = two.now();
+        let shared = (0..tensors).map(|_| tensor.share());
+        let push = PushRequest { pair, queue: QUEUE, tensors: shared, deadline, waiter: SendWaiter::Nobody };
+        two.nodes[PS].push(now, push);
+        two.until(|_| {
+            accepting.take(usize::MAX, &mut items).map_err(said)?;
+            Ok(items.len() == tensors)
+        })?;
+        items.clear();
+    }
+    Ok(())
+}

@@ -305,7 +305,7 @@ impl Plan {
             Bench::Fuse if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
             Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Open]),
             // What perftest has no program for.
-            Bench::Rate if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
+            Bench::Rate if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc, SystemName::GrpcStream]),
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 34] = [
+        let cases: [(&str, Spoil); 35] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -417,6 +417,7 @@ mod tests {
             ("--security", |plan| *plan = Plan { security: Security::Tls, link: Link::Shm, ..Plan::new(Bench::Rate) }),
             ("--security", |plan| *plan = Plan { security: Security::Secret, ..Plan::new(Bench::FanIn) }),
             ("--baseline", |plan| plan.baselines = vec![SystemName::Open]),
+            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::GrpcStream], ..Plan::new(Bench::Fuse) }),
             ("--tensors", |plan| *plan = Plan { step: Vec::new(), ..Plan::new(Bench::Fuse) }),
             ("--tensors", |plan| *plan = Plan { step: vec![SIZE_BYTES_MAX; 5], ..Plan::new(Bench::Fuse) }),
             ("--size", |plan| *plan = Plan { step: vec![64, 0], ..Plan::new(Bench::Fuse) }),

@@ -29,7 +29,7 @@ pub trait Rounds {
 /// producer's side is a process of its own on the second CPU. Between its rounds a system must be quiet on both, since
 /// others are measured there.
 pub struct System {
-    /// The name in the report: `sealane`, `raw`, `grpc` or `open`.
+    /// The name in the report: `sealane`, `raw`, `grpc`, `grpc-stream` or `open`.
     pub(crate) name: &'static str,
     /// How it is run, as in `polling` or `unary`.
     pub(crate) variant: String,

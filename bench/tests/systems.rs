@@ -85,7 +85,7 @@ fn ended(outcome: Result<(), BenchError>) -> ExitCode {
 fn cases() -> Vec<Trial> {
     let mut cases = Vec::new();
     for link in [Link::Tcp, Link::Shm, Link::Loopback] {
-        for system in [SystemName::Raw, SystemName::Grpc] {
+        for system in [SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream] {
             for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
                 let plan = short_plan(bench, link, vec![system]);
                 cases.push(yields_figures(format!("{system} {bench} over {link}"), plan));
@@ -107,9 +107,9 @@ fn cases() -> Vec<Trial> {
             }
         }
     }
-    let mut both = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc]);
-    both.congestion = Some("reno".to_owned());
-    cases.push(yields_figures("both in turn with reno".to_owned(), both));
+    let mut all = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream]);
+    all.congestion = Some("reno".to_owned());
+    cases.push(yields_figures("all in turn with reno".to_owned(), all));
     for security in [Security::Secret, Security::Tls] {
         for bench in [Bench::Latency, Bench::Bandwidth] {
             let plan = Plan { security, ..short_plan(bench, Link::Tcp, vec![SystemName::Open]) };
@@ -142,7 +142,8 @@ fn cases() -> Vec<Trial> {
     }
     for link in [Link::Tcp, Link::Loopback] {
         for fuse in [Fuse::Receive, Fuse::Plan, Fuse::Push] {
-            let plan = Plan { fuse, window: 7, ..short_plan(Bench::Rate, link, vec![SystemName::Raw]) };
+            let baselines = vec![SystemName::Raw, SystemName::GrpcStream];
+            let plan = Plan { fuse, window: 7, ..short_plan(Bench::Rate, link, baselines) };
             cases.push(yields_figures(format!("rate over {link}, fuse {fuse}"), plan));
         }
     }

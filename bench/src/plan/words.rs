@@ -111,14 +111,16 @@ impl Fuse {
 
 /// A system's name, as flags and reports spell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum SystemName {
     /// Sealane itself: always measured, and so never a baseline.
     Sealane,
     /// The bare operation of the kernel, or of memory where the link is in memory.
     Raw,
-    /// gRPC, through tonic.
+    /// gRPC, through tonic, by unary calls.
     Grpc,
+    /// The same by one bidirectional stream.
+    GrpcStream,
     /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`](super::Security).
     Open,
 }
@@ -130,6 +132,7 @@ impl SystemName {
             Self::Sealane => "sealane",
             Self::Raw => "raw",
             Self::Grpc => "grpc",
+            Self::GrpcStream => "grpc-stream",
             Self::Open => "open",
         }
     }
@@ -139,7 +142,7 @@ impl FromStr for SystemName {
     type Err = BenchError;
 
     fn from_str(text: &str) -> Result<Self, BenchError> {
-        let baselines = "raw, grpc or open";
+        let baselines = "raw, grpc, grpc-stream or open";
         match read("--baseline", text, baselines)? {
             Self::Sealane => Err(BenchError::setting("--baseline", text, baselines)),
             baseline => Ok(baseline),

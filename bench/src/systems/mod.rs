@@ -92,9 +92,9 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (SystemName::Raw, Link::Verbs) => raw::over_verbs(job),
         (SystemName::Raw, Link::Loopback) => Ok(raw::in_memory(&job.plan)),
         // gRPC knows no verbs: it goes through the kernel all the same.
-        (SystemName::Grpc, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
-        (SystemName::Grpc, Link::Shm) => grpc::over_unix(job, program),
-        (SystemName::Grpc, Link::Loopback) => grpc::in_memory(&job.plan),
+        (SystemName::Grpc | SystemName::GrpcStream, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
+        (SystemName::Grpc | SystemName::GrpcStream, Link::Shm) => grpc::over_unix(job, program),
+        (SystemName::Grpc | SystemName::GrpcStream, Link::Loopback) => grpc::in_memory(job),
     }
 }
 
@@ -113,8 +113,8 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
         (SystemName::Raw, Link::Tcp | Link::Verbs | Link::Loopback) => raw::serve(&job.plan),
-        (SystemName::Grpc, Link::Shm) => grpc::serve_unix(job),
-        (SystemName::Grpc, Link::Tcp | Link::Verbs | Link::Loopback) => grpc::serve(&job.plan),
+        (SystemName::Grpc | SystemName::GrpcStream, Link::Shm) => grpc::serve_unix(job),
+        (SystemName::Grpc | SystemName::GrpcStream, _) => grpc::serve(&job.plan),
     }
 }
 

@@ -31,7 +31,8 @@ Links:
     raw: the same requests and responses over bare sockets, spinning, or
     blocking with --polling off.
     ps: all workers in one thread, each with a connection to every ps.
-    grpc: unary calls through tonic.
+    grpc: unary calls through tonic. grpc-stream: one bidirectional stream
+    through tonic; with --fuse push, one stream of tensors.
   shm
     A daemon of one shard on the second CPU, and two of its clients, a ps and
     a worker, in one process on the first. Every tensor goes from client to
@@ -50,7 +51,7 @@ Links:
     separate thread; the ps run on that engine's shard, so their calls cross no
     thread. Memory that is not reused is allocated from the client's arena each
     time. 64 workers at most; no --fuse turn, no baselines.
-    grpc: unary calls through tonic over a Unix socket.
+    grpc, grpc-stream: through tonic over a Unix socket.
   verbs
     Two engines in two processes, as over tcp, and one queue pair of an RDMA
     device; only the handshake uses the loopback interface. Needs a build
@@ -62,7 +63,7 @@ Links:
     there is a completion. It has no counterpart of rate and fuse.
     ps: every worker is an engine with its own thread and a queue pair to every
     ps. 64 workers at most; no raw.
-    grpc: unary calls through tonic over TCP.
+    grpc, grpc-stream: through tonic over TCP.
   loopback
     Inside one process, without the kernel.
     raw: two rings of bytes in one thread.
@@ -73,7 +74,7 @@ Example:
 /// Measure Sealane and its baselines side by side
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc",
+    after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc-stream",
     after_long_help = LINKS
 )]
 pub struct Args {
@@ -104,7 +105,7 @@ enum Command {
     },
 
     /// Small tensors per second
-    #[command(after_help = "Example:\n  sealane bench rate --window 256 --fuse off --baseline grpc")]
+    #[command(after_help = "Example:\n  sealane bench rate --window 256 --baseline grpc --baseline grpc-stream")]
     Rate {
         #[command(flatten)]
         common: Common,
@@ -317,9 +318,9 @@ struct Common {
     #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
     executor: Executor,
 
-    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc, or, with --security, open (Sealane
-    /// without it); repeatable
-    #[arg(long, value_name = "raw|grpc|open")]
+    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream;
+    /// with latency, rate and bandwidth), or, with --security, open (Sealane without it); repeatable
+    #[arg(long, value_name = "raw|grpc|grpc-stream|open")]
     baseline: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]

@@ -16,6 +16,9 @@ const HEADER_BYTES: usize = 5;
 /// How many buffered bytes a stream hands on at once; a unary message is always handed on whole.
 const YIELD_BYTES: usize = 32 << 10;
 
+/// A stream's buffer: two of those, since what was handed on is in use until it is written.
+const STREAM_BYTES: usize = 2 * YIELD_BYTES;
+
 /// Field 1, of a wire type that has a length.
 const TAG: u8 = 1 << 3 | 2;
 
@@ -75,15 +78,22 @@ impl Message for Arc<[Bytes]> {
 /// Writes such messages; what is read is just bytes.
 #[derive(Debug)]
 pub(super) struct MessageCodec<M> {
-    /// Bytes of the message that is written, so that its buffer is allocated once.
+    /// Bytes of the message that is written.
     message_bytes: usize,
+    /// Bytes of the buffer that messages are written to: with room for the largest it is allocated once.
+    buffer_bytes: usize,
     written: PhantomData<fn(M)>,
 }
 
 impl<M> MessageCodec<M> {
     /// For messages of so many bytes.
     pub(super) fn new(message_bytes: usize) -> Self {
-        Self { message_bytes, written: PhantomData }
+        Self { message_bytes, buffer_bytes: HEADER_BYTES + message_bytes, written: PhantomData }
+    }
+
+    /// For a stream of messages of so many bytes each.
+    pub(super) fn stream(message_bytes: usize) -> Self {
+        Self { buffer_bytes: STREAM_BYTES, ..Self::new(message_bytes) }
     }
 }
 
@@ -94,11 +104,11 @@ impl<M: Message> Codec for MessageCodec<M> {
     type Decoder = Self;
 
     fn encoder(&mut self) -> Self {
-        Self::new(self.message_bytes)
+        Self { ..*self }
     }
 
     fn decoder(&mut self) -> Self {
-        Self::new(self.message_bytes)
+        Self { ..*self }
     }
 }
 
@@ -112,7 +122,7 @@ impl<M: Message> Encoder for MessageCodec<M> {
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(HEADER_BYTES + self.message_bytes, YIELD_BYTES)
+        BufferSettings::new(self.buffer_bytes, YIELD_BYTES)
     }
 }
 

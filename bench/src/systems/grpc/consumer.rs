@@ -1,5 +1,5 @@
-//! One round of each measurement through gRPC, on the calling thread: callers of one connection's methods, each of which pulls a
-//! tensor to its own buffer, or all of a step at once.
+//! One round of each measurement through gRPC's unary calls, on the calling thread: callers of one connection's methods, each of
+//! which pulls a tensor to its own buffer, or all of a step at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,16 +33,13 @@ pub(super) fn measure(
 ) -> Result<Sample, BenchError> {
     let largest = plan.step.iter().sum::<usize>().max(plan.size_bytes);
     let caller = Caller::new(channel.clone(), largest);
-    let mut puller = Puller { caller: caller.clone(), request: request_for(0, 0), size_bytes: plan.size_bytes };
-    if plan.bench == Bench::Latency && !plan.polling {
-        // With the thread asleep in the gaps: the runtime's own timer has a granularity of a millisecond, which would make the
-        // gap another one than the other systems'.
-        return systems::round_trips(plan, length, || bounded(runtime, STALL_LIMIT, puller.pull()));
+    let puller = Puller { caller: caller.clone(), request: request_for(0, 0), size_bytes: plan.size_bytes };
+    if plan.bench == Bench::Latency {
+        return round_trips(runtime, puller, plan, length);
     }
     bounded(runtime, length + STALL_LIMIT, async {
         let _spinner = plan.polling.then(spin);
         match plan.bench {
-            Bench::Latency => round_trips(puller, plan, length).await,
             Bench::Rate | Bench::Bandwidth => throughput(puller, plan, length).await,
             Bench::Fuse => steps(caller, plan, length).await,
             none => none.is_measured_elsewhere(),
@@ -58,17 +55,24 @@ struct Puller {
     size_bytes: usize,
 }
 
-impl Puller {
+impl Pull for Puller {
     async fn pull(&mut self) -> Result<(), BenchError> {
         let received = self.caller.call(PULL, self.request.clone()).await?.len();
         if received != self.size_bytes {
-            return Err(BenchError::WrongReply { system: NAME, expected: self.size_bytes, received });
+            return Err(wrong_reply(self.size_bytes, received));
         }
         Ok(())
     }
 }
 
-fn bounded<T>(
+/// Something that pulls one tensor at a time.
+pub(super) trait Pull {
+    /// Pulls it, and looks at its length.
+    async fn pull(&mut self) -> Result<(), BenchError>;
+}
+
+/// Waits for something at most so long.
+pub(super) fn bounded<T>(
     runtime: &Runtime,
     limit: Duration,
     work: impl Future<Output = Result<T, BenchError>>,
@@ -78,18 +82,32 @@ fn bounded<T>(
     })
 }
 
-async fn round_trips(mut puller: Puller, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
-    let mut trips = RoundTrips::start(Instant::now(), length);
-    loop {
-        if let Some(idle) = plan.idle() {
-            spin_for(idle).await;
-        }
-        let asked = Instant::now();
-        puller.pull().await?;
-        if trips.completed(asked, Instant::now()) {
-            return Ok(trips.sample());
-        }
+/// A round of pulls one after another.
+pub(super) fn round_trips(
+    runtime: &Runtime,
+    mut puller: impl Pull,
+    plan: &Plan,
+    length: Duration,
+) -> Result<Sample, BenchError> {
+    if !plan.polling {
+        // With the thread asleep in the gaps: the runtime's own timer has a granularity of a millisecond, which would make the
+        // gap another one than the other systems'.
+        return systems::round_trips(plan, length, || bounded(runtime, STALL_LIMIT, puller.pull()));
     }
+    bounded(runtime, length + STALL_LIMIT, async {
+        let _spinner = spin();
+        let mut trips = RoundTrips::start(Instant::now(), length);
+        loop {
+            if let Some(idle) = plan.idle() {
+                spin_for(idle).await;
+            }
+            let asked = Instant::now();
+            puller.pull().await?;
+            if trips.completed(asked, Instant::now()) {
+                return Ok(trips.sample());
+            }
+        }
+    })
 }
 
 /// Lets an idle gap pass on a runtime that spins, more exactly than its timer could.
@@ -207,7 +225,8 @@ impl Callers {
     }
 }
 
-fn wrong_reply(expected: usize, received: usize) -> BenchError {
+/// A tensor has another length than was asked for.
+pub(super) fn wrong_reply(expected: usize, received: usize) -> BenchError {
     BenchError::WrongReply { system: NAME, expected, received }
 }
 

@@ -1,5 +1,6 @@
-//! The baseline `grpc`: unary calls through tonic, with the settings that served it best here. A step of many tensors is
-//! measured twice: a call a tensor, and one call whose answer is one message with all.
+//! The baselines `grpc` and `grpc-stream`: unary calls, and one bidirectional stream, through tonic with the settings that
+//! served it best here. A step of many tensors is measured twice: a call a tensor, and one call whose answer is one message with
+//! all.
 //!
 //! Tensors pass as bytes without a protobuf message around them, the service is mounted without a
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
@@ -8,6 +9,7 @@
 mod codec;
 mod consumer;
 mod service;
+mod streaming;
 pub(super) mod training;
 
 use std::error::Error;
@@ -31,15 +33,17 @@ use tower::service_fn;
 use crate::error::BenchError;
 use crate::limits::{DUPLEX_BYTES, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
 use crate::peer::{PeerJob, PeerProgram, announce};
-use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::plan::{Bench, Fuse, Link, Plan, SystemName};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::sockets::{self, Meeting};
 use service::Ps;
 
-/// Unary calls to a producer.
-struct Unary {
+/// A producer that is called.
+struct Calls {
     plan: Plan,
+    /// Whether by one stream, or each tensor by a call of its own.
+    is_stream: bool,
     channel: Channel,
     /// After the channel, whose tasks it runs.
     runtime: Runtime,
@@ -50,7 +54,7 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
     System::with_peer(job, program, |peer| {
         let stream = sockets::connect(peer.ready().port, job.plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
-        Ok(system(&job.plan, || adopt(stream))?.with_congestion(congestion))
+        Ok(system(job, || adopt(stream))?.with_congestion(congestion))
     })
 }
 
@@ -61,41 +65,49 @@ pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, 
     System::with_peer(&job, program, |_| {
         let stream =
             unix::net::UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
-        system(&job.plan, || adopt_unix(stream))
+        system(&job, || adopt_unix(stream))
     })
 }
 
 /// A producer in this thread.
-pub(super) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
-    system(plan, || {
+pub(super) fn in_memory(job: &PeerJob) -> Result<System, BenchError> {
+    system(job, || {
         let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
-        tokio::spawn(service::serve(ps(plan), one(far)));
+        tokio::spawn(service::serve(ps(&job.plan), one(far)));
         Ok(near)
     })
 }
 
 /// Calls a producer over what `adopt` makes a connection of the runtime that it is called in.
-fn system<C>(plan: &Plan, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
+fn system<C>(job: &PeerJob, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let runtime = runtime()?;
     let channel = runtime.block_on(async { open(adopt()?).await })?;
-    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }))
+    let is_stream = job.system == SystemName::GrpcStream;
+    let calls = Calls { plan: job.plan.clone(), is_stream, channel, runtime };
+    Ok(System::new(job.system.as_str(), variant(&job.plan, is_stream), calls))
 }
 
-impl Rounds for Unary {
+impl Rounds for Calls {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        consumer::measure(&self.runtime, &self.channel, &self.plan, length)
+        let measure = if self.is_stream { streaming::measure } else { consumer::measure };
+        measure(&self.runtime, &self.channel, &self.plan, length)
     }
 }
 
-fn variant(plan: &Plan) -> &'static str {
+fn variant(plan: &Plan, is_stream: bool) -> String {
+    let way = match plan.fuse {
+        Fuse::Receive if plan.bench == Bench::Fuse => return "one message".to_owned(),
+        Fuse::Push if is_stream => "stream, one way",
+        _ if is_stream => "stream",
+        _ => "unary",
+    };
     match plan.link {
-        _ if plan.bench == Bench::Fuse && plan.fuse == Fuse::Receive => "one message",
-        Link::Shm => "unary, Unix socket",
-        Link::Tcp | Link::Loopback => "unary",
-        Link::Verbs => "unary, TCP",
+        Link::Shm => format!("{way}, Unix socket"),
+        Link::Tcp | Link::Loopback => way.to_owned(),
+        Link::Verbs => format!("{way}, TCP"),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use futures_util::stream::Stream;
+use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -17,7 +17,7 @@ use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::Grpc;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use tower::service_fn;
 
 use super::codec::{Message, MessageCodec, number_in, version_in};
@@ -25,9 +25,11 @@ use super::failed;
 use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 
-/// The methods. One tensor: the one of the number that is the request's first bytes; or all of them in one message, out
-/// or in.
+/// The methods. One tensor: the one of the number that is the request's first bytes, by a call of its own, as the answer to one
+/// message of a stream, or again and again without being asked; or all of them in one message, out or in.
 pub(super) const PULL: &str = "/sealane.bench.Tensors/Pull";
+pub(super) const STREAM: &str = "/sealane.bench.Tensors/Stream";
+pub(super) const REPEAT: &str = "/sealane.bench.Tensors/Repeat";
 pub(super) const PULL_ALL: &str = "/sealane.bench.Tensors/PullAll";
 pub(super) const PUSH: &str = "/sealane.bench.Tensors/Push";
 pub(super) const PUSH_ALL: &str = "/sealane.bench.Tensors/PushAll";
@@ -131,12 +133,27 @@ impl Service<http::Request<Body>> for Methods {
         Box::pin(async move {
             // Twice, and some: for what is around many tensors in a message.
             let largest = 2 * ps.largest + (64 << 10);
-            let codec = MessageCodec::<Bytes>::new(ps.tensors.first().map_or(0, Bytes::len));
+            let tensor_bytes = ps.tensors.first().map_or(0, Bytes::len);
+            let codec = MessageCodec::<Bytes>::new(tensor_bytes);
+            let streams = || Grpc::new(MessageCodec::<Bytes>::stream(tensor_bytes));
             let mut grpc = Grpc::new(codec).max_decoding_message_size(largest);
             Ok(match request.uri().path() {
                 PULL => {
                     let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), Ps::tensor);
                     grpc.unary(service_fn(pull), request).await
+                }
+                STREAM => {
+                    let answer = move |request: Result<Bytes, Status>| ps.tensor(&request?);
+                    let pull = |requests: Request<Streaming<Bytes>>| {
+                        ready(Ok(Response::new(requests.into_inner().map(answer.clone()))))
+                    };
+                    streams().streaming(service_fn(pull), request).await
+                }
+                REPEAT => {
+                    let push = |request: Request<Bytes>| {
+                        ready(ps.tensor(request.get_ref()).map(|tensor| Response::new(stream::repeat(tensor).map(Ok))))
+                    };
+                    streams().server_streaming(service_fn(push), request).await
                 }
                 PULL_ALL => {
                     let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()));

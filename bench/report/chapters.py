@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 
+import other_systems
 from results import NOT_MEASURED, brief, certain, inverse, is_cost, median, quotient, speed, spread_of, with_spread
 
 # A row that compares Sealane with the bare operation and with gRPC: what was done, in which experiment, which metric, which
@@ -69,19 +70,28 @@ GROWTH_METRICS = [
 ]
 
 
+def grpc(run, variant, metric):
+    """The better of unary calls and one stream; of the ways to make unary calls, the one that is meant."""
+    return "grpc" if variant else run.best(("grpc", "grpc-stream"), metric)
+
+
 def times_as_fast(results, row, system):
-    name = f"sealane/grpc, {row.grpc}" if row.grpc and system == "grpc" else f"sealane/{system}"
-    return speed(row.by, results.get(row.experiment).ratio(name, row.by))
+    run = results.get(row.experiment)
+    system = grpc(run, row.grpc, row.metric) if system == "grpc" else system
+    name = f"sealane/{system}, {row.grpc}" if row.grpc and system == "grpc" else f"sealane/{system}"
+    return speed(row.by, run.ratio(name, row.by))
 
 
 def cells(results, row):
     """What, Sealane, bare operation, gRPC, times as fast as either."""
     run = results.get(row.experiment)
+    system = grpc(run, row.grpc, row.metric)
+    of_grpc = median(row.metric, run.figure(system, row.grpc, row.metric))
     return [
         row.what,
         with_spread(row.metric, run.figure("sealane", None, row.metric), NOT_MEASURED),
         median(row.metric, run.figure("raw", None, row.metric)),
-        median(row.metric, run.figure("grpc", row.grpc, row.metric)),
+        f"{of_grpc}, a stream" if system == "grpc-stream" else of_grpc,
         quotient(times_as_fast(results, row, "raw")),
         quotient(times_as_fast(results, row, "grpc")),
     ]
@@ -434,6 +444,7 @@ ANSWERS = {
     "tensors": tensors,
     "one_host": lambda results, section: systems(results, section, ONE_HOST),
     "steps": steps,
+    "other_systems": other_systems.answer,
     "peers": peers,
     "restart": restart,
     "security": security,

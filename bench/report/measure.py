@@ -91,13 +91,14 @@ def keep(folder, name, report, provenance):
 
 
 def chosen(names, with_lab):
-    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow where it is."""
+    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow where it is, and
+    not those that install other systems."""
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise SystemExit(f"error: there is no experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
     if names:
         return [name for name in EXPERIMENTS if name in names]
-    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists()}
+    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists(), "peers": True}
     return [name for name, of in EXPERIMENTS.items() if not any(is_left_out.get(kind) for kind in of)]
 
 
@@ -150,6 +151,8 @@ class Bench:
             line = [python_with(f"{ROOT / 'python'}[examples]")]
         elif "tensorflow" in experiment:
             line = [tensorflow()]
+        elif "peers" in experiment:
+            line = [python_with("grpcio")]
         # From the workspace's root, so that what is kept names no place of this machine.
         folder = os.path.relpath(self.folder, ROOT)
         with tempfile.NamedTemporaryFile(suffix=".json") as file:

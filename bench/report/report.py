@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import chapters
+import other_systems
 import pictures
 from pages import Section, day, escaped, moment, table
 from results import NOT_MEASURED, Results, brief, median, quotient, with_spread
@@ -58,6 +59,8 @@ def words(experiment, folder=RESULTS, quick=False):
         return ["bench", "growth", "--calibrate", *(f"{folder}/{name}.json" for name in experiment["growth"])]
     if "python" in experiment:
         return experiment["python"].split() + ("--rounds 1 --steps 20 --exchange-steps 50".split() if quick else [])
+    if "peers" in experiment:
+        return experiment["peers"].split() + ("--rounds 1 --seconds 0.05".split() if quick else [])
     return experiment["tensorflow"].split() + ("--rounds 1 --seconds 0.1 --steps 20".split() if quick else [])
 
 
@@ -65,6 +68,8 @@ def command(experiment):
     """The command line, to be run from the workspace's root."""
     if "lab" in experiment:
         return f"cargo xtask rdma-lab --only {experiment['lab']}"
+    if "peers" in experiment:
+        return "cargo xtask peers"
     return " ".join(["python" if experiment.keys() & {"python", "tensorflow"} else "sealane", *words(experiment)])
 
 
@@ -160,7 +165,8 @@ def report(results):
     return text + machine(results).markdown("") + runs(results).markdown(""), drawn
 
 
-# Every figure that a sentence of the documentation may have: its name, the experiment, and what of it.
+# Every figure that a sentence of the documentation may have: its name, the experiment, and what of it. gRPC's figures are those of
+# the better of unary calls and one stream, unless a variant is named.
 FIGURES = {
     "latency": ("latency", "median", "sealane", "rtt_us.p50"),
     "latency_raw": ("latency", "median", "raw", "rtt_us.p50"),
@@ -171,9 +177,7 @@ FIGURES = {
     "latency_shm_grpc": ("latency_shm", "median", "grpc", "rtt_us.p50"),
     "plan_step": ("fuse_plan", "median", "sealane", "step_ms"),
     "plan_step_raw": ("fuse_plan", "median", "raw", "step_ms"),
-    "plan_step_grpc": ("fuse_plan", "median", "grpc", "step_ms"),
-    "plan_to_grpc": ("fuse_plan", "ratio", "sealane/grpc", "steps_per_s"),
-    "plan_to_grpc_one_message": ("fuse_plan", "ratio", "sealane/grpc, one message", "steps_per_s"),
+    "plan_step_grpc": ("fuse_plan", "median", "grpc, one message", "step_ms"),
     "bandwidth": ("bandwidth", "median", "sealane", "gigabytes_per_s"),
     "bandwidth_raw": ("bandwidth", "median", "raw", "gigabytes_per_s"),
     "bandwidth_grpc": ("bandwidth", "median", "grpc", "gigabytes_per_s"),
@@ -203,7 +207,9 @@ def figure(results, name):
     run = results.get(experiment)
     missing = f"({NOT_MEASURED})"
     if kind in ("median", "spread"):
-        return (median if kind == "median" else with_spread)(metric, run.figure(of, None, metric)) or missing
+        of, _, variant = of.partition(", ")
+        found = run.figure(chapters.grpc(run, variant, metric) if of == "grpc" else of, variant or None, metric)
+        return (median if kind == "median" else with_spread)(metric, found) or missing
     found = run.ratio(of, metric)
     return (quotient(found) if kind == "ratio_spread" else found and brief(found.median)) or missing
 
@@ -236,7 +242,7 @@ def verbs(results):
 
 def filled(page, text, results):
     """A page with its tables and single figures, each between two marks, made anew."""
-    tables = {"systems": systems, "verbs": verbs}
+    tables = {"systems": systems, "verbs": verbs, "other_systems": other_systems.leaders}
 
     def made(kind, name, old):
         if "<!-- " in old:

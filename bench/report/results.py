@@ -42,6 +42,11 @@ class Run:
                 return spread_of(row, "value")
         return None
 
+    def best(self, systems, metric):
+        """That of these systems which has the best figure; the first where none has any."""
+        figures = {system: found.median for system in systems if (found := self.figure(system, None, metric))}
+        return (min if is_cost(metric) else max)(figures, key=figures.get, default=systems[0])
+
     def ratio(self, name, of):
         """A quotient that the program took round by round."""
         found = (row for row in self.report.get("ratios", []) if (row["name"], row["of"]) == (name, of))

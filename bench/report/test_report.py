@@ -7,6 +7,8 @@ from pathlib import Path
 
 import chapters
 import measure
+import other_systems
+import peers
 import pictures
 import report
 from pages import Section, table
@@ -77,6 +79,58 @@ class Figures(unittest.TestCase):
         results = Results({"latency": SAMPLE})
         self.assertEqual(chapters.cells(results, chapters.TENSORS[0]), [chapters.TENSORS[0].what, "8 µs", "6.4 µs", "", "0.8", ""])
         self.assertEqual(chapters.cells(results, chapters.TENSORS[6])[1], "not measured")
+
+
+    def test_grpc_is_the_better_of_calls_and_a_stream(self):
+        rows = [row("sealane", "", "tensors_per_s", value=4e6), row("grpc", "unary", "tensors_per_s", value=2e5),
+                row("grpc-stream", "stream", "tensors_per_s", value=2e6)]
+        ratios = [ratio("sealane/grpc", "tensors_per_s", 20.0), ratio("sealane/grpc-stream", "tensors_per_s", 2.0)]
+        results = Results({"rate": Run({"provenance": PROVENANCE, "results": rows, "ratios": ratios})})
+        self.assertEqual(chapters.cells(results, chapters.TENSORS[3])[1:], ["4 M/s", "", "2 M/s, a stream", "", "2"])
+        rows[2] = row("grpc-stream", "stream", "tensors_per_s", value=1e5)
+        self.assertEqual(chapters.cells(results, chapters.TENSORS[3])[1:], ["4 M/s", "", "200 k/s", "", "20"])
+        self.assertEqual(SAMPLE.best(("sealane", "raw"), "rtt_us.p50"), "raw")
+
+
+class Peers(unittest.TestCase):
+    def test_a_figure_is_read_from_what_a_peer_prints(self):
+        self.assertEqual([peers.figure(text) for text in ("rtt_us 12.5\n", "per_second 3000000\n")], [12.5, 3e6])
+        heads = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n"
+        printed = heads + "10000,5.001,25.0,20.0,2.42,2.42,39579,40000\n"
+        self.assertEqual(peers.of_perftest(printed, True), (10.002, 25_000))
+        self.assertEqual(peers.of_perftest(printed, False), (40_000, 40_000))
+        for wrong in ("", heads, "rtt_us", "1,2,3\n"):
+            with self.assertRaises(peers.Failed):
+                peers.of_perftest(wrong, True)
+            with self.assertRaises(peers.Failed):
+                peers.figure(wrong)
+
+    def test_a_pair_has_two_ends_and_says_why_it_fails(self):
+        self.assertEqual(peers.pair(["sleep", 10], ["echo", "rtt_us 1"]), "rtt_us 1\n")
+        with self.assertRaisesRegex(peers.Failed, "false failed"):
+            peers.pair(["sleep", 10], ["false"])
+        with self.assertRaisesRegex(peers.Failed, "does not listen: no such port"):
+            peers.pair(["sh", "-c", "echo no such port >&2"], ["true"], peers.free_port())
+
+    def test_systems_are_compared_round_by_round_where_they_were_in_all(self):
+        contest = peers.Contest("tcp_rate", "tensors_per_s", 64, "rate", [])
+        rounds = [{"sealane": 4.0, "a": 2.0, "b": 1.0}, {"sealane": 9.0, "a": 3.0}, {"sealane": 8.0, "a": 8.0}]
+        results, ratios = peers.rows_of(contest, rounds)
+        self.assertEqual([(row["system"], row["value"], row["min"], row["max"]) for row in results], [("sealane", 8.0, 4.0, 9.0), ("a", 3.0, 2.0, 8.0)])
+        self.assertEqual(ratios, [ratio("sealane/a, tcp_rate", "tensors_per_s", 2.0, 1.0, 3.0)])
+
+    def test_every_contest_is_shown_with_the_best_first(self):
+        self.assertEqual([(of.name, of.metric) for of in peers.CONTESTS], [(name, metric) for name, metric, _ in other_systems.CONTESTS])
+        rows = [row("sealane", "tcp_latency", "rtt_us", value=10.0), row("grpc", "tcp_latency", "rtt_us", value=30.0),
+                row("UCX", "tcp_latency", "rtt_us", value=5.0)]
+        ratios = [ratio("sealane/grpc, tcp_latency", "rtt_us", 0.3333333), ratio("sealane/UCX, tcp_latency", "rtt_us", 2.0)]
+        run = Run({"provenance": PROVENANCE, "results": rows, "ratios": ratios, "missing": {"gloo": "no torch"}})
+        results, section = Results({"other_systems": run}), Section("", "")
+        other_systems.answer(results, section)
+        what = "64 B there and back over TCP, p50"
+        self.assertIn(f"| {what} | UCX | 5 µs | 0.5 | ahead |\n|  | Sealane | 10 µs |  |  |\n|  | gRPC (tonic), unary | 30 µs | 3 |  |", section.tables[0])
+        self.assertEqual(section.notes, ["Not measured: gloo: no torch."])
+        self.assertIn(f"| {what} | 10 µs | UCX | 5 µs | 0.5 | UCX |", other_systems.leaders(results))
 
 
 class Pages(unittest.TestCase):

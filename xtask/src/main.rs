@@ -1,6 +1,6 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
-//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code, `report` what
-//! it has of measurements; `pages`, `deb` and `wheels` make what is installed.
+//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code, `report` and
+//! `peers` what it has of measurements; `pages`, `deb` and `wheels` make what is installed.
 
 mod build;
 mod chaos;
@@ -56,6 +56,8 @@ enum Chore {
     Instructions(instructions::Instructions),
     /// Measures every figure in the documentation and bench/REPORT.md, saves the results, and updates both
     Report(report::Report),
+    /// Installs UCX, ZeroMQ, iceoryx2 and grpcio, measures them in turn with Sealane, and does as `report` with what comes of it
+    Peers(report::Report),
     /// Writes the manual pages and shell completions
     Pages(package::Pages),
     /// Builds the Debian packages
@@ -79,7 +81,8 @@ fn main() -> ExitCode {
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),
         Chore::Instructions(instructions) => instructions.run(),
-        Chore::Report(report) => report.run(),
+        Chore::Report(report) => report.run(None),
+        Chore::Peers(report) => report.run(Some("other_systems")),
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),
         Chore::Wheels(wheels) => wheels.run(),

@@ -17,8 +17,10 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// By Python 3.11 or newer.
-    pub(crate) fn run(&self) -> Outcome {
-        hand_over(Command::new("python3").arg(workspace().join("bench/report")).args(&self.arguments))
+    /// By Python 3.11 or newer; of one experiment alone, or as the arguments say.
+    pub(crate) fn run(&self, only: Option<&str>) -> Outcome {
+        let mut python = Command::new("python3");
+        python.arg(workspace().join("bench/report"));
+        hand_over(python.args(only.map(|name| format!("--only={name}"))).args(&self.arguments))
     }
 }

@@ -1,0 +1,93 @@
+"""The chapter about other systems: every contest with its standings, who is ahead, and what each system was told."""
+
+from pages import table
+from results import certain, is_cost, median, quotient, speed, with_spread
+
+CONTESTS = [
+    ("tcp_latency", "rtt_us", "64 B there and back over TCP, p50"),
+    ("tcp_rate", "tensors_per_s", "64 B tensors over TCP, 1024 requests in flight"),
+    ("tcp_push", "tensors_per_s", "64 B tensors over TCP, one way"),
+    ("tcp_bandwidth", "gigabytes_per_s", "4 MiB tensors over TCP"),
+    ("shm_latency", "rtt_us", "64 B there and back in shared memory, p50"),
+    ("shm_rate", "tensors_per_s", "64 B tensors in shared memory; Sealane: calls in batches"),
+    ("shm_rate_single", "tensors_per_s", "64 B tensors in shared memory; Sealane: single calls"),
+    ("shm_bandwidth", "gigabytes_per_s", "4 MiB tensors in shared memory"),
+]
+# What the lab has measured already: Sealane's experiment and perftest's.
+LAB = [
+    ("64 B there and back over verbs, in the lab, p50", "rtt_us.p50", "lab_latency", "lab_ib_send_lat"),
+    ("1 MiB tensors over verbs, in the lab", "gigabytes_per_s", "lab_write", "lab_ib_write_bw"),
+]
+NAMES = {"sealane": "Sealane", "grpc": "gRPC (tonic), unary", "grpc-stream": "gRPC (tonic), one stream"}
+# Both sides of each have a CPU of their own.
+SETTINGS = [
+    ("Sealane", "Spins on both sides. TCP: what a turn queues leaves in one write. Shared memory: two clients on one CPU, the daemon's "
+                "shard on the other."),
+    ("gRPC", "tonic, each side a runtime of one thread that spins; frames of 1 MiB, windows of 1 GiB, messages that are bytes. "
+             "A stream's messages that are ready share frames of 32 KiB. One way: a stream of answers to one request. Shared memory: "
+             "a Unix socket."),
+    ("UCX", "ucx_perftest, both sides spin. UCX_TLS=tcp over lo, posix, or posix,cma for 4 MiB; else its defaults. A round trip is "
+            "twice what it prints. One way: -O 1024 sends outstanding, 2 of 4 MiB. Nothing is batched but by the TCP transport."),
+    ("ZeroMQ", "In C. Its I/O thread batches what is queued into writes of 8 KiB and sleeps in epoll; the caller blocks. Queues of "
+               "100,000 messages or 64 MiB. 4 MiB are sent from where they lie. ipc is a Unix socket."),
+    ("iceoryx2", "Publish and subscribe, ipc service, both sides spin. A tensor is copied into a loan and read in place; 1024 samples are "
+                 "queued at most, 2 of 4 MiB, and the publisher waits for room."),
+    ("grpcio", "In Python, one bidirectional stream, a thread on each side. Sealane's figure beside it is not of Python: see the training "
+               "run for that."),
+    ("gloo", "send and recv of torch.distributed, in Python; as with grpcio."),
+]
+
+
+def perftest(results):
+    """The lab's contests: what, the metric, and a row for each system."""
+    for what, metric, ours, theirs in LAB:
+        figures = results.get(ours).figure("sealane", None, metric), results.get(theirs).figure("perftest", None, metric)
+        if all(figures):
+            by = certain(figures[0].median / figures[1].median)
+            yield what, metric, [("Sealane", figures[0], None), ("perftest", figures[1], speed(metric, by))]
+
+
+def contests(results):
+    """Every contest that was measured: what, the metric, and rows of a system, its figure and how many times as fast Sealane is."""
+    run = results.get("other_systems")
+    for variant, metric, what in CONTESTS:
+        rows = []
+        for row in run.report.get("results", []):
+            if (row["variant"], row["metric"]) == (variant, metric):
+                system = row["system"]
+                by = speed(metric, run.ratio(f"sealane/{system}, {variant}", metric))
+                rows.append((NAMES.get(system, system), run.figure(system, variant, metric), by))
+        if rows:
+            yield what, metric, rows
+    yield from perftest(results)
+
+
+def ahead(metric, rows):
+    """The rows, the best first."""
+    return sorted(rows, key=lambda row: row[1].median, reverse=not is_cost(metric))
+
+
+def answer(results, section):
+    run, rows = results.get("other_systems"), []
+    for what, metric, found in contests(results):
+        for place, (system, figure, by) in enumerate(ahead(metric, found)):
+            rows.append([what if place == 0 else "", system, with_spread(metric, figure), quotient(by), "ahead" if place == 0 else ""])
+    section.table(["<what", "<system", "figure", "speed of Sealane, system = 1", "<"], rows)
+    versions = run.report.get("versions", {})
+    if run.provenance:
+        section.table(["<system", "<version", "<settings"], [[name, versions.get(name, ""), text] for name, text in SETTINGS],
+                      "What each was told")
+    missing = run.report.get("missing", {})
+    section.notes += [f"Not measured: {name}: {reason}." for name, reason in missing.items()]
+
+
+def leaders(results):
+    """Of each contest Sealane and the best of the others."""
+    rows = []
+    for what, metric, found in contests(results):
+        system, figure, by = next(row for row in ahead(metric, found) if row[0] != "Sealane")
+        ours = next(figure for name, figure, _ in found if name == "Sealane")
+        winner = "Sealane" if by.median > 1 else system
+        rows.append([what, with_spread(metric, ours), system, median(metric, figure), quotient(by), winner])
+    heads = ["<what", "Sealane", "<best of the others", "its figure", "speed of Sealane, that = 1", "<ahead"]
+    return table(heads, rows).rstrip() or "Not measured yet."

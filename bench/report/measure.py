@@ -63,7 +63,10 @@ def facts():
     compiler = " ".join(run([os.environ.get("RUSTC", "rustc"), "--version"]).split()[:2])
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    return {"commit": commit, "compiler": compiler, "congestion": congestion,
+    group = Path("/proc/self/autogroup")
+    # The kernel shares CPUs out by sessions: whether this one goes before others.
+    is_first = group.exists() and int(group.read_text().split()[-1]) < 0
+    return {"commit": commit, "compiler": compiler, "congestion": congestion, "is_first": is_first,
             "memory_gib": round(int(memory.split()[1]) / (1 << 20), 1)}
 
 

@@ -26,12 +26,13 @@ SETTINGS = [
     ("gRPC", "tonic, each side a runtime of one thread that spins; frames of 1 MiB, windows of 1 GiB, messages that are bytes. "
              "A stream's messages that are ready share frames of 32 KiB. One way: a stream of answers to one request. Shared memory: "
              "a Unix socket."),
-    ("UCX", "ucx_perftest, both sides spin. UCX_TLS=tcp over lo, posix, or posix,cma for 4 MiB; else its defaults. A round trip is "
-            "twice what it prints. One way: -O 1024 sends outstanding, 2 of 4 MiB. Nothing is batched but by the TCP transport."),
+    ("UCX", "ucx_perftest, both sides spin. UCX_TLS=tcp over lo, or posix; else its defaults. A round trip is twice what it "
+            "prints. One way: sends outstanding (-O) are 1024 of 64 B over tcp, 1 over posix, 2 of 4 MiB. It batches nothing."),
     ("ZeroMQ", "In C. Its I/O thread batches what is queued into writes of 8 KiB and sleeps in epoll; the caller blocks. Queues of "
-               "100,000 messages or 64 MiB. 4 MiB are sent from where they lie. ipc is a Unix socket."),
+               "10,000 messages or 64 MiB. 4 MiB are sent from where they lie. ipc is a Unix socket."),
     ("iceoryx2", "Publish and subscribe, ipc service, both sides spin. A tensor is copied into a loan and read in place; 1024 samples are "
-                 "queued at most, 2 of 4 MiB, and the publisher waits for room."),
+                 "queued at most, 2 of 4 MiB, and the subscriber answers when it has taken half of them, so that the publisher meets no "
+                 "full queue."),
     ("grpcio", "In Python, one bidirectional stream, a thread on each side. Sealane's figure beside it is not of Python: see the training "
                "run for that."),
     ("gloo", "send and recv of torch.distributed, in Python; as with grpcio."),

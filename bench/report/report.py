@@ -60,7 +60,7 @@ def words(experiment, folder=RESULTS, quick=False):
     if "python" in experiment:
         return experiment["python"].split() + ("--rounds 1 --steps 20 --exchange-steps 50".split() if quick else [])
     if "peers" in experiment:
-        return experiment["peers"].split() + ("--rounds 1 --seconds 0.05".split() if quick else [])
+        return experiment["peers"].split() + ("--rounds 1 --seconds 0.1".split() if quick else [])
     return experiment["tensorflow"].split() + ("--rounds 1 --seconds 0.1 --steps 20".split() if quick else [])
 
 
@@ -136,12 +136,14 @@ def machine(results):
 def runs(results):
     """Every experiment with what is known of its making."""
     text = ("When each was measured, how long it took, and of which commit it was; a commit with + had changes that were not "
-            "committed. Busy is how many processes ran on the machine on average over the minute before, which should be none.")
+            "committed. Busy is how many processes ran on the machine on average over the minute before, which should be none, or have "
+            "less priority than what was measured (behind).")
     section, rows = Section("Runs", text), []
     for name in EXPERIMENTS:
         made = results.get(name).provenance
         rows.append([name, "not measured", "", "", ""] if made is None else [
-            name, moment(made["unix_seconds"]), f"{made['took_s']:.0f} s", made["commit"], f"{made['load']:.1f}"])
+            name, moment(made["unix_seconds"]), f"{made['took_s']:.0f} s", made["commit"],
+            f"{made['load']:.1f}" + (", behind" if made.get("is_first") else "")])
     section.table(["<experiment", "<measured", "took", "<commit", "busy"], rows)
     return section
 

@@ -99,7 +99,7 @@ class Peers(unittest.TestCase):
         printed = heads + "10000,5.001,25.0,20.0,2.42,2.42,39579,40000\n"
         self.assertEqual(peers.of_perftest(printed, True), (10.002, 25_000))
         self.assertEqual(peers.of_perftest(printed, False), (40_000, 40_000))
-        for wrong in ("", heads, "rtt_us", "1,2,3\n"):
+        for wrong in ("", heads, "rtt_us", "per_second 0.0", "1,2,3\n", heads + "10,1,1,1,1,1,1,0\n"):
             with self.assertRaises(peers.Failed):
                 peers.of_perftest(wrong, True)
             with self.assertRaises(peers.Failed):

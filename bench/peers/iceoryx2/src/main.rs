@@ -18,25 +18,26 @@ use iceoryx2::prelude::*;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Samples that wait for the subscriber at most; of large ones, two.
-const QUEUED: usize = 1024;
+/// Samples that wait for the subscriber at most: small ones, and large ones. A publisher that finds the queue full would yield
+/// its CPU; so the subscriber answers whenever it has taken half of them.
+const QUEUED: [usize; 2] = [1024, 2];
 const LARGE_BYTES: usize = 8192;
 /// Longest wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Samples between two looks at the clock.
-const LOOK_EVERY: usize = 32;
-/// The length of a sample after which nothing follows.
-const LAST: usize = 1;
+/// What is sent after the last sample, and as an answer to many.
+const LAST: [u8; 1] = [1];
+const TAKEN: [u8; 2] = [1; 2];
 
 struct Side {
     source: Publisher<ipc::Service, [u8], ()>,
     target: Subscriber<ipc::Service, [u8], ()>,
     tensor: Vec<u8>,
+    queued: usize,
 }
 
 impl Side {
     fn open(node: &Node<ipc::Service>, name: &str, size: usize, is_first: bool) -> Outcome<Self> {
-        let queued = if size < LARGE_BYTES { QUEUED } else { 2 };
+        let queued = QUEUED[usize::from(size >= LARGE_BYTES)];
         let service = |way: &str| {
             node.service_builder(&format!("{name}/{way}").as_str().try_into()?)
                 .publish_subscribe::<[u8]>()
@@ -52,7 +53,7 @@ impl Side {
         let (out, into) = if is_first { (&there, &back) } else { (&back, &there) };
         let source = out
             .publisher_builder()
-            .initial_max_slice_len(size.max(LAST))
+            .initial_max_slice_len(size.max(TAKEN.len()))
             .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
             .create()?;
         let target = into.subscriber_builder().create()?;
@@ -63,7 +64,7 @@ impl Side {
             }
             spin_loop();
         }
-        Ok(Self { source, target, tensor: vec![1; size] })
+        Ok(Self { source, target, tensor: vec![1; size], queued })
     }
 
     fn send(&self, bytes: &[u8]) -> Outcome<()> {
@@ -71,17 +72,17 @@ impl Side {
         Ok(())
     }
 
-    /// Takes a sample; says whether others follow.
-    fn take(&self) -> Outcome<bool> {
+    /// Takes a sample of this length; says whether others follow.
+    fn take(&self, expected: usize) -> Outcome<bool> {
         let mut begun = None;
         loop {
             for _ in 0..1 << 16 {
                 if let Some(sample) = self.target.receive()? {
                     let bytes = sample.payload();
-                    if bytes.len() == LAST {
+                    if bytes.len() == LAST.len() {
                         return Ok(false);
                     }
-                    let is_whole = bytes.len() == self.tensor.len() && bytes[0] == 1 && bytes[bytes.len() - 1] == 1;
+                    let is_whole = bytes.len() == expected && bytes[0] == 1 && bytes[bytes.len() - 1] == 1;
                     return if is_whole { Ok(true) } else { Err("other bytes came".into()) };
                 }
                 spin_loop();
@@ -98,7 +99,7 @@ impl Side {
         loop {
             let asked = Instant::now();
             self.send(&self.tensor)?;
-            self.take()?;
+            self.take(self.tensor.len())?;
             let took = asked.elapsed();
             if asked - begun > length.mul_f64(1.1) {
                 break;
@@ -109,24 +110,29 @@ impl Side {
         }
         times.sort_unstable();
         println!("rtt_us {}", times.get(times.len() / 2).map_or(0.0, |took| took.as_secs_f64() * 1e6));
-        self.send(&[0; LAST])
+        self.send(&LAST)
     }
 
     /// One way for so long, after a tenth of that time that is not counted.
     fn push(&self, length: Duration) -> Outcome<()> {
-        let (begun, mut counts_from, mut count) = (Instant::now(), None, 0);
-        let at_once = if self.tensor.len() < LARGE_BYTES { LOOK_EVERY } else { 1 };
+        let (begun, mut counts_from, mut count, mut waiting) = (Instant::now(), None, 0, 0);
+        let at_once = self.queued / 2;
         loop {
+            if waiting == self.queued {
+                self.take(TAKEN.len())?;
+                waiting -= at_once;
+            }
             for _ in 0..at_once {
                 self.send(&self.tensor)?;
             }
             count += at_once;
+            waiting += at_once;
             let now = Instant::now();
             match counts_from {
                 None if now - begun > length / 10 => (counts_from, count) = (Some(now), 0),
                 Some(from) if now - from > length => {
                     println!("per_second {}", count as f64 / (now - from).as_secs_f64());
-                    return self.send(&[0; LAST]);
+                    return self.send(&LAST);
                 }
                 _ => {}
             }
@@ -148,13 +154,20 @@ fn main() -> Outcome<()> {
         "ping" => side.ping(length),
         "push" => side.push(length),
         "echo" => {
-            while side.take()? {
+            while side.take(side.tensor.len())? {
                 side.send(&side.tensor)?;
             }
             Ok(())
         }
         "take" => {
-            while side.take()? {}
+            for count in 1.. {
+                if !side.take(side.tensor.len())? {
+                    break;
+                }
+                if count % (side.queued / 2) == 0 {
+                    side.send(&TAKEN)?;
+                }
+            }
             Ok(())
         }
         _ => Err("the role is echo, ping, take or push".into()),

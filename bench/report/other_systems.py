@@ -63,17 +63,24 @@ def contests(results):
     yield from perftest(results)
 
 
-def ahead(metric, rows):
-    """The rows, the best first."""
+def best_first(metric, rows):
     return sorted(rows, key=lambda row: row[1].median, reverse=not is_cost(metric))
+
+
+def ahead(system, by):
+    """Who is, by how many times as fast Sealane is; nobody where some rounds say this and some that."""
+    if by is None or by.min != by.max and by.min <= 1 <= by.max:
+        return "level" if by else ""
+    return "Sealane" if by.median >= 1 else system
 
 
 def answer(results, section):
     run, rows = results.get("other_systems"), []
     for what, metric, found in contests(results):
-        for place, (system, figure, by) in enumerate(ahead(metric, found)):
-            rows.append([what if place == 0 else "", system, with_spread(metric, figure), quotient(by), "ahead" if place == 0 else ""])
-    section.table(["<what", "<system", "figure", "speed of Sealane, system = 1", "<"], rows)
+        for place, (system, figure, by) in enumerate(best_first(metric, found)):
+            rows.append([what if place == 0 else "", system, with_spread(metric, figure), quotient(by), ahead(system, by)])
+    section.table(["<what, best first", "<system", "figure", "speed of Sealane, system = 1", "<ahead"], rows)
+    section.commands = [*section.commands, *run.report.get("commands", {}).values()]
     versions = run.report.get("versions", {})
     if run.provenance:
         section.table(["<system", "<version", "<settings"], [[name, versions.get(name, ""), text] for name, text in SETTINGS],
@@ -86,9 +93,8 @@ def leaders(results):
     """Of each contest Sealane and the best of the others."""
     rows = []
     for what, metric, found in contests(results):
-        system, figure, by = next(row for row in ahead(metric, found) if row[0] != "Sealane")
+        system, figure, by = next(row for row in best_first(metric, found) if row[0] != "Sealane")
         ours = next(figure for name, figure, _ in found if name == "Sealane")
-        winner = "Sealane" if by.median > 1 else system
-        rows.append([what, with_spread(metric, ours), system, median(metric, figure), quotient(by), winner])
+        rows.append([what, with_spread(metric, ours), system, median(metric, figure), quotient(by), ahead(system, by)])
     heads = ["<what", "Sealane", "<best of the others", "its figure", "speed of Sealane, that = 1", "<ahead"]
     return table(heads, rows).rstrip() or "Not measured yet."

@@ -128,8 +128,9 @@ class Peers(unittest.TestCase):
         results, section = Results({"other_systems": run}), Section("", "")
         other_systems.answer(results, section)
         what = "64 B there and back over TCP, p50"
-        self.assertIn(f"| {what} | UCX | 5 µs | 0.5 | ahead |\n|  | Sealane | 10 µs |  |  |\n|  | gRPC (tonic), unary | 30 µs | 3 |  |", section.tables[0])
+        self.assertIn(f"| {what} | UCX | 5 µs | 0.5 | UCX |\n|  | Sealane | 10 µs |  |  |\n|  | gRPC (tonic), unary | 30 µs | 3 | Sealane |", section.tables[0])
         self.assertEqual(section.notes, ["Not measured: gloo: no torch."])
+        self.assertEqual(other_systems.ahead("UCX", Spread(1.1, 0.9, 1.2)), "level")
         self.assertIn(f"| {what} | 10 µs | UCX | 5 µs | 0.5 | UCX |", other_systems.leaders(results))
 
 

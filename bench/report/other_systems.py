@@ -19,7 +19,7 @@ LAB = [
     ("1 MiB tensors over verbs, in the lab", "gigabytes_per_s", "lab_write", "lab_ib_write_bw"),
 ]
 NAMES = {"sealane": "Sealane", "grpc": "gRPC (tonic), unary", "grpc-stream": "gRPC (tonic), one stream"}
-# Both sides of each have a CPU of their own.
+# Unless said, each side is pinned to a CPU of its own.
 SETTINGS = [
     ("Sealane", "Spins on both sides. TCP: what a turn queues leaves in one write. Shared memory: two clients on one CPU, the daemon's "
                 "shard on the other."),
@@ -33,7 +33,7 @@ SETTINGS = [
     ("iceoryx2", "Publish and subscribe, ipc service, both sides spin. A tensor is copied into a loan and read in place; 1024 samples are "
                  "queued at most, 2 of 4 MiB, and the subscriber answers when it has taken half of them, so that the publisher meets no "
                  "full queue."),
-    ("grpcio", "In Python, one bidirectional stream, a thread on each side. Sealane's figure beside it is not of Python: see the training "
+    ("grpcio", "In Python, one bidirectional stream, a thread on each side, not pinned: its threads would wait for each other. Sealane's figure beside it is not of Python: see the training "
                "run for that."),
     ("gloo", "send and recv of torch.distributed, in Python; as with grpcio."),
 ]

@@ -56,10 +56,11 @@ def is_listening(port):
     return any(row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port for row in rows)
 
 
-def pair(server, client, port=None, environment=None):
-    """What a client prints beside a server; each has a CPU of its own. With a port, the client starts when the server listens."""
+def pair(server, client, port=None, environment=None, is_pinned=True):
+    """What a client prints beside a server, each pinned to a CPU of its own unless said. With a port, the client starts when the
+    server listens."""
     cpus = sorted(os.sched_getaffinity(0))
-    pinned = lambda line, at: ["taskset", "-c", cpus[at], *line] if len(cpus) > 1 else line
+    pinned = lambda line, at: ["taskset", "-c", cpus[at], *line] if is_pinned and len(cpus) > 1 else line
     given = {**os.environ, **(environment or {})}
     other = subprocess.Popen(list(map(str, pinned(server, 1))), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE, text=True, env=given)
@@ -147,7 +148,7 @@ def python(system, window):
         port = free_port()
         line = [PYTHONS[system], HERE / "python_side.py", system]
         client = [*line, "client", f"127.0.0.1:{port}", size, seconds, window]
-        return figure(pair([*line, "server", f"127.0.0.1:{port}", size], client, port))
+        return figure(pair([*line, "server", f"127.0.0.1:{port}", size], client, port, is_pinned=False))
 
     return Peer(f"{system} (Python)", run)
 

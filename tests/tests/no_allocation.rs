@@ -2,36 +2,11 @@
 //!
 //! The counting allocator is the process's own, so this is the only test in its binary.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_fusion::{Buffer, DType, EndpointMap, Engine, EngineSettings, Error, LocalPair, Tensor, TensorMeta};
 use sealane_runtime::{Pin, Polling};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is the system allocator's, with the arguments that came in; counting touches no memory of theirs.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are passed on unchanged.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's obligations are passed on unchanged.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are passed on unchanged.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
+use sealane_tests::counting::{Counting, allocations};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -75,11 +50,11 @@ async fn consume(pair: LocalPair, size: usize) -> Result<u64, Error> {
     let mut before = 0;
     for step in 0..TENSORS {
         if step == WARM_UP {
-            before = ALLOCATIONS.load(Ordering::Relaxed);
+            before = allocations();
         }
         buffer = pair.recv_into(step, "layer/kernel", buffer).await?.into_buffer();
     }
-    Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
+    Ok(allocations() - before)
 }
 
 /// The same into the receive slab.
@@ -87,11 +62,11 @@ async fn consume_slab(pair: LocalPair) -> Result<u64, Error> {
     let mut before = 0;
     for step in 0..TENSORS {
         if step == WARM_UP {
-            before = ALLOCATIONS.load(Ordering::Relaxed);
+            before = allocations();
         }
         drop(pair.recv(step, "layer/kernel").await?);
     }
-    Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
+    Ok(allocations() - before)
 }
 
 #[test]

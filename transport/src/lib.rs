@@ -38,6 +38,8 @@ pub mod provider;
 pub mod session;
 pub mod shm;
 #[cfg(all(feature = "network", not(loom)))]
+mod spares;
+#[cfg(all(feature = "network", not(loom)))]
 pub mod tcp;
 #[cfg(not(loom))]
 pub mod tensor;

@@ -75,6 +75,10 @@ pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 /// A default; the setting is `fusion.turn_bytes`.
 pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
 
+/// Empty buffers that a thread keeps for links and sessions with something to hold: as many as wait for room in their sockets at
+/// once without one being allocated. An outbox's has as many bytes as it stages, 256 KiB or so.
+pub const SPARE_BUFFERS_MAX: usize = 64;
+
 /// Larger payloads are sent in chunks of this size, so that other messages can pass in between: at 10 GB/s a small tensor then
 /// waits at most 0.4 ms for a large one. With 1 MiB one stream of 4 MiB tensors lost an eighth of its speed (`bench bandwidth`:
 /// 0.80 of raw instead of 0.93), while 16 tensors at once did not tell the two apart (`bench fuse`). A default; see

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
 use crate::link::{Landing, Traits};
 use crate::payload::Payload;
+use crate::spares;
 use crate::transfers::Transfers;
 use crate::wire::{Chunk, FrameWriter};
 
@@ -34,6 +35,7 @@ pub enum Owner {
 
 /// Frames and payloads in the order in which they must reach the peer.
 pub struct Outbox {
+    /// Without memory while nothing is staged.
     staged: Vec<u8>,
     /// Bytes of `staged` already written.
     head: usize,
@@ -206,6 +208,9 @@ impl Outbox {
     #[inline]
     pub fn stage(&mut self, write: impl FnOnce(&mut FrameWriter<'_>)) {
         self.frames += 1;
+        if self.staged.capacity() == 0 {
+            self.staged = spares::take();
+        }
         let before = self.staged.len();
         write(&mut FrameWriter(&mut self.staged));
         self.lengthen(self.staged.len() - before);
@@ -488,10 +493,10 @@ impl Outbox {
         self.compact();
     }
 
-    /// Keeps the written prefix from growing without bound while the outbox never runs empty.
+    /// Gives back memory that holds nothing, and keeps the written prefix from growing without bound while the outbox never runs empty.
     fn compact(&mut self) {
         if self.head == self.staged.len() {
-            self.staged.clear();
+            spares::give_back(&mut self.staged);
             self.head = 0;
         } else if self.head >= OUTBOX_STAGED_BYTES {
             self.staged.drain(..self.head);
@@ -513,7 +518,7 @@ impl Outbox {
             }
         }
         self.returned.extend(self.transfers.clear());
-        self.staged.clear();
+        spares::give_back(&mut self.staged);
         self.head = 0;
         (self.payloads, self.payload_bytes) = (0, 0);
         (self.aside, self.moves_device, self.copies.awaited) = (false, false, None);

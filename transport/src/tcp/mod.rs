@@ -17,6 +17,7 @@ mod dial;
 mod listen;
 mod retransmission;
 mod socket;
+mod staging;
 mod stream;
 mod tls;
 

@@ -1,6 +1,6 @@
 //! One connected socket as a link.
 //!
-//! Frames are read through a small staging buffer; once a payload's header was seen, its bytes are read by `readv`
+//! Frames are read through a small staging buffer, the thread's; once a payload's header was seen, its bytes are read by `readv`
 //! straight into their destination, with the staging buffer behind it for whatever follows.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,25 +10,18 @@ use sealane_runtime::VolatileSlice;
 use socket2::{SockRef, Socket};
 
 use super::retransmission;
+use super::staging::{self, BATCH_BYTES, STAGING_BYTES};
 use super::stream::Stream;
 use crate::error::LinkError;
-use crate::limits::FRAME_BODY_BYTES_MAX;
 use crate::link::{Landing, Link, LinkKind, Receiver};
 use crate::outbox::Outbox;
-use crate::wire::{FRAME_HEADER_BYTES, WireError};
+use crate::spares;
+use crate::wire::WireError;
 
-/// Staging bytes a link: large enough for any frame and for several hundred small tensors a read, small enough that the
-/// part of a large tensor which is copied out of it, behind each chunk of 4 MiB, is under 2%.
-const STAGING_BYTES: usize = 64 * 1024;
-/// Frames read in one call: a batch that keeps both ends at work. With all that 64 KiB hold taken at once, the two
-/// take turns at working and waiting (`bench rate`, window 256: 2.1 M tensors/s, with 16 KiB 2.6 M, with 4 KiB 2.0 M).
-const BATCH_BYTES: usize = 16 * 1024;
 /// Longest time that the kernel takes for TCP_USER_TIMEOUT: three weeks.
 const USER_TIMEOUT_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 /// Vectors in one write.
 const VECTORS: usize = 32;
-
-const _: () = assert!(STAGING_BYTES - BATCH_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
 
 /// Options of every Sealane socket, besides TCP_NODELAY and the bound on retransmission timeouts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -86,9 +79,8 @@ pub fn congestion_of(socket: &impl AsFd) -> String {
 /// A connected socket after its handshake.
 pub struct TcpLink {
     stream: Stream,
-    staging: Box<[u8]>,
-    start: usize,
-    end: usize,
+    /// What was read and not taken: a part of a frame, most often nothing and without memory.
+    rest: Vec<u8>,
     landing: Option<Landing>,
     /// The last write said that more follows: the kernel may hold its bytes back.
     held_back: bool,
@@ -105,9 +97,8 @@ impl TcpLink {
 
     /// The same for a connection that may be TLS.
     pub(super) fn over(stream: Stream, read_ahead: &[u8]) -> Self {
-        let mut staging = vec![0; STAGING_BYTES].into_boxed_slice();
-        staging[..read_ahead.len()].copy_from_slice(read_ahead);
-        Self { stream, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
+        assert!(read_ahead.len() < STAGING_BYTES, "the handshake has read {} bytes ahead", read_ahead.len());
+        Self { stream, rest: read_ahead.to_vec(), landing: None, held_back: false }
     }
 
     /// True if its traffic is encrypted.
@@ -120,51 +111,75 @@ impl TcpLink {
     /// # Errors
     /// Something has come that nobody took.
     pub fn into_socket(self) -> Result<Socket, LinkError> {
-        if self.start < self.end || self.landing.is_some() {
-            let found = u64::from(self.staging[self.start]);
+        if !self.rest.is_empty() || self.landing.is_some() {
+            let found = self.rest.first().copied().unwrap_or_default().into();
             return Err(WireError::BadValue { what: "byte after the last message on TCP", found }.into());
         }
         self.stream.into_socket()
     }
 
-    /// Lets the receiver take what is staged; true if that was anything.
+    /// Lets the receiver take what was left before: a handshake, or the receiver before this one, may have left whole frames.
+    /// The bytes taken.
     #[inline]
-    fn parse(&mut self, receiver: &mut dyn Receiver) -> Result<(), LinkError> {
-        if self.start == self.end {
+    fn parse_rest(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
+        if self.rest.is_empty() {
+            return Ok(0);
+        }
+        let frames = receiver.frames(&self.rest)?;
+        self.landing = frames.landing;
+        self.rest.drain(..frames.consumed);
+        if self.rest.is_empty() {
+            spares::give_back(&mut self.rest);
+        }
+        Ok(frames.consumed)
+    }
+
+    /// Lets the receiver take these bytes, and keeps those that it does not take.
+    #[inline]
+    fn parse(&mut self, bytes: &[u8], receiver: &mut dyn Receiver) -> Result<(), LinkError> {
+        if bytes.is_empty() {
             return Ok(());
         }
-        let frames = receiver.frames(&self.staging[self.start..self.end])?;
-        self.start += frames.consumed;
+        let frames = receiver.frames(bytes)?;
         self.landing = frames.landing;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.staging.len() - self.start < FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES {
-            self.staging.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
+        let rest = &bytes[frames.consumed..];
+        if !rest.is_empty() {
+            if self.rest.capacity() == 0 {
+                self.rest = spares::take();
+            }
+            self.rest.clear();
+            self.rest.extend_from_slice(rest);
+        } else if self.rest.capacity() > 0 {
+            spares::give_back(&mut self.rest);
         }
         Ok(())
     }
 
     /// One batch of frames; the bytes read.
     #[inline]
-    fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
-        let room = (self.staging.len() - self.end).min(BATCH_BYTES);
-        let target = &mut self.staging[self.end..self.end + room];
-        let Some(count) = self.stream.read(&mut [target.into()])? else { return Ok(0) };
-        self.end += count;
-        self.parse(receiver)?;
+    fn read_frames(&mut self, staging: &mut [u8], receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
+        let kept = self.rest.len();
+        let room = (staging.len() - kept).min(BATCH_BYTES);
+        let Some(count) = self.stream.read(&mut [(&mut staging[kept..kept + room]).into()])? else { return Ok(0) };
+        staging[..kept].copy_from_slice(&self.rest);
+        self.parse(&staging[..kept + count], receiver)?;
         Ok(count)
     }
 
     /// One read into the landing; the bytes read and whether the socket may hold more.
-    fn read_landing(&mut self, mut landing: Landing, receiver: &mut dyn Receiver) -> Result<(usize, bool), LinkError> {
-        debug_assert_eq!(self.start, self.end, "a landing has taken all that was staged");
+    fn read_landing(
+        &mut self,
+        mut landing: Landing,
+        staging: &mut [u8],
+        receiver: &mut dyn Receiver,
+    ) -> Result<(usize, bool), LinkError> {
+        debug_assert!(self.rest.is_empty(), "a landing has taken all that was there");
         let missing = landing.missing();
         let result = match landing.target() {
-            Some(target) => self.stream.read(&mut [target, (&mut *self.staging).into()]),
+            Some(target) => self.stream.read(&mut [target, (&mut *staging).into()]),
             None => {
-                let room = missing.min(self.staging.len());
-                self.stream.read(&mut [(&mut self.staging[..room]).into()])
+                let room = missing.min(staging.len());
+                self.stream.read(&mut [(&mut staging[..room]).into()])
             }
         };
         let count = match result {
@@ -183,10 +198,37 @@ impl TcpLink {
             self.landing = Some(landing);
             return Ok((count, true));
         }
-        (self.start, self.end) = (0, count - missing.min(count));
         receiver.landed(landing);
-        self.parse(receiver)?;
+        self.parse(&staging[..count.saturating_sub(missing)], receiver)?;
         Ok((count, true))
+    }
+
+    /// [`Link::receive`], through the buffer of this thread.
+    #[inline]
+    fn receive_through(
+        &mut self,
+        staging: &mut [u8],
+        receiver: &mut dyn Receiver,
+        budget: usize,
+    ) -> Result<usize, LinkError> {
+        let mut total = 0;
+        // Payloads up to the budget, but one batch of frames.
+        if self.landing.is_none() {
+            total += self.parse_rest(receiver)?;
+        }
+        if self.landing.is_none() {
+            total += self.read_frames(staging, receiver)?;
+        }
+        while total < budget
+            && let Some(landing) = self.landing.take()
+        {
+            let (count, more) = self.read_landing(landing, staging, receiver)?;
+            total += count;
+            if !more {
+                break;
+            }
+        }
+        Ok(total)
     }
 }
 
@@ -214,28 +256,7 @@ impl Link for TcpLink {
     }
 
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
-        // Only the greeting's read-ahead can be staged and whole at this point.
-        let mut total = self.end - self.start;
-        if total > 0 && self.landing.is_none() {
-            self.parse(receiver)?;
-            total -= self.end - self.start;
-        } else {
-            total = 0;
-        }
-        // Payloads up to the budget, but one batch of frames.
-        if self.landing.is_none() {
-            total += self.read_frames(receiver)?;
-        }
-        while total < budget
-            && let Some(landing) = self.landing.take()
-        {
-            let (count, more) = self.read_landing(landing, receiver)?;
-            total += count;
-            if !more {
-                break;
-            }
-        }
-        Ok(total)
+        staging::with(|staging| self.receive_through(staging, receiver, budget))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -1,0 +1,96 @@
+//! What an engine keeps for a peer that asks for nothing: counted, for peers that have only greeted, and for those that
+//! have been answered much.
+//!
+//! The counting allocator is the process's own, so this is the only test in its binary.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use sealane_fusion::Engine;
+use sealane_tests::counting::{Counting, held_bytes};
+use sealane_tests::fixture::{LONG, hello, listener, map, port, settings, task, tensor, until};
+use sealane_transport::Handle;
+use sealane_transport::wire::{Frame, FrameWriter, Greeting, Pull, PullFrame, parse};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PEERS: usize = 128;
+/// Keys of each peer's plan, and bytes of each of its tensors: what they come to together is more than a turn sends.
+const KEYS: usize = 400;
+const TENSOR_BYTES: usize = 1000;
+
+/// Bytes that a peer may take of the heap.
+const IDLE_BYTES_MAX: usize = 8 << 10;
+/// The same once it has been answered, with the numbers of its plan's keys.
+const ANSWERED_BYTES_MAX: usize = 20 << 10;
+
+/// A connection to the ps that was welcomed as a task of its own.
+fn greet(ps: &Engine, peer: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(ps.addresses()[0].to_string()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let hello = hello(&format!("127.0.0.1:{peer}"), vec![task(peer)]);
+    stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
+    let mut heard = Vec::new();
+    while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        heard.push(byte[0]);
+    }
+    stream
+}
+
+fn key(number: usize) -> String {
+    format!("variable{number}")
+}
+
+/// Names a plan and pulls it; reads until all of it has come.
+fn pull_all(stream: &mut TcpStream, heard: &mut Vec<u8>) {
+    let (set, id) = (Handle::from_bits(1 << 32), Handle::from_bits(2 << 32));
+    let keys: Vec<String> = (0..KEYS).map(key).collect();
+    let (mut words, mut named) = (Vec::new(), 0);
+    while named < KEYS {
+        let rest = keys[named..].iter().map(String::as_str);
+        named += FrameWriter(&mut words).key_set(set, (0, 0), (KEYS as u32, named as u32), rest) as usize;
+    }
+    FrameWriter(&mut words).pull(&Pull { id, set, min_version: 0, timeout_ms: 60_000 });
+    stream.write_all(&words).unwrap();
+    heard.clear();
+    let (mut chunk, mut came) = ([0; 4096], 0);
+    while came < KEYS {
+        let count = stream.read(&mut chunk).unwrap();
+        assert!(count > 0, "it disconnected");
+        heard.extend(&chunk[..count]);
+        while let Some((frame, length)) = parse(heard).unwrap() {
+            if let Frame::Pull(PullFrame::Parts(parts)) = frame {
+                came += parts.count as usize;
+            }
+            heard.drain(..length);
+        }
+    }
+}
+
+#[test]
+fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
+    let listener = listener();
+    // Nobody listens where the peers are: they call, and are not called.
+    let ports: Vec<u16> = std::iter::once(port(&listener)).chain(1..=PEERS as u16).collect();
+    let ps = Engine::start(settings(map(&ports), 0, listener)).expect("an engine starts");
+    let publishing: Vec<_> = {
+        let ps = ps.task(&task(0)).unwrap();
+        (0..KEYS).map(|number| ps.publish(&key(number), 1, tensor(TENSOR_BYTES, 1))).collect()
+    };
+    publishing.into_iter().for_each(|published| published.wait().unwrap());
+    let mut peers = Vec::with_capacity(PEERS);
+    let mut heard = Vec::with_capacity(1 << 20);
+
+    let before = held_bytes();
+    peers.extend((1..=PEERS).map(|peer| greet(&ps, peer)));
+    until(&ps, "a peer has no link", |counters| counters.links == PEERS as u64);
+    let each = (held_bytes() - before) / PEERS;
+    assert!(each <= IDLE_BYTES_MAX, "{each} bytes for each peer that has greeted");
+
+    peers.iter_mut().for_each(|peer| pull_all(peer, &mut heard));
+    let each = (held_bytes() - before) / PEERS;
+    assert!(each <= ANSWERED_BYTES_MAX, "{each} bytes for each peer that has pulled and asks for nothing more");
+}

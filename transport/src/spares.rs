@@ -1,0 +1,74 @@
+//! Buffers between two uses: whoever has bytes to hold takes one, and gives it back once it is empty, so that an idle session
+//! holds none and a busy one allocates none.
+//!
+//! Each thread has its own, at most [`SPARE_BUFFERS_MAX`], each as large as its users made it.
+
+use std::cell::RefCell;
+
+use crate::limits::SPARE_BUFFERS_MAX;
+
+/// Buffers of one use, as they were given back.
+pub(crate) struct Spares(RefCell<Vec<Vec<u8>>>);
+
+thread_local! {
+    static SPARES: Spares = const { Spares::new() };
+}
+
+impl Spares {
+    pub(crate) const fn new() -> Self {
+        Self(RefCell::new(Vec::new()))
+    }
+
+    /// The buffer that was given back last, or a new one.
+    #[inline]
+    pub(crate) fn take(&self) -> Vec<u8> {
+        self.0.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Keeps a buffer for the next, unless there are enough, and leaves one without memory.
+    #[inline]
+    pub(crate) fn give_back(&self, buffer: &mut Vec<u8>) {
+        let buffer = std::mem::take(buffer);
+        let mut spares = self.0.borrow_mut();
+        if buffer.capacity() > 0 && spares.len() < SPARE_BUFFERS_MAX {
+            spares.push(buffer);
+        }
+    }
+}
+
+/// An empty buffer, which has room for much if another was given back on this thread.
+#[inline]
+pub(crate) fn take() -> Vec<u8> {
+    SPARES.with(Spares::take)
+}
+
+/// Empties a buffer for the next who [takes](take) one, and leaves one without memory.
+#[inline]
+pub(crate) fn give_back(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    SPARES.with(|spares| spares.give_back(buffer));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_is_given_back_is_the_next_one_and_is_empty() {
+        let mut buffer = take();
+        buffer.extend_from_slice(&[7; 1000]);
+        let address = buffer.as_ptr();
+        give_back(&mut buffer);
+        assert_eq!(buffer.capacity(), 0);
+        let next = take();
+        assert!(next.is_empty() && next.as_ptr() == address);
+    }
+
+    #[test]
+    fn no_more_are_kept_than_may_be() {
+        give_back(&mut Vec::new());
+        (0..2 * SPARE_BUFFERS_MAX).for_each(|_| give_back(&mut Vec::with_capacity(8)));
+        let kept = std::iter::repeat_with(take).take_while(|buffer| buffer.capacity() > 0);
+        assert_eq!(kept.count(), SPARE_BUFFERS_MAX);
+    }
+}

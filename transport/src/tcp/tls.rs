@@ -1,7 +1,8 @@
 //! TLS over a non-blocking socket: records sealed from a copy of frames and tensors, and opened into where they go.
 //!
-//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record. Data counts
-//! as written only when the kernel has all of its records, so an empty outbox has really been sent.
+//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; nothing once its
+//! handshake is over and while it holds no part of a record. Data counts as written only when the kernel has all of its records, so
+//! an empty outbox has really been sent.
 
 use std::io::Read;
 
@@ -15,6 +16,7 @@ use socket2::Socket;
 use super::stream::{got, send};
 use crate::authentication::{Certificate, Identity, PROTOCOL};
 use crate::error::LinkError;
+use crate::spares::{self, Spares};
 
 /// Largest record with its header and tag (RFC 8446, section 5.2).
 const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
@@ -34,6 +36,11 @@ const FRUITLESS_READS: usize = 16;
 /// Steps that an alert may take to be made.
 const LAST_WORDS: usize = 4;
 
+thread_local! {
+    /// Buffers for what comes, of [`INCOMING_BYTES`] but for those of handshakes.
+    static RECORDS: Spares = const { Spares::new() };
+}
+
 /// See the module.
 pub(crate) struct TlsStream {
     socket: Socket,
@@ -42,11 +49,11 @@ pub(crate) struct TlsStream {
     incoming: Vec<u8>,
     start: usize,
     end: usize,
+    /// How long that buffer is. Once the handshake is over there is none while nothing is to be opened.
+    incoming_bytes: usize,
     /// What was opened and had no room: from `opened_head` on.
     opened: Vec<u8>,
     opened_head: usize,
-    /// A copy of what is sealed next: tensors may lie in memory that others write to.
-    plain: Vec<u8>,
     /// What is sealed: from `sealed_head` on it is still to leave.
     sealed: Vec<u8>,
     sealed_head: usize,
@@ -83,18 +90,16 @@ impl TlsStream {
     }
 
     fn new(socket: Socket, side: Side) -> Self {
-        let incoming = vec![0; HANDSHAKE_BYTES];
-        let (opened, plain, sealed) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             socket,
             side,
-            incoming,
+            incoming: Vec::new(),
             start: 0,
             end: 0,
-            opened,
+            incoming_bytes: HANDSHAKE_BYTES,
+            opened: Vec::new(),
             opened_head: 0,
-            plain,
-            sealed,
+            sealed: Vec::new(),
             sealed_head: 0,
             owed: 0,
             is_over: false,
@@ -121,7 +126,8 @@ impl TlsStream {
                         return Err(LinkError::Tls("the peer does not name Sealane's protocol (ALPN)".into()));
                     }
                     if has_left {
-                        self.incoming.resize(INCOMING_BYTES, 0);
+                        self.incoming_bytes = INCOMING_BYTES;
+                        self.put_away();
                     }
                     return Ok(has_left);
                 }
@@ -139,6 +145,12 @@ impl TlsStream {
     }
 
     pub(super) fn read(&mut self, targets: &mut [VolatileSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
+        let result = self.read_records(targets);
+        self.put_away();
+        result
+    }
+
+    fn read_records(&mut self, targets: &mut [VolatileSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
         let mut taken = 0;
         let room: usize = targets.iter().map(|target| target.len()).sum();
         self.hand_over(targets, &mut taken);
@@ -210,8 +222,15 @@ impl TlsStream {
     fn hand_over(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) {
         self.opened_head += scatter(&self.opened[self.opened_head..], targets, taken);
         if self.opened_head == self.opened.len() {
-            self.opened.clear();
+            spares::give_back(&mut self.opened);
             self.opened_head = 0;
+        }
+    }
+
+    /// Gives back the buffer of what comes, unless there is something left to be opened.
+    fn put_away(&mut self) {
+        if self.start == self.end {
+            RECORDS.with(|records| records.give_back(&mut self.incoming));
         }
     }
 
@@ -224,7 +243,7 @@ impl TlsStream {
         let (opened, sealed) = (&mut self.opened, &mut self.sealed);
         let mut open = |bytes: &[u8]| {
             let count = if opened.is_empty() { scatter(bytes, targets, taken) } else { 0 };
-            opened.extend_from_slice(&bytes[count..]);
+            keep(opened, &bytes[count..]);
         };
         let incoming = &mut self.incoming[self.start..self.end];
         let (discard, step) = match &mut self.side {
@@ -240,6 +259,17 @@ impl TlsStream {
         if self.is_over {
             return Err(LinkError::Closed);
         }
+        if self.sealed.capacity() == 0 {
+            self.sealed = spares::take();
+        }
+        let mut plain = spares::take();
+        let result = self.seal_through(&mut plain, slices);
+        spares::give_back(&mut plain);
+        result
+    }
+
+    /// Seals by way of `plain`, a copy of what is sealed next: tensors may lie in memory that others write to.
+    fn seal_through(&mut self, plain: &mut Vec<u8>, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
         for slice in slices {
             let mut rest = *slice;
             while !rest.is_empty() {
@@ -247,10 +277,10 @@ impl TlsStream {
                 if room == 0 {
                     return Ok(());
                 }
-                self.plain.clear();
-                rest.first(room.min(PLAIN_BYTES)).append_to(&mut self.plain);
-                let (opened, sealed, bytes) = (&mut self.opened, &mut self.sealed, &self.plain[..]);
-                let mut open = |bytes: &[u8]| opened.extend_from_slice(bytes);
+                plain.clear();
+                rest.first(room.min(PLAIN_BYTES)).append_to(plain);
+                let (opened, sealed, bytes) = (&mut self.opened, &mut self.sealed, &plain[..]);
+                let mut open = |bytes: &[u8]| keep(opened, bytes);
                 let before = self.start;
                 let incoming = &mut self.incoming[before..self.end];
                 let (discard, step) = match &mut self.side {
@@ -264,8 +294,8 @@ impl TlsStream {
                     Step::Over => return Err(LinkError::Closed),
                     Step::Blocked => {}
                 }
-                self.owed += self.plain.len();
-                rest = rest.range(self.plain.len()..rest.len());
+                self.owed += plain.len();
+                rest = rest.range(plain.len()..rest.len());
             }
         }
         Ok(())
@@ -280,6 +310,11 @@ impl TlsStream {
 
     /// Reads from the socket; false if nothing was there.
     fn fill(&mut self) -> Result<bool, LinkError> {
+        if self.incoming.is_empty() {
+            self.incoming = RECORDS.with(Spares::take);
+        }
+        // The handshake's is shorter; one that was given back most often is as long as it is to be.
+        self.incoming.resize(self.incoming_bytes, 0);
         if self.incoming.len() - self.end < RECORD_BYTES && self.start > 0 {
             self.incoming.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -299,7 +334,7 @@ impl TlsStream {
             let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
             self.sealed_head += count;
         }
-        self.sealed.clear();
+        spares::give_back(&mut self.sealed);
         self.sealed_head = 0;
         Ok(true)
     }
@@ -393,6 +428,14 @@ fn act<Data>(
         Ok(other) => Err(LinkError::Tls(format!("unexpected state {other:?}"))),
     };
     (discard, step)
+}
+
+/// Appends what has no room elsewhere.
+fn keep(opened: &mut Vec<u8>, bytes: &[u8]) {
+    if opened.capacity() == 0 && !bytes.is_empty() {
+        *opened = spares::take();
+    }
+    opened.extend_from_slice(bytes);
 }
 
 /// Copies `bytes` into the targets behind the first `taken`, as far as they have room; how many.

@@ -1,19 +1,25 @@
-//! What an engine keeps for a peer that asks for nothing: counted, for peers that have only greeted, and for those that
-//! have been answered much.
+//! What an engine keeps for a peer that asks for nothing: counted, for peers that have only greeted, for those that have been
+//! answered much, and for attached clients.
 //!
-//! The counting allocator is the process's own, so this is the only test in its binary.
+//! The counting allocator is the process's own, so these are the only tests in their binary, one after the other.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use sealane_fusion::Engine;
+use sealane_fusion::{ClientEnds, EndpointMap, Engine, EngineSettings};
+use sealane_runtime::Pin;
 use sealane_tests::counting::{Counting, held_bytes};
 use sealane_tests::fixture::{LONG, hello, listener, map, port, settings, task, tensor, until};
 use sealane_transport::Handle;
+use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory};
 use sealane_transport::wire::{Frame, FrameWriter, Greeting, Pull, PullFrame, parse};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 const PEERS: usize = 128;
 /// Keys of each peer's plan, and bytes of each of its tensors: what they come to together is more than a turn sends.
@@ -24,6 +30,12 @@ const TENSOR_BYTES: usize = 1000;
 const IDLE_BYTES_MAX: usize = 8 << 10;
 /// The same once it has been answered, with the numbers of its plan's keys.
 const ANSWERED_BYTES_MAX: usize = 20 << 10;
+
+const CLIENTS: usize = 32;
+/// The default of `daemon.area_bytes`.
+const AREA_BYTES: u64 = 64 << 20;
+/// Bytes that an attached client may take of the daemon's heap, on each shard.
+const CLIENT_BYTES_MAX: usize = 8 << 10;
 
 /// A connection to the ps that was welcomed as a task of its own.
 fn greet(ps: &Engine, peer: usize) -> TcpStream {
@@ -72,6 +84,7 @@ fn pull_all(stream: &mut TcpStream, heard: &mut Vec<u8>) {
 
 #[test]
 fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let listener = listener();
     // Nobody listens where the peers are: they call, and are not called.
     let ports: Vec<u16> = std::iter::once(port(&listener)).chain(1..=PEERS as u16).collect();
@@ -93,4 +106,34 @@ fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
     peers.iter_mut().for_each(|peer| pull_all(peer, &mut heard));
     let each = (held_bytes() - before) / PEERS;
     assert!(each <= ANSWERED_BYTES_MAX, "{each} bytes for each peer that has pulled and asks for nothing more");
+}
+
+/// What the daemon has of a client.
+fn ends(task: String) -> ClientEnds {
+    let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
+    let (segment, _) = DaemonEnd::create(AREA_BYTES, false).unwrap();
+    let (socket, _) = UnixStream::pair().unwrap();
+    let shards = vec![(segment, Doorbell::create().unwrap())];
+    ClientEnds { task, pid: 7, arena, shards, bell: ClientBell::new(Arc::new(socket.into())) }
+}
+
+#[test]
+fn an_idle_client_takes_little_memory_whatever_its_area() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let listener = listener();
+    let tasks: Vec<String> = (0..CLIENTS).map(task).collect();
+    let text: String = tasks.iter().map(|task| format!("{task}=127.0.0.1:{}\n", port(&listener))).collect();
+    let names: Vec<&str> = tasks.iter().map(String::as_str).collect();
+    let mut settings = EngineSettings::new(EndpointMap::parse(&text, "test").unwrap(), &names).unwrap();
+    (settings.runtime.pin, settings.runtime.shards) = (Pin::Off, 1);
+    (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
+    settings.listeners = vec![listener];
+    let engine = Engine::start(settings).expect("an engine starts");
+
+    let before = held_bytes();
+    for task in tasks {
+        engine.admit(ends(task)).unwrap();
+    }
+    let each = (held_bytes() - before) / CLIENTS;
+    assert!(each <= CLIENT_BYTES_MAX, "{each} bytes for each attached client");
 }

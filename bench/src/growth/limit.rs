@@ -20,8 +20,8 @@ const IMBALANCE_MIN: f64 = 1.25;
 /// Slices of a ps's share, so that shares of slices are about equal.
 const SLICES_A_PS: u64 = 2;
 
-/// What a session holds at each of its ends, in bytes: what `bench idle --peers 1000` measured a peer at 14 KB of resident memory.
-pub(super) const SESSION_BYTES: u64 = 14_000;
+/// What a session holds at each of its ends, in bytes: what `bench idle --peers 1000` measured a peer at, 6.1 kB of resident memory.
+pub(super) const SESSION_BYTES: u64 = 6_100;
 
 /// The machines of a simulation, and how the variables are cut.
 #[derive(Clone, Copy, Debug)]

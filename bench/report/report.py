@@ -1,6 +1,7 @@
 """Writes `bench/REPORT.md`, its pictures, and the figures of the README and the documentation, of the results that are kept. Pure,
 but for the files."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -133,6 +134,21 @@ def machine(results):
     return section
 
 
+def instructions():
+    """What `cargo xtask instructions` has counted; no experiment, since it does not depend on the machine's mood."""
+    counts = json.loads((ROOT / "tests/snapshots/instructions.json").read_text())
+    section = Section("Instructions and system calls a tensor",
+                      "Counted by valgrind in one thread, both ends together: a send, its recv and the release of the memory, of 64 B. CI fails "
+                      f"where one takes 2% more. Compiled by {counts['compiler']}.", ["cargo xtask instructions"])
+    rows = []
+    for name, count in counts["drives"].items():
+        most = sorted(count["functions"].items(), key=lambda function: -function[1])[:4]
+        most = ", ".join(f"{re.sub('<.*', '', function.rsplit('::', 1)[-1])} {cost:.0f}" for function, cost in most)
+        rows.append([name, count["about"], f"{count['instructions']:.0f}", f"{count['system_calls']:.2f}", most])
+    section.table(["<drive", "<what", "instructions", "system calls", "<most in"], rows)
+    return section
+
+
 def runs(results):
     """Every experiment with what is known of its making."""
     text = ("When each was measured, how long it took, and of which commit it was; a commit with + had changes that were not "
@@ -164,7 +180,7 @@ def report(results):
             f"```sh\ncargo xtask report\n```\n\nMeasured until {moment(last)}.\n")
     text += limits.markdown("") + aims.markdown("")
     text += "".join(section.markdown(f"results/{name}.svg") for name, section in found.items())
-    return text + machine(results).markdown("") + runs(results).markdown(""), drawn
+    return text + instructions().markdown("") + machine(results).markdown("") + runs(results).markdown(""), drawn
 
 
 # Every figure that a sentence of the documentation may have: its name, the experiment, and what of it. gRPC's figures are those of

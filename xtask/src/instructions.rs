@@ -91,6 +91,7 @@ impl Instructions {
         all.extend(found.drives);
         let text = serde_json::to_string_pretty(&Counts { drives: all, ..found }).expect("numbers and text");
         fs::write(&path, text + "\n").map_err(|error| format!("{KEPT}: {error}"))?;
+        println!("kept in {KEPT}; cargo xtask report --render writes them into the report");
         Ok(true)
     }
 }
@@ -185,7 +186,7 @@ fn compare(kept: &Counts, found: &Counts) -> bool {
         grown.iter().for_each(|(more, function)| eprintln!("  {more:+.1}  {function}"));
     }
     if !is_well {
-        eprintln!("what is meant to cost more is kept by: cargo xtask instructions");
+        eprintln!("what is meant to cost more is kept by: cargo xtask instructions, then cargo xtask report --render");
     }
     is_well
 }

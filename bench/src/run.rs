@@ -46,15 +46,18 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
     Ok(Outcome { report, measured })
 }
 
-/// Measures a system that the caller has set up, as `plan` says. Nothing is pinned.
+/// Measures systems that the caller has set up, in turn, as `plan` says. Nothing is pinned.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_own(plan: &Plan, system: System, progress: &mut Progress) -> Result<Outcome, BenchError> {
+pub fn run_own(plan: &Plan, mut systems: Vec<System>, progress: &mut Progress) -> Result<Outcome, BenchError> {
     plan.check()?;
     let machine = Machine::look(&allowed_cpus()?, None)?;
-    let carrier = Carrier { congestion: system.congestion.clone(), device: system.device.clone() };
-    let measured = take_turns(&mut [system], plan, progress)?;
+    let carrier = Carrier {
+        congestion: systems.iter().find_map(|system| system.congestion.clone()),
+        device: systems.iter().find_map(|system| system.device.clone()),
+    };
+    let measured = take_turns(&mut systems, plan, progress)?;
     let report = Report::new(plan, machine, carrier, &measured);
     Ok(Outcome { report, measured })
 }

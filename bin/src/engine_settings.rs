@@ -25,8 +25,21 @@ pub(crate) const NOT_BUILT_IN: &str = "this build has no RDMA verbs (feature ver
 /// # Errors
 /// A task's name cannot be read, or pinning is required and too few CPUs are free.
 pub fn engine_settings(settings: &Settings, map: EndpointMap, tasks: &[&str]) -> Result<EngineSettings, Failure> {
+    engine_settings_beside(settings, map, tasks, &[])
+}
+
+/// As [`engine_settings`], for an engine that takes the place of another one, which shares the claims on these CPUs.
+///
+/// # Errors
+/// As [`engine_settings`].
+pub(crate) fn engine_settings_beside(
+    settings: &Settings,
+    map: EndpointMap,
+    tasks: &[&str],
+    shared: &[usize],
+) -> Result<EngineSettings, Failure> {
     let shards = settings.runtime.shards_for(map.len());
-    let pin = pin(&settings.runtime, shards, Pin::IfFree)?;
+    let pin = pin(&settings.runtime, (shards, shared), Pin::IfFree)?;
     convert(settings, map, tasks, shards, pin)
 }
 
@@ -43,7 +56,7 @@ pub fn short_lived_engine_settings(
     unset_pin: Pin,
 ) -> Result<EngineSettings, Failure> {
     let shards = settings.runtime.shards.value.unwrap_or(SHORT_LIVED_SHARDS);
-    let pin = pin(&settings.runtime, shards, unset_pin)?;
+    let pin = pin(&settings.runtime, (shards, &[]), unset_pin)?;
     let mut engine = convert(settings, map, tasks, shards, pin)?;
     if settings.runtime.stall_report.source == Source::Default {
         engine.runtime.stall_report = Duration::ZERO;
@@ -152,21 +165,23 @@ fn polling(runtime: &Runtime) -> Polling {
     if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) }
 }
 
-/// A pin that is required names its CPUs, as the runtime wants it: those that can be claimed now. Should another
-/// process claim one before the engine does, the engine says so and does not start.
-fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
+/// A pin that is required names its CPUs, as the runtime wants it: those that are shared, and others that can be claimed now.
+/// Should another process claim one before the engine does, the engine says so and does not start.
+fn pin(runtime: &Runtime, (shards, shared): (usize, &[usize]), unset: Pin) -> Result<Pin, Failure> {
     match runtime.pin.value {
         None => Ok(unset),
         Some(false) => Ok(Pin::Off),
         Some(true) => {
-            let claims = claim_cpus(&runtime.claim_directory.value, Wanted::Any(shards)).map_err(|error| {
+            let shared = &shared[..shards.min(shared.len())];
+            let wanted = Wanted::Any(shards - shared.len());
+            let claims = claim_cpus(&runtime.claim_directory.value, wanted, Vec::new()).map_err(|error| {
                 let by = match &runtime.pin.source {
                     Source::Default => String::new(),
                     source => format!(" by {source}"),
                 };
                 Failure::work(format!("runtime.pin is required{by}, but {error}"))
             })?;
-            Ok(Pin::Cpus(claims.iter().map(|claim| claim.cpu()).collect()))
+            Ok(Pin::Cpus(shared.iter().copied().chain(claims.iter().map(|claim| claim.cpu())).collect()))
         }
     }
 }

@@ -9,10 +9,7 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{
     Error,
-    shm::{
-        attach::{self as conversation, AttachError, Attached},
-        limits::ARENA_POPULATED_BYTES_MAX,
-    },
+    shm::attach::{self as conversation, AttachError, Attached},
 };
 
 use crate::{
@@ -162,12 +159,13 @@ impl Attach {
     }
 }
 
-/// Has the conversation with the daemon; what it gives, and what to call it.
-pub(crate) fn connect(settings: &Settings) -> Result<(Attached, Box<str>), Error> {
+/// Has the conversation with the daemon; what it gives, and what to call it. An arena of up to `populate_max` bytes is mapped page
+/// by page: a fault each is spared to who uses it first.
+pub(crate) fn connect(settings: &Settings, populate_max: u64) -> Result<(Attached, Box<str>), Error> {
     let wish = conversation::Attach::new(&*settings.task, settings.arena_bytes);
     let deadline = deadline(Instant::now(), settings.timeout);
-    let attached = conversation::attach(&settings.socket, &wish, ARENA_POPULATED_BYTES_MAX, deadline)
-        .map_err(|error| told(settings, error))?;
+    let attached =
+        conversation::attach(&settings.socket, &wish, populate_max, deadline).map_err(|error| told(settings, error))?;
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
 }

@@ -51,8 +51,8 @@ pub mod rendezvous;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
-    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Publishing, Pulling,
-    PullingMany, Receiving, ReceivingMany, Sending, StartError, Task,
+    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Prepared, Publishing,
+    Pulling, PullingMany, Receiving, ReceivingMany, Sending, SpareArenas, StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters};

@@ -3,13 +3,18 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
 use crate::{
-    cpus::{CpuClaim, Wanted, claim_cpus},
+    cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus, near_cpus},
     error::RuntimeError,
     executor::{Executor, ExecutorChoice, ExecutorKind},
     join::{JoinHandle, join_pair},
@@ -30,6 +35,8 @@ struct Inner {
     shards: Arc<[ShardRef]>,
     executor: ExecutorKind,
     cpus: Vec<Option<usize>>,
+    /// Those of the shards that run.
+    claims: Vec<Weak<CpuClaim>>,
     /// In the order of the shards; none once joined.
     threads: Mutex<Vec<Option<thread::JoinHandle<()>>>>,
     endings: Arc<Endings>,
@@ -46,7 +53,9 @@ struct Endings {
 struct Start {
     index: usize,
     peers: Arc<[ShardRef]>,
-    claim: Option<CpuClaim>,
+    claim: Option<Arc<CpuClaim>>,
+    /// The CPU is another process's for now.
+    is_shared: bool,
     executor: ExecutorKind,
     polling: Polling,
     stall_report: Duration,
@@ -64,28 +73,43 @@ impl Runtime {
     /// [`RuntimeError::CpuClaimed`] for [`Pin::Cpus`], [`RuntimeError::IoUring`] for
     /// [`ExecutorChoice::IoUring`] where it cannot be used, and [`RuntimeError::System`] where the kernel refuses anything else. The shards that had started are stopped.
     pub fn start(settings: RuntimeSettings) -> Result<Self, RuntimeError> {
+        Self::start_with(&settings, &[])
+    }
+
+    /// As [`start`](Self::start), beside a runtime of another process that is about to stop and shares its claims: these are
+    /// used first. Until [`pin`](Self::pin) the threads run on any CPU of the NUMA node of the one that they are to have, so
+    /// that what they set up does not keep the other process from its CPU, and lies in the right memory all the same.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_beside(settings: RuntimeSettings, shared: Vec<CpuClaim>) -> Result<Self, RuntimeError> {
+        Self::start_with(&settings, &shared)
+    }
+
+    fn start_with(settings: &RuntimeSettings, shared: &[CpuClaim]) -> Result<Self, RuntimeError> {
         settings.check()?;
         match settings.executor {
-            ExecutorChoice::IoUring => Self::start_on(ExecutorKind::IoUring, &settings),
-            ExecutorChoice::Epoll => Self::start_on(ExecutorKind::Epoll, &settings),
-            ExecutorChoice::Auto => match Self::start_on(ExecutorKind::IoUring, &settings) {
+            ExecutorChoice::IoUring => Self::start_on(ExecutorKind::IoUring, settings, shared),
+            ExecutorChoice::Epoll => Self::start_on(ExecutorKind::Epoll, settings, shared),
+            ExecutorChoice::Auto => match Self::start_on(ExecutorKind::IoUring, settings, shared) {
                 Err(RuntimeError::IoUring { reason }) => {
                     tracing::info!(reason, "io_uring cannot be used, so the shards wait in epoll");
-                    Self::start_on(ExecutorKind::Epoll, &settings)
+                    Self::start_on(ExecutorKind::Epoll, settings, shared)
                 }
                 outcome => outcome,
             },
         }
     }
 
-    fn start_on(executor: ExecutorKind, settings: &RuntimeSettings) -> Result<Self, RuntimeError> {
+    fn start_on(executor: ExecutorKind, settings: &RuntimeSettings, shared: &[CpuClaim]) -> Result<Self, RuntimeError> {
         executor.probe()?;
-        let mut claims = claims(settings)?.into_iter();
+        let mut claims = claims(settings, shared)?.into_iter().map(Arc::new);
         let shards = (0..settings.shards)
             .map(|index| ShardRef::new(index, settings.mailbox_slots))
             .collect::<Result<Arc<[_]>, _>>()?;
         let mut runtime = Inner {
             cpus: Vec::with_capacity(settings.shards),
+            claims: Vec::with_capacity(settings.shards),
             threads: Mutex::default(),
             endings: Arc::new(Endings { done: Mutex::new(vec![false; settings.shards]), changed: Condvar::new() }),
             stop_within: settings.stop_within,
@@ -95,10 +119,12 @@ impl Runtime {
         let (up, started) = mpsc::channel();
         for index in 0..settings.shards {
             let claim = claims.next();
-            runtime.cpus.push(claim.as_ref().map(CpuClaim::cpu));
+            runtime.cpus.push(claim.as_deref().map(CpuClaim::cpu));
+            runtime.claims.extend(claim.as_ref().map(Arc::downgrade));
             let start = Start {
                 index,
                 peers: Arc::clone(&runtime.shards),
+                is_shared: claim.as_ref().is_some_and(|claim| shared.iter().any(|shared| shared.cpu() == claim.cpu())),
                 claim,
                 executor,
                 polling: settings.polling,
@@ -134,6 +160,23 @@ impl Runtime {
     /// The CPU that each shard is pinned to, in the order of the shards.
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.0.cpus.clone()
+    }
+
+    /// The claims on the CPUs of the shards that run, to be shared with another process.
+    pub fn claims(&self) -> Vec<Arc<CpuClaim>> {
+        self.0.claims.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Pins the shards of a runtime that was [started beside](Self::start_beside) another, which has stopped or is about to.
+    ///
+    /// # Errors
+    /// [`RuntimeError::System`] where the kernel refuses, [`RuntimeError::ShardGone`] if the runtime has stopped.
+    pub fn pin(&self) -> Result<(), RuntimeError> {
+        self.claims().iter().for_each(|claim| claim.take_over());
+        let pinned = self.0.cpus.iter().zip(self.0.shards.iter());
+        let pinned: Vec<_> =
+            pinned.filter_map(|(cpu, shard)| cpu.map(|cpu| shard.run_always(async move |_| pin(cpu)))).collect();
+        pinned.into_iter().try_for_each(|pinned| pinned.wait()?)
     }
 
     /// A handle to one shard, for any thread.
@@ -280,12 +323,17 @@ impl Endings {
     }
 }
 
-fn claims(settings: &RuntimeSettings) -> Result<Vec<CpuClaim>, RuntimeError> {
+fn claims(settings: &RuntimeSettings, shared: &[CpuClaim]) -> Result<Vec<CpuClaim>, RuntimeError> {
+    let directory = &settings.claim_directory;
+    // Kept by the caller, who may try again.
+    let held = || -> Result<Vec<CpuClaim>, RuntimeError> {
+        shared.iter().map(|claim| CpuClaim::share(directory, claim.cpu(), claim.duplicate()?)).collect()
+    };
     match &settings.pin {
         Pin::Off => Ok(Vec::new()),
-        Pin::Cpus(cpus) => claim_cpus(&settings.claim_directory, Wanted::These(cpus)),
+        Pin::Cpus(cpus) => claim_cpus(directory, Wanted::These(cpus), held()?),
         Pin::IfFree => {
-            let claims = claim_cpus(&settings.claim_directory, Wanted::Any(settings.shards));
+            let claims = held().and_then(|held| claim_cpus(directory, Wanted::Any(settings.shards), held));
             Ok(claims.unwrap_or_else(|error| {
                 tracing::warn!(%error, shards = settings.shards, "the shards run unpinned");
                 Vec::new()
@@ -297,7 +345,7 @@ fn claims(settings: &RuntimeSettings) -> Result<Vec<CpuClaim>, RuntimeError> {
 /// What must happen when a shard's thread ends, however it ends: nobody may wait for it in vain.
 struct LastWords {
     shard: ShardRef,
-    claim: Option<CpuClaim>,
+    claim: Option<Arc<CpuClaim>>,
     endings: Arc<Endings>,
 }
 
@@ -312,12 +360,12 @@ impl Drop for LastWords {
 
 /// The body of a shard's thread.
 fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
-    let Start { index, peers, claim, executor, polling, stall_report, endings } = start;
-    let cpu = claim.as_ref().map(CpuClaim::cpu);
+    let Start { index, peers, claim, is_shared, executor, polling, stall_report, endings } = start;
+    let cpu = claim.as_deref().map(CpuClaim::cpu);
     let _last_words = LastWords { shard: peers[index].clone(), claim, endings };
     let made = (|| {
         // Before the executor is made, so that its memory is near the CPU.
-        cpu.map_or(Ok(()), pin)?;
+        cpu.map_or(Ok(()), |cpu| if is_shared { stay_near(cpu) } else { pin(cpu) })?;
         let executor = Executor::make(executor)?;
         let shard = Shard::new(index, cpu, peers, executor.spawner())?;
         let reactor = Reactor::new(shard.clone(), executor.wait(), polling, stall_report)?;
@@ -335,6 +383,14 @@ fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
             let _ = up.send(Err(error));
         }
     }
+}
+
+/// Has the calling thread run on any CPU that is as near to its memory as this one.
+fn stay_near(cpu: usize) -> Result<(), RuntimeError> {
+    let mut set = CpuSet::new();
+    let failed = || RuntimeError::system("keeping a shard's thread near its CPU");
+    near_cpus(cpu, &allowed_cpus()?).into_iter().try_for_each(|cpu| set.set(cpu)).map_err(failed())?;
+    sched_setaffinity(Pid::from_raw(0), &set).map_err(failed())
 }
 
 /// Pins the calling thread.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use sealane_runtime::{
-    ExecutorChoice, ExecutorKind, Pin, Runtime, RuntimeError, RuntimeSettings, Slab, SlabSettings, Wanted,
+    CpuClaim, ExecutorChoice, ExecutorKind, Pin, Runtime, RuntimeError, RuntimeSettings, Slab, SlabSettings, Wanted,
     allowed_cpus, claim_cpus, try_io_uring,
 };
 
@@ -43,7 +43,7 @@ fn another_process() {
     let directory = Path::new(&directory);
     match &*part {
         "hold" => {
-            let claims = claim_cpus(directory, Wanted::Any(1)).unwrap();
+            let claims = claim_cpus(directory, Wanted::Any(1), Vec::new()).unwrap();
             println!("\nholding {}", claims[0].cpu());
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }
@@ -197,16 +197,38 @@ fn a_cpu_of_another_process_is_left_alone_until_that_ends() {
     let mut other = play("hold", directory.path());
     let (cpu, _output) = line(&mut other, "holding ");
     let cpu: usize = cpu.parse().unwrap();
-    let error = claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap_err();
+    let error = claim_cpus(directory.path(), Wanted::These(&[cpu]), Vec::new()).unwrap_err();
     let RuntimeError::CpuClaimed { holder, .. } = error else { panic!("{error}") };
     assert_eq!(holder, Some(other.id()));
-    for claim in claim_cpus(directory.path(), Wanted::Any(1)).unwrap_or_default() {
+    for claim in claim_cpus(directory.path(), Wanted::Any(1), Vec::new()).unwrap_or_default() {
         assert_ne!(claim.cpu(), cpu);
     }
     // It cannot clean up, and need not.
     other.kill().unwrap();
     other.wait().unwrap();
-    claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap();
+    claim_cpus(directory.path(), Wanted::These(&[cpu]), Vec::new()).unwrap();
+}
+
+#[test]
+fn a_runtime_beside_another_has_its_cpus_and_keeps_them_when_that_stops() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let old = Runtime::start(settings(directory, 1, Pin::IfFree)).unwrap();
+    let claim = |claim: &Arc<CpuClaim>| CpuClaim::share(directory, claim.cpu(), claim.duplicate().unwrap()).unwrap();
+    let shared: Vec<_> = old.claims().iter().map(claim).collect();
+    let (cpu, cpus) = (shared[0].cpu(), allowed_cpus().unwrap());
+    let new = Runtime::start_beside(settings(directory, 1, Pin::Cpus(vec![cpu])), shared).unwrap();
+    assert_eq!(new.cpus(), [Some(cpu)]);
+    let runs_on = || new.on_shard(0, async |_| allowed_cpus().unwrap()).wait().unwrap();
+    let near = runs_on();
+    assert!(near.contains(&cpu) && near.iter().all(|cpu| cpus.contains(cpu)), "{near:?} of {cpus:?}");
+    old.stop().unwrap();
+    new.pin().unwrap();
+    assert_eq!(runs_on(), [cpu]);
+    let error = claim_cpus(directory, Wanted::These(&[cpu]), Vec::new()).unwrap_err();
+    assert!(matches!(error, RuntimeError::CpuClaimed { .. }), "{error}");
+    new.stop().unwrap();
+    claim_cpus(directory, Wanted::These(&[cpu]), Vec::new()).unwrap();
 }
 
 #[test]

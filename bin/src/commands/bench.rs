@@ -10,10 +10,9 @@ use std::time::SystemTime;
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
     Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, PeerProgram, Plan, Progress, Registration,
-    STEP_TENSORS_MAX, Security, System, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
+    STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
 };
 
-use self::restart::Restart;
 use crate::output_file::{self, OutputFile};
 use crate::workload::Workload;
 use crate::{Context, Failure, command_line};
@@ -246,11 +245,11 @@ enum Command {
         window: usize,
     },
 
-    /// A daemon that is drained and started anew while its tasks continue: milliseconds during which they receive nothing
+    /// A daemon whose place another takes while its tasks continue: milliseconds during which they receive nothing
     ///
     /// Two daemons, with one shard each and defaults otherwise; a ps and a worker on the first, a worker on the second. The ps
-    /// pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the first daemon is
-    /// stopped by `sealane drain` and started again. gap_ms is the longest time between two tensors that reached the worker on
+    /// pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the first daemon hands
+    /// over to one that is started with --take-over, or is stopped by `sealane drain` and started again. gap_ms is the longest time between two tensors that reached the worker on
     /// the same host, peer_gap_ms the same for the other worker; failed_calls counts calls that failed and were repeated.
     /// Nothing is pinned.
     #[command(after_help = "Example:\n  sealane bench restart --rounds 10")]
@@ -397,8 +396,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let mut progress = Progress::on_stderr();
     let outcome = if plan.bench == Bench::Restart {
         plan.check()?;
-        let restart = Restart::start(plan.size_bytes)?;
-        run_own(&plan, System::new("sealane", "drained and started anew", restart), &mut progress)?
+        run_own(&plan, restart::systems(plan.size_bytes)?, &mut progress)?
     } else {
         measure(&plan, &PeerProgram::this(&PRODUCER), &mut progress)?
     };

@@ -144,9 +144,13 @@ impl Daemon {
 
     /// Starts one at a place; what it said if it ends before it serves.
     pub fn start_at(place: &Place, arguments: &[&str]) -> Result<Daemon, Ended> {
-        let manager = place.path("manager");
+        Daemon::spawn_at(place, "first", arguments).serving()
+    }
+
+    /// Starts one beside another, with a service manager and a log of its own; it may not serve yet.
+    pub fn spawn_at(place: &Place, name: &str, arguments: &[&str]) -> Daemon {
+        let (manager, log) = (place.path(&format!("{name}.manager")), place.path(&format!("{name}.log")));
         let _ = fs::remove_file(&manager);
-        let log = place.path("log");
         let mut command = place.command(&["daemon", "--set", "runtime.shards=1", "--set", "runtime.idle_spin_us=0"]);
         // The first of a test's own flags that names another address takes its place.
         if !arguments.contains(&"--metrics") {
@@ -158,10 +162,14 @@ impl Daemon {
         manager.set_read_timeout(Some(LOOK_EVERY)).unwrap();
         let stderr = fs::File::create(&log).unwrap();
         let process = command.stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
-        let mut daemon = Daemon { process, manager, log };
-        match daemon.hear("READY=1") {
-            Some(_) => Ok(daemon),
-            None => Err(daemon.ended()),
+        Daemon { process, manager, log }
+    }
+
+    /// Waits until it serves; what it said if it ends before.
+    pub fn serving(mut self) -> Result<Daemon, Ended> {
+        match self.hear("READY=1") {
+            Some(_) => Ok(self),
+            None => Err(self.ended()),
         }
     }
 

@@ -84,7 +84,7 @@ fn drain_waits_for_the_daemons_end() {
 }
 
 /// A send that nobody asks for, known to be in flight: a later one of the same client has arrived.
-fn waiting_send(place: &Place) -> (Client, Client) {
+pub fn waiting_send(place: &Place) -> (Client, Client) {
     let mut ps = Client::new(place.attach(PS).unwrap(), WORKER);
     let mut worker = Client::new(place.attach(WORKER).unwrap(), PS);
     ps.send(1, "never");

@@ -1,9 +1,10 @@
-//! `sealane daemon` and `sealane drain` as processes: start, stop, clients that attach, behave, misbehave and die.
+//! `sealane daemon` and `sealane drain` as processes: start, stop, hand over, clients that attach, behave, misbehave and die.
 
 mod clients;
 mod credentials;
 mod figures;
 mod fixture;
+mod hand_over;
 mod life;
 mod map;
 mod published;

@@ -19,6 +19,8 @@ pub struct Hosts {
     places: Vec<Place>,
     groups: Vec<Vec<String>>,
     daemons: Vec<Option<Daemon>>,
+    /// Daemons that have taken over.
+    turns: usize,
 }
 
 impl Hosts {
@@ -38,7 +40,7 @@ impl Hosts {
         };
         let (places, daemons) = Daemon::start_in(make, start);
         let groups = groups.iter().map(|tasks| tasks.iter().map(|task| (*task).to_owned()).collect()).collect();
-        Hosts { places, groups, daemons }
+        Hosts { places, groups, daemons, turns: 0 }
     }
 
     fn host(&self, task: &str) -> usize {
@@ -76,11 +78,26 @@ impl Hosts {
         drain(&self.places[host], self.daemons[host].take().expect("it runs"));
     }
 
+    /// Has another daemon take the place of a task's.
+    pub fn hand_over(&mut self, task: &str) {
+        let host = self.host(task);
+        self.turns += 1;
+        let (place, name) = (&self.places[host], format!("next{}", self.turns));
+        let next = spawn_at(place, &name, &self.tasks(host), &["--take-over"]);
+        let ended = self.daemons[host].take().expect("it runs").ended();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stderr.contains("another daemon has taken over"), "{}", ended.stderr);
+        self.daemons[host] = Some(next.serving().unwrap_or_else(|ended| panic!("{}", ended.stderr)));
+    }
+
+    fn tasks(&self, host: usize) -> Vec<&str> {
+        self.groups[host].iter().map(String::as_str).collect()
+    }
+
     /// Starts the daemon of a task anew, at the same socket and the same address.
     pub fn restart(&mut self, task: &str) {
         let host = self.host(task);
-        let tasks: Vec<&str> = self.groups[host].iter().map(String::as_str).collect();
-        let daemon = start_at(&self.places[host], &tasks).unwrap_or_else(|ended| panic!("{}", ended.stderr));
+        let daemon = start_at(&self.places[host], &self.tasks(host)).unwrap_or_else(|ended| panic!("{}", ended.stderr));
         self.daemons[host] = Some(daemon);
     }
 
@@ -111,8 +128,13 @@ fn drain(place: &Place, daemon: Daemon) {
 }
 
 fn start_at(place: &Place, tasks: &[&str]) -> Result<Daemon, Ended> {
+    spawn_at(place, "first", tasks, &[]).serving()
+}
+
+fn spawn_at(place: &Place, name: &str, tasks: &[&str], more: &[&str]) -> Daemon {
     // Several daemons of a test would all claim the first CPU, each in a directory of its own.
     let mut arguments = vec!["--set", "runtime.pin=false", "--set", "daemon.area_bytes=17MiB"];
     tasks.iter().for_each(|task| arguments.extend(["--task", task]));
-    Daemon::start_at(place, &arguments)
+    arguments.extend(more);
+    Daemon::spawn_at(place, name, &arguments)
 }

@@ -13,7 +13,7 @@ use crate::tensors::{LARGE, STEP, in_arena, verify};
 use crate::traces::{eventually, files, mappings, shared_descriptors, sleeps};
 
 /// What the test itself put into a daemon's directory.
-const OWN_FILES: [&str; 3] = [".endpoint_map", "log", "manager"];
+const OWN_FILES: [&str; 3] = [".endpoint_map", "first.log", "first.manager"];
 
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> =

@@ -1,4 +1,4 @@
-//! Daemons that are killed, or drain, under busy clients and are started again: the clients go on by themselves, and no
+//! Daemons that are killed, drain, or hand over under busy clients and are started again: the clients go on by themselves, and no
 //! tensor whose send reported success is lost or delivered twice.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ fn attempts(member: &Process, begin: &str) -> Vec<(usize, u64)> {
     member.heard(begin).into_iter().map(read).collect()
 }
 
-/// Ends the daemon of the first member once for each of its reports but the last.
+/// Ends the daemon of the first member, and starts it again, once for each of its reports but the last.
 fn daemons_end(mut hosts: Hosts, end: impl Fn(&mut Hosts, &str)) {
     let neighbour = |member: usize, distance: usize| MEMBERS[(member + distance) % MEMBERS.len()];
     let mut members: Vec<Process> = (0..MEMBERS.len())
@@ -34,7 +34,6 @@ fn daemons_end(mut hosts: Hosts, end: impl Fn(&mut Hosts, &str)) {
     for _ in 1..REPORTS {
         members[0].hear("has ");
         end(&mut hosts, MEMBERS[0]);
-        hosts.restart(MEMBERS[0]);
     }
     for member in &mut members {
         member.hear("done");
@@ -57,36 +56,64 @@ fn daemons_end(mut hosts: Hosts, end: impl Fn(&mut Hosts, &str)) {
     hosts.drain();
 }
 
+fn killed(hosts: &mut Hosts, task: &str) {
+    hosts.kill(task);
+    hosts.restart(task);
+}
+
+fn drained(hosts: &mut Hosts, task: &str) {
+    hosts.drain_one(task);
+    hosts.restart(task);
+}
+
 #[test]
 fn a_daemon_is_killed_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::kill);
+    daemons_end(Hosts::start(&[&MEMBERS]), killed);
 }
 
 #[test]
 fn one_of_two_daemons_is_killed_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::kill);
+    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), killed);
 }
 
 #[test]
 fn a_daemon_drains_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::drain_one);
+    daemons_end(Hosts::start(&[&MEMBERS]), drained);
 }
 
 #[test]
 fn one_of_two_daemons_drains_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::drain_one);
+    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), drained);
+}
+
+#[test]
+fn a_daemon_hands_over_under_four_busy_clients() {
+    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::hand_over);
+}
+
+#[test]
+fn one_of_two_daemons_hands_over_under_four_busy_clients() {
+    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::hand_over);
 }
 
 #[test]
 fn a_workers_daemon_is_drained_and_started_anew_and_training_goes_on() {
+    training_goes_on(drained);
+}
+
+#[test]
+fn a_workers_daemon_hands_over_and_training_goes_on() {
+    training_goes_on(Hosts::hand_over);
+}
+
+fn training_goes_on(restart: impl Fn(&mut Hosts, &str)) {
     let (ps, worker) = ("ps0:2222", "worker0:2222");
     let mut hosts = Hosts::start(&[&[ps], &[worker]]);
     let mut leads = Process::start(&format!("lead {ps}"), &hosts.socket(ps));
     let mut trains = Process::start(&format!("train {worker} {ps}"), &hosts.socket(worker));
     for _ in 1..REPORTS {
         trains.hear("has ");
-        hosts.drain_one(worker);
-        hosts.restart(worker);
+        restart(&mut hosts, worker);
     }
     leads.hear("done");
     trains.hear("done");

@@ -62,7 +62,19 @@ impl Attachment {
             if error.code() != Code::Unavailable || called.elapsed() >= patience || !self.awaits_restart() {
                 return Err(error);
             }
-            thread::sleep(REATTACH_INTERVAL.min(patience.saturating_sub(called.elapsed())));
+            self.pause(REATTACH_INTERVAL.min(patience.saturating_sub(called.elapsed())));
+        }
+    }
+
+    /// Waits for a while: no longer than the daemon that drains is there.
+    fn pause(&self, time: Duration) {
+        let ear = match &self.lock().line {
+            Line::Up(link) => Some(link.ear.clone()),
+            Line::Lost(_) | Line::Closed => None,
+        };
+        match ear {
+            Some(ear) => ear.wait_for_end(time),
+            None => thread::sleep(time),
         }
     }
 
@@ -100,7 +112,8 @@ impl Attachment {
             return Err(also(lost, &format!("reattaching was last tried {:?} ago", last.elapsed())));
         }
         attempts.count += 1;
-        let connected = attach::connect(&self.settings);
+        // Calls wait for this: the pages are mapped when they are used.
+        let connected = attach::connect(&self.settings, 0);
         attempts.last = Some(Instant::now());
         let (attached, daemon) = connected.map_err(|error| match error.code() {
             Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),

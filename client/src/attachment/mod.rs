@@ -38,7 +38,7 @@ use std::{
 };
 
 use sealane_runtime::Buffer;
-use sealane_transport::Error;
+use sealane_transport::{Error, shm::limits::ARENA_POPULATED_BYTES_MAX};
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
@@ -119,7 +119,7 @@ impl Attachment {
         let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
         let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
         let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
-        let (attached, daemon) = attach::connect(&settings)?;
+        let (attached, daemon) = attach::connect(&settings, ARENA_POPULATED_BYTES_MAX)?;
         Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
             let freed: Weak<dyn Freed> = me.clone();
             let link = Link::new(0, attached, daemon, (&mark, &freed), settings.backlog);

@@ -17,7 +17,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
-use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, metrics::ClientCounters};
+use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, SpareArenas, metrics::ClientCounters};
 use sealane_runtime::Pin;
 use sealane_transport::shm::attach::{Request, accept, credentials, listen, read_request, refuse};
 use tempfile::TempDir;
@@ -171,7 +171,8 @@ fn serve_one(engine: &Engine, socket: &Arc<OwnedFd>, end: &UnixStream) {
 fn let_in(engine: &Engine, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
     let Request::Attach(wish) = request else { panic!("{request:?}") };
     let portion = Portion { shards: engine.shards(), ..PORTION };
-    let (ends, mut welcoming) = portion.make(wish, credentials(socket).unwrap(), socket).unwrap();
+    let (ends, mut welcoming) =
+        portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default()).unwrap();
     let id = engine.admit(ends)?;
     // A client that is gone by now is noticed next.
     while let Ok(false) = welcoming.step(socket) {

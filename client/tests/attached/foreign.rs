@@ -9,6 +9,7 @@ use std::{
 };
 
 use sealane::{AcceptOptions, Attach, Buffer, Code, Error, Keys, RecvOptions, Task};
+use sealane_fusion::SpareArenas;
 use sealane_transport::shm::{
     BOARD_BYTES_PER_KEY, Completion, DaemonEnd, ReceivedAt, Record, Span, Submission,
     attach::{Request, accept, credentials, listen, read_request},
@@ -36,7 +37,8 @@ fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'
     let socket = Arc::new(until(deadline, || accept(&listener).unwrap()));
     drop(listener);
     let Request::Attach(wish) = until(deadline, || read_request(&socket).unwrap()) else { panic!("it attaches") };
-    let (ends, mut welcoming) = PORTION.make(&wish, credentials(&socket).unwrap(), &socket).unwrap();
+    let (ends, mut welcoming) =
+        PORTION.make(&wish, credentials(&socket).unwrap(), &socket, &mut SpareArenas::default()).unwrap();
     let (mut end, _doorbell) = ends.shards.into_iter().next().unwrap();
     until(deadline, || welcoming.step(&socket).unwrap().then_some(()));
     let mut record = Record::new();

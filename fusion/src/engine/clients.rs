@@ -9,8 +9,8 @@
 //! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine,
 //! because then the node's own state is in doubt.
 //!
-//! A daemon that drains tells its clients in their rings and serves them for another 20 ms. Clients check the daemon's liveness
-//! every few milliseconds, learn of the drain that way, and hold new calls for the next daemon. Calls that only a new call of
+//! A daemon that drains tells its clients in their rings and serves them until all have read it, at most for another 20 ms.
+//! Clients that call or wait read it at once, and hold new calls for the next daemon. Calls that only a new call of
 //! this host could complete (a recv of a local tensor that was not sent, a peer's request for one) end with Unavailable; the
 //! rest have `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; callers must repeat a send or
 //! recv that the drain ended.
@@ -44,7 +44,7 @@ use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
-pub use portion::Portion;
+pub use portion::{Portion, SpareArenas};
 
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
@@ -78,6 +78,7 @@ pub(super) struct Attached {
 struct Seat {
     id: ClientId,
     pid: i32,
+    arena_bytes: u64,
     socket: Weak<OwnedFd>,
 }
 
@@ -86,6 +87,12 @@ impl Engine {
     pub fn attached(&self, task: &str) -> Option<i32> {
         let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         attached.seats.get(task).map(|seat| seat.pid)
+    }
+
+    /// The sizes of the clients' arenas, in bytes.
+    pub fn arenas(&self) -> Vec<u64> {
+        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        attached.seats.values().map(|seat| seat.arena_bytes).collect()
     }
 
     /// Lets a client in.
@@ -140,7 +147,7 @@ impl Engine {
             self.tell_dismissed(id, "it could not be let in");
             return Err(stopped(&error));
         }
-        attached.seats.insert(task, Seat { id, pid, socket });
+        attached.seats.insert(task, Seat { id, pid, arena_bytes: arena.len(), socket });
         Ok(id)
     }
 
@@ -180,7 +187,31 @@ impl Engine {
     /// # Errors
     /// Unavailable if the engine has stopped.
     pub fn announce_drain(&self) -> Result<(), Error> {
-        self.on_all_shards(|engine| engine.client_changes.borrow_mut().push_back(Change::Drain)).map(|_| ())
+        let announce = |engine: &ShardEngine| {
+            engine.drain_announced.set(true);
+            // Until they are counted.
+            engine.clients_unaware.set(usize::MAX);
+            engine.client_changes.borrow_mut().push_back(Change::Drain);
+        };
+        self.on_all_shards(announce).map(|_| ())
+    }
+
+    /// True if every client has heard of the [announced](Self::announce_drain) drain, and all that it had asked before is known
+    /// here: nothing more comes.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn all_are_aware_of_drain(&self) -> Result<bool, Error> {
+        let unaware = self.on_all_shards(|engine| engine.clients_unaware.get())?;
+        Ok(unaware.into_iter().all(|clients| clients == 0))
+    }
+
+    /// Ends the connections of all clients, which attach to the next engine if they were told of a drain.
+    pub(super) fn hang_up_on_clients(&self) {
+        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        for socket in attached.seats.values().filter_map(|seat| seat.socket.upgrade()) {
+            ClientBell::new(socket).hang_up();
+        }
     }
 
     /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
@@ -421,6 +452,10 @@ impl Source for Clients {
         if self.show_at <= now {
             self.show_at = now + SHOW_INTERVAL;
             self.show();
+        }
+        if self.engine.drain_announced.get() && self.engine.client_changes.borrow().is_empty() {
+            let unaware = self.clients.iter_mut().filter_map(|(_, client)| (!client.is_aware()).then_some(()));
+            self.engine.clients_unaware.set(unaware.count());
         }
         if work > 0 {
             self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());

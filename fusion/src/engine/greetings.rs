@@ -36,9 +36,8 @@ struct Pending {
 }
 
 pub(super) struct Greetings {
+    /// A listener's token is its place among the engine's; handshakes have their handles, which are larger than any index.
     engine: Vital,
-    /// A listener's token is its place here; handshakes have their handles, which are larger than any index.
-    listeners: Vec<Listener>,
     limiter: AcceptLimiter,
     /// Bytes of callers' unfinished handshakes.
     held_bytes: usize,
@@ -49,15 +48,14 @@ pub(super) struct Greetings {
 }
 
 impl Greetings {
-    pub(super) fn start(engine: &Rc<ShardEngine>, listeners: Vec<Listener>) {
-        let greetings = Self::new(engine, listeners);
+    pub(super) fn start(engine: &Rc<ShardEngine>) {
+        let greetings = Self::new(engine);
         engine.greetings_source.set(Some(engine.shard.add_source(greetings)));
     }
 
-    fn new(engine: &Rc<ShardEngine>, listeners: Vec<Listener>) -> Self {
+    fn new(engine: &Rc<ShardEngine>) -> Self {
         Greetings {
             engine: Vital::new(engine),
-            listeners,
             limiter: AcceptLimiter::new(
                 engine.settings.greetings_per_host_max,
                 !engine.settings.authentication.is_open(),
@@ -94,7 +92,7 @@ impl Greetings {
 
     /// Warns of a certificate that ends soon, where one shard does so for all.
     fn mind_the_end(&self, now: Instant) {
-        if self.listeners.is_empty() || self.engine.look_at_end.get().is_none_or(|look| now < look) {
+        if !self.engine.listens_for_all() || self.engine.look_at_end.get().is_none_or(|look| now < look) {
             return;
         }
         let left = self.engine.authentication.borrow().ends().map(expiry::left);
@@ -123,7 +121,7 @@ impl Greetings {
     fn mind_listeners(&mut self, now: Instant) {
         let has_room = !self.pending.is_full();
         let (shard, id) = (&self.engine.shard, self.engine.greetings_source.get().expect("set at start"));
-        for (place, listener) in self.listeners.iter_mut().enumerate() {
+        for (place, listener) in self.engine.listeners.borrow_mut().iter_mut().enumerate() {
             match listener.mind(now, has_room) {
                 Some(Watch::Begin) => {
                     if let Err(error) = shard.watch(id, listener.descriptor(), place as u64, Interest::READ) {
@@ -143,11 +141,11 @@ impl Greetings {
 
     fn accept(&mut self, now: Instant) -> usize {
         let mut accepted = 0;
-        for place in 0..self.listeners.len() {
+        let listeners = self.engine.listeners.borrow().len();
+        for place in 0..listeners {
             while accepted < ACCEPTS_PER_TURN && !self.pending.is_full() {
-                let listener = &mut self.listeners[place];
-                let Some((socket, from)) = listener.accept(now) else { break };
-                let via = listener.via;
+                let call = self.engine.accept(place, now);
+                let Some((socket, from, via)) = call else { break };
                 accepted += 1;
                 self.answer(now, socket, from, via);
             }
@@ -456,6 +454,13 @@ fn kind_of(error: &LinkError) -> DialFailureKind {
 }
 
 impl ShardEngine {
+    /// The next caller of a listener, where it calls from, and for which address.
+    fn accept(&self, place: usize, now: Instant) -> Option<(Socket, Option<SocketAddr>, u16)> {
+        let mut listeners = self.listeners.borrow_mut();
+        let (socket, from) = listeners[place].accept(now)?;
+        Some((socket, from, listeners[place].via))
+    }
+
     /// Answers a caller whose pair this shard serves.
     fn answer(&self, call: Call, via: u16) {
         if let Err(reason) = self.check_features(&call.hello) {
@@ -487,14 +492,14 @@ impl Source for Greetings {
     }
 
     fn ready(&mut self, token: u64, _readiness: Readiness) {
-        match self.listeners.get_mut(token as usize) {
+        match self.engine.listeners.borrow_mut().get_mut(token as usize) {
             Some(listener) => listener.callers_wait = true,
             None => self.ready.push(Handle::from_bits(token)),
         }
     }
 
     fn has_work(&self) -> bool {
-        let callers_wait = self.listeners.iter().any(|listener| listener.callers_wait);
+        let callers_wait = self.engine.listeners.borrow().iter().any(|listener| listener.callers_wait);
         callers_wait && !self.pending.is_full() || !self.ready.is_empty() || self.engine.has_orders()
     }
 
@@ -505,8 +510,9 @@ impl Source for Greetings {
     fn wake(&mut self) {}
 
     fn next_timeout(&self) -> Option<Instant> {
-        let pauses = self.listeners.iter().filter_map(Listener::next_timeout);
-        let end = self.engine.look_at_end.get().filter(|_| !self.listeners.is_empty());
+        let listeners = self.engine.listeners.borrow();
+        let pauses = listeners.iter().filter_map(Listener::next_timeout);
+        let end = self.engine.look_at_end.get().filter(|_| self.engine.listens_for_all());
         self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).chain(end).min()
     }
 

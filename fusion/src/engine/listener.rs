@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+use sealane_runtime::Shard;
 use sealane_transport::tcp::TcpSettings;
 use socket2::Socket;
 
@@ -36,6 +37,21 @@ impl Listener {
             tracing::warn!(%error, "the listening socket keeps its own options");
         }
         Self { socket, via, watched: false, callers_wait: false, paused_until: None }
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.socket.local_addr().ok()?.as_socket()
+    }
+
+    /// The socket, with the place of its address; nobody watches it any more.
+    pub(super) fn into_socket(self, shard: &Shard) -> (u16, TcpListener) {
+        if self.watched
+            && let Err(error) = shard.unwatch(self.socket.as_fd())
+        {
+            tracing::error!(%error, "a listener cannot be unwatched");
+        }
+        (self.via, self.socket.into())
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {

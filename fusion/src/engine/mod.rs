@@ -4,6 +4,7 @@ mod accept_limiter;
 mod clients;
 mod expiry;
 mod greetings;
+mod hand_over;
 mod identity;
 mod links;
 mod listener;
@@ -21,7 +22,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use sealane_runtime::{ExecutorKind, JoinHandle, Runtime};
+use sealane_runtime::{ExecutorKind, JoinHandle, Runtime, RuntimeError, RuntimeSettings};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
@@ -34,8 +35,8 @@ use crate::node::Counters;
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
 pub use clients::fuzzing;
-pub use clients::{ClientEnds, ClientId, Portion};
-use listener::Listener;
+pub use clients::{ClientEnds, ClientId, Portion, SpareArenas};
+pub use hand_over::Prepared;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};
 pub use published::{Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
@@ -71,7 +72,7 @@ pub enum StartError {
     },
     /// The shards did not start.
     #[error(transparent)]
-    Runtime(#[from] sealane_runtime::RuntimeError),
+    Runtime(#[from] RuntimeError),
     /// A shard could not be set up.
     #[error("a shard could not be set up: {0}")]
     Shard(String),
@@ -133,24 +134,29 @@ impl Engine {
             sockets = addresses.iter().map(|address| bind(address, &settings)).collect::<Result<_, _>>()?;
         }
         for socket in &sockets {
-            check_reach(socket, &settings)?;
+            check_reach(address_of(socket)?, &settings)?;
         }
+        let engine = Engine::set_up(settings, addresses, Runtime::start)?;
+        engine.listen(sockets).map_err(|error| StartError::Shard(error.to_string()))?;
+        Ok(engine)
+    }
+
+    /// Starts the shards, with `start`, and has them set up; they do not listen yet.
+    fn set_up(
+        mut settings: EngineSettings,
+        addresses: Vec<TransportAddress>,
+        start: impl FnOnce(RuntimeSettings) -> Result<Runtime, RuntimeError>,
+    ) -> Result<Engine, StartError> {
         if settings.tcp.user_timeout.is_zero() {
             settings.tcp.user_timeout = settings.session.peer_timeout.min(TIMEOUT_MAX);
         }
-        let listeners = sockets.into_iter().enumerate();
-        let listeners = listeners.map(|(via, socket)| Listener::new(socket, via as u16, &settings.tcp)).collect();
-        let runtime = Runtime::start(settings.runtime.clone())?;
+        let runtime = start(settings.runtime.clone())?;
         let incarnation = incarnation();
-        let mut listeners: Vec<Listener> = listeners;
         let started: Vec<JoinHandle<Result<Arc<NodeMetrics>, String>>> = (0..runtime.shards())
             .map(|index| {
                 let node = settings.node(&addresses, index, incarnation);
-                // The first shard listens for all.
-                let (settings, listeners) = (settings.clone_for_shard(), std::mem::take(&mut listeners));
-                runtime.on_shard(index, async move |shard| {
-                    shard.set_up(|| ShardEngine::start(&shard, node, settings, listeners))
-                })
+                let settings = settings.clone_for_shard();
+                runtime.on_shard(index, async move |shard| shard.set_up(|| ShardEngine::start(&shard, node, settings)))
             })
             .collect();
         let metrics = started.into_iter().map(|shard| shard.wait()?.map_err(StartError::Shard));
@@ -325,7 +331,7 @@ impl Engine {
     ///
     /// # Errors
     /// A shard did not stop in time, or had panicked.
-    pub fn stop(&self) -> Result<(), sealane_runtime::RuntimeError> {
+    pub fn stop(&self) -> Result<(), RuntimeError> {
         let deadline = Instant::now() + FAREWELL_TIME;
         let goodbyes: Vec<_> = (0..self.shards())
             .map(|index| self.on_shard(index, async move |shard| shard.shut_down("the engine stops", deadline).await))
@@ -334,6 +340,8 @@ impl Engine {
             // A shard that has stopped already has said all that it can; of one with a full mailbox, peers see the links end.
             let _ = goodbye.wait();
         }
+        // Clients have been told how their calls ended, and need not wait until the shards have given their memory back.
+        self.hang_up_on_clients();
         self.0.runtime.stop()
     }
 }
@@ -350,10 +358,12 @@ fn bind(address: &TransportAddress, settings: &EngineSettings) -> Result<TcpList
     Err(failed(error))
 }
 
+fn address_of(socket: &TcpListener) -> Result<SocketAddr, StartError> {
+    socket.local_addr().map_err(|error| StartError::Settings(format!("a listener has no address: {error}")))
+}
+
 /// Without authentication an engine listens where this host alone reaches it, unless it was told otherwise.
-fn check_reach(socket: &TcpListener, settings: &EngineSettings) -> Result<(), StartError> {
-    let address =
-        socket.local_addr().map_err(|error| StartError::Settings(format!("a listener has no address: {error}")))?;
+fn check_reach(address: SocketAddr, settings: &EngineSettings) -> Result<(), StartError> {
     if !settings.authentication.is_open() || address.ip().to_canonical().is_loopback() {
         return Ok(());
     }
@@ -364,7 +374,7 @@ fn check_reach(socket: &TcpListener, settings: &EngineSettings) -> Result<(), St
     Ok(())
 }
 
-fn stopped(error: &sealane_runtime::RuntimeError) -> Error {
+fn stopped(error: &RuntimeError) -> Error {
     Error::unavailable("this engine", error.to_string())
 }
 

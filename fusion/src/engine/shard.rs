@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -54,10 +55,16 @@ pub(super) struct ShardEngine {
     pub(super) clients_source: Cell<Option<SourceId>>,
     /// Clients to let in and to let go.
     pub(super) client_changes: RefCell<VecDeque<Change>>,
+    /// Clients were told that the engine is about to stop.
+    pub(super) drain_announced: Cell<bool>,
+    /// Clients that may not have heard of it, or may have asked for something before they had.
+    pub(super) clients_unaware: Cell<usize>,
     /// Calls of clients that have not ended.
     pub(super) client_calls: Cell<usize>,
     /// Clients that were put out because serving them panicked.
     pub(super) clients_failed: Cell<u64>,
+    /// The sockets that callers come to, on the shard that listens for all.
+    pub(super) listeners: RefCell<Vec<Listener>>,
     /// Connections to dial and to drop, from the node to the handshakes.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
@@ -98,12 +105,11 @@ fn open_links(settings: &EngineSettings, on: &OpenOn<'_>) -> Result<(Interfaces,
 }
 
 impl ShardEngine {
-    /// Sets a shard up; what it tells of itself. Shard 0 listens for all.
+    /// Sets a shard up; what it tells of itself.
     pub(super) fn start(
         shard: &Shard,
         node: NodeSettings,
         settings: EngineSettings,
-        listeners: Vec<Listener>,
     ) -> Result<Arc<NodeMetrics>, String> {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
@@ -139,17 +145,42 @@ impl ShardEngine {
             greetings_source: Cell::new(None),
             clients_source: Cell::new(None),
             client_changes: RefCell::default(),
+            drain_announced: Cell::new(false),
+            clients_unaware: Cell::new(0),
             client_calls: Cell::new(0),
             clients_failed: Cell::new(0),
+            listeners: RefCell::default(),
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });
         Links::start(&engine);
-        Greetings::start(&engine, listeners);
+        Greetings::start(&engine);
         // Behind the links, so that what arrived in a turn is told in it.
         Clients::start(&engine);
         ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard already has an engine".to_owned())?;
         Ok(metrics)
+    }
+
+    /// The first shard answers callers for all.
+    pub(super) fn listens_for_all(&self) -> bool {
+        self.shard.index() == 0
+    }
+
+    /// From now on, callers of these are answered too.
+    pub(super) fn listen(&self, listeners: Vec<Listener>) {
+        self.listeners.borrow_mut().extend(listeners);
+        self.shard.notify();
+    }
+
+    /// The addresses of the sockets that callers come to, with the places of the transport addresses.
+    pub(super) fn listening(&self) -> Vec<(u16, SocketAddr)> {
+        self.listeners.borrow().iter().filter_map(|listener| Some((listener.via, listener.address()?))).collect()
+    }
+
+    /// Answers no more callers; the sockets, with the places of their addresses.
+    pub(super) fn yield_listeners(&self) -> Vec<(u16, TcpListener)> {
+        let yielded = self.listeners.take().into_iter();
+        yielded.map(|listener| listener.into_socket(&self.shard)).collect()
     }
 
     /// From now on, peers must show this. Existing links continue.

@@ -207,6 +207,11 @@ impl Node {
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
     }
 
+    /// Takes new calls again after [`drain`](Self::drain).
+    pub fn resume(&mut self) {
+        self.context.draining = false;
+    }
+
     /// Tensors lent to peers or being copied, and requests that wait here.
     pub fn under_way(&self) -> usize {
         let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();

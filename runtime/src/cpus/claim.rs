@@ -1,12 +1,16 @@
 //! Claims on CPUs, so that several runtimes on a host pin their shards to different ones: one locked file per CPU.
 //!
 //! The lock is the kernel's (`flock`) and ends with the process; a leftover file means nothing. Its contents only tell people
-//! who holds the CPU.
+//! who holds the CPU. A process can give another one a duplicate of its descriptor: the claim then lasts until both have
+//! closed it.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -34,26 +38,67 @@ impl CpuClaim {
     pub fn cpu(&self) -> usize {
         self.cpu
     }
+
+    /// A descriptor by which another process can [share](Self::share) the claim.
+    ///
+    /// # Errors
+    /// [`RuntimeError::System`] where no descriptor is left.
+    pub fn duplicate(&self) -> Result<OwnedFd, RuntimeError> {
+        let failed = |source| RuntimeError::System { operation: "duplicating the lock of a CPU", source };
+        self.file.try_clone().map(OwnedFd::from).map_err(failed)
+    }
+
+    /// Shares the claim of another process, of which `descriptor` is a [duplicate](Self::duplicate). Its file names the other
+    /// process until [`take_over`](Self::take_over).
+    ///
+    /// # Errors
+    /// [`RuntimeError::ClaimFile`] if the descriptor is not the lock file of that CPU in `directory`;
+    /// [`RuntimeError::CpuClaimed`] if it is not the one that holds the lock.
+    pub fn share(directory: &Path, cpu: usize, descriptor: OwnedFd) -> Result<CpuClaim, RuntimeError> {
+        let path = lock_file(directory, cpu);
+        let failed = |source| RuntimeError::ClaimFile { path: path.clone(), source };
+        let file = File::from(descriptor);
+        let (found, wanted) = (file.metadata().map_err(failed)?, fs::symlink_metadata(&path).map_err(failed)?);
+        if (found.dev(), found.ino()) != (wanted.dev(), wanted.ino()) {
+            return Err(failed(io::Error::other("another file was handed over in its place")));
+        }
+        // Locks the open file that has the lock already.
+        lock(&file, cpu, &path)?;
+        Ok(CpuClaim { cpu, file })
+    }
+
+    /// Has the file name this process, which from now on holds the claim alone or will soon.
+    pub fn take_over(&self) {
+        // For people alone.
+        let _ = sign(&self.file);
+    }
 }
 
 impl Drop for CpuClaim {
     fn drop(&mut self) {
-        // Only so that the file names nobody; closing it is what ends the claim.
-        let _ = self.file.set_len(0);
+        // Only so that the file names nobody; closing it is what ends the claim. One that names another process is shared.
+        if holder(&self.file) == Some(std::process::id()) {
+            let _ = self.file.set_len(0);
+        }
     }
 }
 
-/// Claims CPUs among those that this process may use, all or none. It takes one hardware thread of every core before the second
-/// of any.
+/// Claims CPUs among those that this process may use, all or none: first of those in `held`, and then others. It takes one
+/// hardware thread of every core before the second of any.
 ///
 /// `directory` must be the same for all runtimes that are to avoid each other; it is created if missing.
 ///
 /// # Errors
 /// [`RuntimeError::TooFewCpus`], [`RuntimeError::CpuNotAllowed`], [`RuntimeError::CpuClaimed`] or
 /// [`RuntimeError::ClaimFile`].
-pub fn claim_cpus(directory: &Path, wanted: Wanted<'_>) -> Result<Vec<CpuClaim>, RuntimeError> {
+pub fn claim_cpus(
+    directory: &Path,
+    wanted: Wanted<'_>,
+    mut held: Vec<CpuClaim>,
+) -> Result<Vec<CpuClaim>, RuntimeError> {
     let allowed = allowed_cpus()?;
     prepare(directory)?;
+    held.retain(|claim| allowed.contains(&claim.cpu));
     match wanted {
         Wanted::These(cpus) => cpus
             .iter()
@@ -61,11 +106,15 @@ pub fn claim_cpus(directory: &Path, wanted: Wanted<'_>) -> Result<Vec<CpuClaim>,
                 if !allowed.contains(cpu) {
                     return Err(RuntimeError::CpuNotAllowed { cpu: *cpu, allowed: allowed.clone() });
                 }
-                claim(directory, *cpu)
+                match held.iter().position(|claim| claim.cpu == *cpu) {
+                    Some(place) => Ok(held.swap_remove(place)),
+                    None => claim(directory, *cpu),
+                }
             })
             .collect(),
         Wanted::Any(count) => {
-            let mut claims = Vec::with_capacity(count);
+            let mut claims = held;
+            claims.truncate(count);
             for cpu in cores_first(&allowed, siblings) {
                 if claims.len() == count {
                     break;
@@ -100,19 +149,31 @@ fn prepare(directory: &Path) -> Result<(), RuntimeError> {
 }
 
 fn claim(directory: &Path, cpu: usize) -> Result<CpuClaim, RuntimeError> {
-    let path = directory.join(format!("cpu-{cpu}.lock"));
+    let path = lock_file(directory, cpu);
     let failed = |source| RuntimeError::ClaimFile { path: path.clone(), source };
-    let mut file = open(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(RuntimeError::CpuClaimed { cpu, holder: holder(&mut file), path });
-        }
-        Err(TryLockError::Error(source)) => return Err(failed(source)),
-    }
-    file.set_len(0).map_err(failed)?;
-    file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+    let file = open(&path).map_err(failed)?;
+    lock(&file, cpu, &path)?;
+    sign(&file).map_err(failed)?;
     Ok(CpuClaim { cpu, file })
+}
+
+fn lock_file(directory: &Path, cpu: usize) -> PathBuf {
+    directory.join(format!("cpu-{cpu}.lock"))
+}
+
+fn lock(file: &File, cpu: usize, path: &Path) -> Result<(), RuntimeError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            Err(RuntimeError::CpuClaimed { cpu, holder: holder(file), path: path.to_owned() })
+        }
+        Err(TryLockError::Error(source)) => Err(RuntimeError::ClaimFile { path: path.to_owned(), source }),
+    }
+}
+
+fn sign(file: &File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)
 }
 
 /// Opens or makes a lock file, which any user may lock. In a shared directory a link could lead anywhere, so none
@@ -138,10 +199,10 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-fn holder(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn holder(file: &File) -> Option<u32> {
+    let mut text = [0; 32];
+    let len = file.read_at(&mut text, 0).ok()?;
+    std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }
 
 /// The CPUs in the order in which to take them: the first hardware threads of all cores, then the second ones.
@@ -175,27 +236,27 @@ mod tests {
     fn a_claimed_cpu_cannot_be_claimed_again_until_it_is_free() {
         let directory = tempfile::tempdir().unwrap();
         let (directory, cpu) = (directory.path().join("a/b"), first_allowed());
-        let claims = claim_cpus(&directory, Wanted::These(&[cpu])).unwrap();
+        let claims = claim_cpus(&directory, Wanted::These(&[cpu]), Vec::new()).unwrap();
         assert_eq!(claims[0].cpu(), cpu);
-        let error = claim_cpus(&directory, Wanted::These(&[cpu])).unwrap_err();
+        let error = claim_cpus(&directory, Wanted::These(&[cpu]), Vec::new()).unwrap_err();
         let RuntimeError::CpuClaimed { cpu: claimed, holder, .. } = &error else {
             panic!("{error}");
         };
         assert_eq!((*claimed, *holder), (cpu, Some(std::process::id())));
         assert!(error.to_string().contains(&format!("process {}", std::process::id())));
         drop(claims);
-        claim_cpus(&directory, Wanted::These(&[cpu])).unwrap();
+        claim_cpus(&directory, Wanted::These(&[cpu]), Vec::new()).unwrap();
     }
 
     #[test]
     fn any_claims_all_or_none_and_never_the_same_twice() {
         let directory = tempfile::tempdir().unwrap();
         let allowed = allowed_cpus().unwrap().len();
-        let first = claim_cpus(directory.path(), Wanted::Any(1)).unwrap();
-        let error = claim_cpus(directory.path(), Wanted::Any(allowed)).unwrap_err();
+        let first = claim_cpus(directory.path(), Wanted::Any(1), Vec::new()).unwrap();
+        let error = claim_cpus(directory.path(), Wanted::Any(allowed), Vec::new()).unwrap_err();
         let RuntimeError::TooFewCpus { wanted, free, allowed: all } = error else { panic!("{error}") };
         assert_eq!((wanted, free, all), (allowed, allowed - 1, allowed));
-        let rest = claim_cpus(directory.path(), Wanted::Any(allowed - 1)).unwrap();
+        let rest = claim_cpus(directory.path(), Wanted::Any(allowed - 1), Vec::new()).unwrap();
         let mut cpus: Vec<_> = first.iter().chain(&rest).map(CpuClaim::cpu).collect();
         cpus.sort_unstable();
         assert_eq!(cpus, allowed_cpus().unwrap());
@@ -204,7 +265,7 @@ mod tests {
     #[test]
     fn a_cpu_that_is_not_ours_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let error = claim_cpus(directory.path(), Wanted::These(&[60_000])).unwrap_err();
+        let error = claim_cpus(directory.path(), Wanted::These(&[60_000]), Vec::new()).unwrap_err();
         assert!(matches!(error, RuntimeError::CpuNotAllowed { cpu: 60_000, .. }), "{error}");
     }
 
@@ -213,14 +274,35 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        let error = claim_cpus(&file, Wanted::Any(1)).unwrap_err();
+        let error = claim_cpus(&file, Wanted::Any(1), Vec::new()).unwrap_err();
         assert!(matches!(&error, RuntimeError::ClaimFile { path, .. } if *path == file), "{error}");
 
         let cpu = first_allowed();
         let link = directory.path().join(format!("cpu-{cpu}.lock"));
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let error = claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap_err();
+        let error = claim_cpus(directory.path(), Wanted::These(&[cpu]), Vec::new()).unwrap_err();
         assert!(matches!(&error, RuntimeError::ClaimFile { path, .. } if *path == link), "{error}");
+    }
+
+    #[test]
+    fn a_claim_that_is_shared_lasts_until_both_have_let_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, cpu) = (directory.path(), first_allowed());
+        let claim = || claim_cpus(directory, Wanted::These(&[cpu]), Vec::new());
+        let first = claim().unwrap().remove(0);
+        let second = CpuClaim::share(directory, cpu, first.duplicate().unwrap()).unwrap();
+        let again = claim_cpus(directory, Wanted::Any(1), vec![second]).unwrap();
+        assert_eq!(again[0].cpu(), cpu);
+        drop(first);
+        assert!(matches!(claim(), Err(RuntimeError::CpuClaimed { .. })));
+        again[0].take_over();
+        let Err(RuntimeError::CpuClaimed { holder, .. }) = claim() else { panic!("it is claimed") };
+        assert_eq!(holder, Some(std::process::id()));
+        drop(again);
+        // A file beside the lock file is no claim.
+        let other = File::create(directory.join("other")).unwrap();
+        assert!(matches!(CpuClaim::share(directory, cpu, other.into()), Err(RuntimeError::ClaimFile { .. })));
+        claim().unwrap();
     }
 
     #[test]

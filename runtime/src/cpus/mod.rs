@@ -3,7 +3,9 @@
 mod allowed;
 mod claim;
 mod list;
+mod near;
 
+pub(crate) use self::near::near_cpus;
 pub use self::{
     allowed::allowed_cpus,
     claim::{CpuClaim, Wanted, claim_cpus},

@@ -43,6 +43,11 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             r#""waited_s":1,"waited_ns":5}"#
         ),
         r#"{"answer":"draining"}"#,
+        r#"{"request":"take_over","version":1}"#,
+        r#"{"request":"hand_over","version":2}"#,
+        r#"{"answer":"listener","address":"127.0.0.1:7000"}"#,
+        r#"{"answer":"cpu","cpu":3}"#,
+        r#"{"answer":"client_socket"}"#,
     ];
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }

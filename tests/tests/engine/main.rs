@@ -5,6 +5,7 @@ mod device;
 mod dropped;
 mod exchange;
 mod figures;
+mod hand_over;
 mod limits;
 mod peers;
 mod probe;

@@ -79,6 +79,15 @@ pub const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
 /// Most figures of a daemon that are read, in bytes of JSON: some 1,000 a peer and shard, for a hundred thousand of them.
 pub const FIGURES_BYTES_MAX: u64 = 256 << 20;
 
+/// Most bytes that a daemon's description for its successor is read of: 64 for each of so many clients, addresses and CPUs.
+pub const ESTATE_BYTES_MAX: u64 = 16 << 20;
+
+/// Most listening sockets that one daemon takes over from another: as many as it may have transport addresses.
+pub const LISTENERS_MAX: usize = 1 << 16;
+
+/// How long a daemon that hands over waits until its successor reads: that one has nothing else to do then.
+pub const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
 

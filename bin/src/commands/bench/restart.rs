@@ -1,18 +1,20 @@
 //! What `sealane bench restart` measures: two daemons of this very program, a ps and a worker attached to one and a worker to
-//! the other, and tensors that the ps pushes to both. In each round the ps's daemon is drained and started anew, by the
-//! commands that a person would use. Bounded by three tasks and four threads.
+//! the other, and tensors that the ps pushes to both. In each round the ps's daemon hands over to the next one, or is drained and
+//! started anew, by the commands that a person would use. Bounded by three tasks and four threads.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use sealane::{AcceptOptions, Acceptor, Attach, SendOptions, Task, Tensor};
-use sealane_bench::{BenchError, Metric, Rounds, STALL_LIMIT, Sample};
+use sealane_bench::{BenchError, Metric, Rounds, STALL_LIMIT, Sample, System};
 use tempfile::TempDir;
 
 const PS: &str = "ps0:2222";
@@ -62,8 +64,31 @@ struct Stream {
     _worker: Task,
 }
 
+/// How a daemon's place is taken by the next one.
+#[derive(Clone, Copy)]
+enum Way {
+    HandOver,
+    StopAndStart,
+}
+
+/// One of the ways, in rounds.
+struct Turn {
+    restart: Rc<RefCell<Restart>>,
+    way: Way,
+}
+
+/// Both ways of exchanging a daemon, under the same traffic.
+///
+/// # Errors
+/// A daemon does not start, or a task cannot attach.
+pub(super) fn systems(size_bytes: usize) -> Result<Vec<System>, BenchError> {
+    let restart = Rc::new(RefCell::new(Restart::start(size_bytes)?));
+    let system = |(way, variant)| System::new("sealane", variant, Turn { restart: restart.clone(), way });
+    Ok([(Way::HandOver, "handed over"), (Way::StopAndStart, "drained and started anew")].map(system).into())
+}
+
 /// See the module.
-pub(super) struct Restart {
+struct Restart {
     // Dropped in this order: tasks leave before their daemons end, and both before their files.
     streams: Vec<Stream>,
     hosts: [Host; 2],
@@ -75,7 +100,7 @@ impl Restart {
     ///
     /// # Errors
     /// A daemon does not start, or a task cannot attach.
-    pub(super) fn start(size_bytes: usize) -> Result<Restart, BenchError> {
+    fn start(size_bytes: usize) -> Result<Restart, BenchError> {
         let directory = tempfile::tempdir().map_err(io("make a directory for the daemons"))?;
         let tasks = [vec![PS, WORKERS[0]], vec![WORKERS[1]]];
         let map = endpoint_map(&tasks)?;
@@ -83,7 +108,7 @@ impl Restart {
         let host = |(name, tasks)| Host { directory: directory.path().to_owned(), name, tasks, daemon: None };
         let mut hosts = { ["first", "second"].into_iter().zip(tasks).map(host) };
         let mut hosts = [hosts.next().expect("two"), hosts.next().expect("two")];
-        hosts.iter_mut().try_for_each(Host::start)?;
+        hosts.iter_mut().try_for_each(|host| host.start(&[]))?;
         let ps = hosts[0].attach(PS)?;
         let streams = hosts
             .iter_mut()
@@ -106,17 +131,28 @@ impl Restart {
     }
 }
 
-impl Rounds for Restart {
-    /// Traffic for `length`, then the restart.
+impl Rounds for Turn {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        self.restart.borrow_mut().round(length, self.way)
+    }
+}
+
+impl Restart {
+    /// Traffic for `length`, then the restart.
+    fn round(&mut self, length: Duration, way: Way) -> Result<Sample, BenchError> {
         self.until_all_have_got_one(Instant::now())?;
         self.streams.iter().for_each(|stream| {
             stream.look(|arrivals| (arrivals.longest, arrivals.failed) = (Duration::ZERO, 0));
         });
         thread::sleep(length);
-        self.hosts[0].drain()?;
+        match way {
+            Way::HandOver => self.hosts[0].hand_over()?,
+            Way::StopAndStart => {
+                self.hosts[0].drain()?;
+                self.hosts[0].start(&[])?;
+            }
+        }
         let anew = Instant::now();
-        self.hosts[0].start()?;
         self.until_all_have_got_one(anew)?;
         let gap = |stream: &Stream| stream.look(|arrivals| arrivals.longest).as_secs_f64() * 1e3;
         let failed: u64 = self.streams.iter().map(|stream| stream.look(|arrivals| arrivals.failed)).sum();
@@ -142,8 +178,9 @@ impl Host {
         made
     }
 
-    fn start(&mut self) -> Result<(), BenchError> {
+    fn start(&mut self, arguments: &[&str]) -> Result<(), BenchError> {
         let mut daemon = self.command("daemon");
+        daemon.args(arguments);
         // One shard, as the daemons of other measurements have; all else is as by default.
         daemon.args(["--endpoint-map", ".endpoint_map", "--metrics", "off", "--set", "runtime.shards=1"]);
         daemon.args(self.tasks.iter().flat_map(|task| ["--task", task]));
@@ -151,6 +188,30 @@ impl Host {
         let log = File::options().create(true).append(true).open(self.log()).map_err(io("make a daemon's log"))?;
         self.daemon = Some(daemon.stderr(log).spawn().map_err(io("start a daemon"))?);
         Ok(())
+    }
+
+    /// Has another daemon take over, and has the first one's end when this returns.
+    fn hand_over(&mut self) -> Result<(), BenchError> {
+        let Some(mut daemon) = self.daemon.take() else { unreachable!("it was started") };
+        self.start(&["--take-over"])?;
+        let begun = Instant::now();
+        loop {
+            match daemon.try_wait().map_err(io("wait for a daemon"))? {
+                Some(ended) if ended.success() => return Ok(()),
+                Some(ended) => return Err(self.failed("hand over to a daemon", ended)),
+                None => {}
+            }
+            if let Some(Ok(Some(ended))) = self.daemon.as_mut().map(Child::try_wait) {
+                // The first one serves on.
+                self.daemon = Some(daemon);
+                return Err(self.failed("hand over to a daemon", ended));
+            }
+            if begun.elapsed() > START_LIMIT {
+                self.daemon.replace(daemon).map(|mut next| next.kill());
+                return Err(BenchError::Stalled { system: "sealane", waited: START_LIMIT });
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     /// Runs `sealane drain`, and has the daemon's end when this returns.

@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn sees_the_claims_of_a_runtime_while_they_are_held() {
         let directory = tempfile::tempdir().unwrap();
-        let held = claim_cpus(directory.path(), Wanted::Any(1)).unwrap();
+        let held = claim_cpus(directory.path(), Wanted::Any(1), Vec::new()).unwrap();
         let cpus = Cpus::look(directory.path());
         assert_eq!(cpus.error, None);
         assert!(cpus.allowed.contains(&held[0].cpu()));
@@ -153,7 +153,7 @@ mod tests {
         drop(held);
         assert_eq!(Cpus::look(directory.path()).claimed, []);
         // Looking took nothing.
-        claim_cpus(directory.path(), Wanted::Any(1)).unwrap();
+        claim_cpus(directory.path(), Wanted::Any(1), Vec::new()).unwrap();
     }
 
     #[test]

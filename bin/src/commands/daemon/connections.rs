@@ -1,4 +1,5 @@
-//! The connections at the daemon's socket, by what they are about: asking, being welcomed, attached, waiting for the end.
+//! The connections at the daemon's socket, by what they are about: asking, being welcomed, attached, waiting for the end, or
+//! taking over.
 //! Bounded by [`OPENING_MAX`] and `daemon.clients_max`.
 
 use std::collections::HashMap;
@@ -15,6 +16,13 @@ pub(super) const OPENING_MAX: usize = 64;
 
 /// How long a connection may take to ask, and then to take its welcome: a process that is alive needs far less.
 const OPENING_TIME: Duration = Duration::from_secs(5);
+
+/// How long a daemon that hands over waits for those who have connected and not asked yet: they do so at once, unless they are
+/// not up to it.
+const ASKING_TIME: Duration = Duration::from_millis(100);
+
+/// How long a daemon may prepare itself to take over: populating memory takes a second for some GiB.
+const PREPARING_TIME: Duration = Duration::from_secs(600);
 
 /// As [`OPENING_TIME`], while as many as possible do and others wait behind them.
 const OPENING_TIME_IN_A_CROWD: Duration = Duration::from_secs(1);
@@ -42,6 +50,10 @@ pub(super) enum Stage {
     Attached(Client),
     /// It asked for the daemon's end and waits for that.
     AwaitingEnd,
+    /// It is a daemon that prepares to take this one's place.
+    Preparing,
+    /// It is prepared, and waits for what this one hands over, or has to say that it has it.
+    Inheriting,
 }
 
 /// One connection.
@@ -99,6 +111,14 @@ impl Connections {
             >= OPENING_MAX
     }
 
+    /// True if a connection that came lately has not asked yet.
+    pub(super) fn are_about_to_ask(&self, now: Instant) -> bool {
+        let is_about_to = |one: &Connection| {
+            matches!(one.stage, Stage::Asking | Stage::Welcoming(..)) && now < one.since + ASKING_TIME
+        };
+        self.by_number.values().any(is_about_to)
+    }
+
     /// Those whose time is over.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
         let time = self.opening_time();
@@ -120,7 +140,9 @@ impl Connections {
 fn until(connection: &Connection, time: Duration) -> Option<Instant> {
     match connection.stage {
         Stage::Asking | Stage::Welcoming(..) => Some(connection.since + time),
-        Stage::Attached(_) | Stage::AwaitingEnd => None,
+        Stage::Preparing => Some(connection.since + PREPARING_TIME),
+        // Whoever hands over sees to the time of the last.
+        Stage::Attached(_) | Stage::AwaitingEnd | Stage::Inheriting => None,
     }
 }
 

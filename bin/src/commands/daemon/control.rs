@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sealane_fusion::{Engine, Portion};
+use sealane_fusion::{Engine, Portion, SpareArenas};
 use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
@@ -14,8 +14,10 @@ use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
+use super::hand_over::Heir;
 use super::instruments::Instruments;
-use super::metrics::Metrics;
+use super::metrics::{Metrics, MetricsListener};
+use super::next::NextDaemon;
 use super::readiness::{For, Readiness, Ready};
 use super::reload::{MapInUse, reload_credentials};
 use super::service_manager;
@@ -32,6 +34,9 @@ const ENGINE_LOOK: Duration = Duration::from_secs(1);
 /// at once again would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How often a daemon that hands over looks whether those who have connected have asked.
+const ASKING_LOOK: Duration = Duration::from_millis(1);
+
 /// Connections accepted before other things are looked at: those who are turned away take no place, and could come forever.
 const ACCEPTS_AT_ONCE: usize = 64;
 
@@ -39,10 +44,14 @@ const ACCEPTS_AT_ONCE: usize = 64;
 pub(super) struct Control {
     pub(super) engine: Engine,
     pub(super) instruments: Instruments,
-    /// Served for as long as the daemon looks after anything.
-    pub(super) _metrics: Option<Metrics>,
+    pub(super) metrics: Option<Metrics>,
+    /// Its socket, while the next daemon has it.
+    pub(super) metrics_listener: Option<MetricsListener>,
     pub(super) gate: Gate,
     pub(super) portion: Portion,
+    /// For the clients of the daemon whose place this one has taken, and until when they are kept.
+    pub(super) spares: SpareArenas,
+    pub(super) spares_until: Option<Instant>,
     pub(super) map: MapInUse,
     pub(super) security: Security,
     pub(super) drain_timeout: Duration,
@@ -57,6 +66,9 @@ pub(super) struct Control {
     /// Whether the listener is waited for.
     pub(super) listening: bool,
     pub(super) drain: Option<Drain>,
+    pub(super) next: NextDaemon,
+    /// For whom this daemon drains, if for another one.
+    pub(super) heir: Option<Heir>,
 }
 
 impl Control {
@@ -75,12 +87,25 @@ impl Control {
         loop {
             let now = Instant::now();
             self.hang_up_on_the_overdue(now);
+            self.next.look();
+            if self.spares_until.take_if(|until| *until <= now).is_some() {
+                self.spares = SpareArenas::default();
+            }
             self.listen_if_there_is_room(now);
+            if self.taking_until().is_some_and(|until| until <= now) {
+                self.serve_again("it took too long to take what it was sent");
+            }
             let Some(look_again) = self.look_at_drain(now) else { return Ok(()) };
             if self.engine.has_stopped() {
                 return Err(Failure::work("the engine has stopped because a part of it failed; the log says which"));
             }
-            let wake_ups = [Some(now + ENGINE_LOOK), look_again, self.connections.next_overdue(), self.accept_from];
+            let wake_ups = [
+                Some(now + ENGINE_LOOK),
+                look_again,
+                self.connections.next_overdue(),
+                self.accept_from,
+                self.spares_until,
+            ];
             for ready in self.readiness.wait(wake_ups.into_iter().flatten().min())? {
                 let now = Instant::now();
                 match ready {
@@ -88,7 +113,8 @@ impl Control {
                     Ready::Signals if self.obey_signals(now) => {}
                     Ready::Signals => return Ok(()),
                     Ready::Files => self.look_at_files(),
-                    Ready::Connection(number) => self.serve(now, number),
+                    Ready::Connection(number) if self.serve(now, number) => {}
+                    Ready::Connection(_) => return Ok(()),
                     Ready::Process(number) => self.hang_up(number, "its process is gone"),
                 }
             }
@@ -96,10 +122,14 @@ impl Control {
     }
 
     /// For the service manager and for people.
-    fn status(&self) -> String {
+    pub(super) fn status(&self) -> String {
         let (tasks, addresses) = (self.engine.tasks().len(), list(self.engine.addresses(), "no address"));
         let (clients, known) = (self.connections.clients(), self.map.snapshot().len());
-        let doing = if self.drain.is_some() { "drains" } else { "serves" };
+        let doing = match (&self.drain, &self.heir) {
+            (None, _) => "serves",
+            (Some(_), None) => "drains",
+            (Some(_), Some(_)) => "hands over",
+        };
         format!("{doing} {tasks} tasks at {addresses}; {clients} clients attached; {known} tasks in the endpoint map")
     }
 
@@ -116,6 +146,10 @@ impl Control {
                     self.watch.iter().flat_map(Watch::renew).for_each(Unwatched::warn);
                     self.reload();
                 }
+                Wish::Replace if self.drain.is_some() => {
+                    tracing::warn!("the daemon drains: no other is started to take over");
+                }
+                Wish::Replace => self.next.start(),
             }
         }
         true
@@ -137,7 +171,7 @@ impl Control {
         service_manager::ready(&self.status());
     }
 
-    fn begin_drain(&mut self, now: Instant, asked_by: &str) {
+    pub(super) fn begin_drain(&mut self, now: Instant, asked_by: &str) {
         if self.drain.is_some() {
             return;
         }
@@ -147,14 +181,23 @@ impl Control {
             tracing::error!(%error, "clients cannot be notified of the drain");
         }
         self.drain = Some(Drain::begin(now, self.drain_timeout));
-        service_manager::stopping(&self.status());
+        match self.heir {
+            // The service goes on, in another process.
+            Some(_) => service_manager::status(&self.status()),
+            None => service_manager::stopping(&self.status()),
+        }
     }
 
     /// When to look again, if at all; nothing if the drain is over.
     fn look_at_drain(&mut self, now: Instant) -> Option<Option<Instant>> {
+        let taking_until = self.taking_until();
         let Some(drain) = &mut self.drain else { return Some(None) };
+        if taking_until.is_some() {
+            return Some(taking_until);
+        }
         // An engine that has stopped has nothing in flight.
-        match drain.look(now, self.engine.under_way().unwrap_or(0)) {
+        let aware = self.engine.all_are_aware_of_drain().unwrap_or(true);
+        match drain.look(now, aware, self.engine.under_way().unwrap_or(0)) {
             Progress::Notice(until) | Progress::Wait(until) => Some(Some(until)),
             Progress::Close => {
                 if let Err(error) = self.engine.drain() {
@@ -162,13 +205,17 @@ impl Control {
                 }
                 Some(Some(now))
             }
-            Progress::Over { left: 0 } => {
-                tracing::info!("the daemon is drained");
-                None
+            Progress::Over { .. } if self.heir.is_some() && self.connections.are_about_to_ask(now) => {
+                Some(Some(now + ASKING_LOOK))
             }
             Progress::Over { left } => {
-                tracing::warn!(left, timeout = ?self.drain_timeout, "the drain timeout has passed: these calls are ended");
-                None
+                match left {
+                    0 => tracing::info!("the daemon is drained"),
+                    _ => {
+                        tracing::warn!(left, timeout = ?self.drain_timeout, "the drain timeout has passed: these calls are ended");
+                    }
+                }
+                self.hand_over(now).then(|| self.taking_until())
             }
         }
     }
@@ -177,7 +224,8 @@ impl Control {
         if self.accept_from.is_some_and(|from| from <= now) {
             self.accept_from = None;
         }
-        let wanted = self.accept_from.is_none() && !self.connections.is_crowded();
+        // Who comes while another daemon takes over waits for that one.
+        let wanted = self.accept_from.is_none() && !self.connections.is_crowded() && self.heir.is_none();
         if wanted != self.listening {
             self.listening = wanted;
             let interest = if wanted { For::Reading } else { For::HangUp };
@@ -187,7 +235,7 @@ impl Control {
 
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_AT_ONCE {
-            if self.connections.is_crowded() {
+            if self.connections.is_crowded() || self.heir.is_some() {
                 return;
             }
             let accepted = attach::accept(self.socket.listener());
@@ -220,14 +268,15 @@ impl Control {
         }
     }
 
-    /// Takes a connection a step further.
-    fn serve(&mut self, now: Instant, number: u64) {
-        let Some(connection) = self.connections.get_mut(number) else { return };
+    /// Takes a connection a step further; false if another daemon has taken over by it.
+    fn serve(&mut self, now: Instant, number: u64) -> bool {
+        let Some(connection) = self.connections.get_mut(number) else { return true };
         match &mut connection.stage {
-            Stage::Asking => {
+            Stage::Asking | Stage::Preparing | Stage::Inheriting => {
                 let socket = Arc::clone(&connection.socket);
                 match attach::read_request(&socket) {
                     Ok(None) => {}
+                    Ok(Some(Request::Taken { .. })) if self.is_heir(number) => return !self.let_go(number),
                     Ok(Some(request)) => self.answer(now, number, request),
                     Err(RequestError::HungUp) => self.hang_up(number, "it disconnected"),
                     Err(error) => self.refuse(number, &Error::invalid(error.to_string())),
@@ -247,6 +296,7 @@ impl Control {
             },
             Stage::AwaitingEnd => self.hang_up(number, "it disconnected"),
         }
+        true
     }
 
     fn answer(&mut self, now: Instant, number: u64, request: Request) {
@@ -254,6 +304,9 @@ impl Control {
             Request::Attach(wish) => self.attach(now, number, &wish),
             Request::Drain { .. } => self.drain_for(now, number),
             Request::Show { .. } => self.show(number),
+            Request::TakeOver { .. } => self.show_estate(now, number),
+            Request::HandOver { .. } => self.begin_hand_over(now, number),
+            Request::Taken { .. } => Err(Error::invalid("nothing was handed over")),
         };
         if let Err(error) = answered {
             self.refuse(number, &error);
@@ -270,7 +323,7 @@ impl Control {
         self.gate.may_attach(wish, clients)?;
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
-        let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket).map_err(failed)?;
+        let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket, &mut self.spares).map_err(failed)?;
         let id = self.engine.admit(ends)?;
         let process = process(peer.pid);
         if let Some(process) = &process
@@ -281,7 +334,7 @@ impl Control {
         let client = Client { id, task: wish.task.clone(), process };
         (connection.stage, connection.since) = (Stage::Welcoming(client, welcoming), now);
         self.readiness.change(&*connection.socket, For::Writing, Ready::Connection(number));
-        self.serve(now, number);
+        let _goes_on = self.serve(now, number);
         Ok(())
     }
 
@@ -330,8 +383,11 @@ impl Control {
     }
 
     /// Tells a connection that has asked why it is not served, and ends it.
-    fn refuse(&mut self, number: u64, error: &Error) {
+    pub(super) fn refuse(&mut self, number: u64, error: &Error) {
         let Some(connection) = self.connections.remove(number) else { return };
+        if self.is_heir(number) {
+            self.serve_again("it asked for something else");
+        }
         let peer = connection.peer;
         tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
         // One that does not listen any more has lost nothing.
@@ -345,8 +401,11 @@ impl Control {
     }
 
     /// Ends a connection, and the client that it may be.
-    fn hang_up(&mut self, number: u64, reason: &str) {
+    pub(super) fn hang_up(&mut self, number: u64, reason: &str) {
         let Some(connection) = self.connections.remove(number) else { return };
+        if self.is_heir(number) {
+            self.serve_again(reason);
+        }
         // The shards may hold the socket for a while, to ring its bell.
         self.readiness.remove(&*connection.socket);
         let peer = connection.peer;

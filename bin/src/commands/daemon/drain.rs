@@ -2,19 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-/// How often a draining daemon counts what is in progress. Nothing tells it, so that calls need not; a drain is short, and
-/// to a person who waits for it this is at once.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How often a draining daemon looks how things stand, at first. Nothing tells it, so that calls need not.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(1);
 
-/// How long clients are served as ever after they were told of the drain: a client that calls often looks whether the daemon
-/// lives every few milliseconds, and hears of it then, so that the calls it makes later wait for the next daemon.
-pub(super) const NOTICE: Duration = Duration::from_millis(20);
+/// And at last: most drains end at once, and the others may as well end a little later.
+const LOOK_EVERY_MAX: Duration = Duration::from_millis(10);
+
+/// How long clients are served as ever after they were told of the drain, if not all of them read it sooner: one that calls or
+/// waits reads it at once, so that the calls it makes later wait for the next daemon.
+const NOTICE: Duration = Duration::from_millis(20);
 
 /// A drain that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
     /// Until then clients may not have heard of it; none once the engine takes nothing new.
     noticed: Option<Instant>,
+    begun: Instant,
     until: Instant,
 }
 
@@ -37,13 +40,13 @@ pub(super) enum Progress {
 impl Drain {
     /// Begins a drain that takes `timeout` at most, the time included that clients have to hear of it.
     pub(super) fn begin(now: Instant, timeout: Duration) -> Drain {
-        Drain { noticed: Some(now + NOTICE.min(timeout)), until: now + timeout }
+        Drain { noticed: Some(now + NOTICE.min(timeout)), begun: now, until: now + timeout }
     }
 
-    /// Where the drain stands with that many calls in progress.
-    pub(super) fn look(&mut self, now: Instant, under_way: usize) -> Progress {
+    /// Where the drain stands with that many calls in progress, and all clients `aware` of it or not.
+    pub(super) fn look(&mut self, now: Instant, aware: bool, under_way: usize) -> Progress {
         match self.noticed {
-            Some(noticed) if now < noticed => return Progress::Notice(noticed),
+            Some(noticed) if now < noticed && !aware => return Progress::Notice(noticed.min(now + LOOK_EVERY_MIN)),
             Some(_) => {
                 self.noticed = None;
                 return Progress::Close;
@@ -53,7 +56,8 @@ impl Drain {
         if under_way == 0 || now >= self.until {
             Progress::Over { left: under_way }
         } else {
-            Progress::Wait(self.until.min(now + LOOK_EVERY))
+            let look = ((now - self.begun) / 4).clamp(LOOK_EVERY_MIN, LOOK_EVERY_MAX);
+            Progress::Wait(self.until.min(now + look))
         }
     }
 }
@@ -67,14 +71,23 @@ mod tests {
         let now = Instant::now();
         let mut drain = Drain::begin(now, Duration::from_millis(45));
         let after = |ms| now + Duration::from_millis(ms);
-        assert_eq!(drain.look(now, 0), Progress::Notice(now + NOTICE));
-        assert_eq!(drain.look(after(20), 3), Progress::Close);
-        assert_eq!(drain.look(after(20), 0), Progress::Over { left: 0 });
-        assert_eq!(drain.look(after(20), 3), Progress::Wait(after(30)));
-        assert_eq!(drain.look(after(40), 3), Progress::Wait(after(45)));
-        assert_eq!(drain.look(after(45), 3), Progress::Over { left: 3 });
-        assert_eq!(drain.look(after(45), 0), Progress::Over { left: 0 });
+        assert_eq!(drain.look(now, false, 0), Progress::Notice(after(1)));
+        assert_eq!(drain.look(after(20), false, 3), Progress::Close);
+        assert_eq!(drain.look(after(20), false, 0), Progress::Over { left: 0 });
+        assert_eq!(drain.look(after(20), true, 3), Progress::Wait(after(25)));
+        assert_eq!(drain.look(after(40), true, 3), Progress::Wait(after(45)));
+        assert_eq!(drain.look(after(45), true, 3), Progress::Over { left: 3 });
+        assert_eq!(drain.look(after(45), true, 0), Progress::Over { left: 0 });
         let mut at_once = Drain::begin(now, Duration::ZERO);
-        assert_eq!((at_once.look(now, 1), at_once.look(now, 1)), (Progress::Close, Progress::Over { left: 1 }));
+        let looks = (at_once.look(now, false, 1), at_once.look(now, false, 1));
+        assert_eq!(looks, (Progress::Close, Progress::Over { left: 1 }));
+    }
+
+    #[test]
+    fn clients_that_have_all_heard_of_it_are_not_waited_for() {
+        let now = Instant::now();
+        let mut drain = Drain::begin(now, Duration::from_secs(10));
+        assert_eq!(drain.look(now, true, 0), Progress::Close);
+        assert_eq!(drain.look(now, true, 1), Progress::Wait(now + LOOK_EVERY_MIN));
     }
 }

@@ -81,6 +81,16 @@ impl Gate {
         Err(Error::PermissionDenied { reason: reason.into() })
     }
 
+    /// Whether a process of that user may take the daemon's place: it will serve with that user's rights.
+    pub(super) fn may_take_over(&self, uid: u32) -> Result<(), Error> {
+        if uid == self.own_uid {
+            return Ok(());
+        }
+        let own = self.own_uid;
+        let reason = format!("user id {uid} may not take over from the daemon of user id {own}; only that user may");
+        Err(Error::PermissionDenied { reason: reason.into() })
+    }
+
     fn is_owner(&self, uid: u32) -> bool {
         uid == self.own_uid || uid == ROOT
     }
@@ -118,6 +128,13 @@ mod tests {
     fn only_its_own_user_and_root_may_drain() {
         for (uid, may) in [(7, true), (0, true), (8, false)] {
             assert_eq!(gate(&[8]).may_drain(uid).is_ok(), may, "{uid}");
+        }
+    }
+
+    #[test]
+    fn only_its_own_user_may_take_over() {
+        for (uid, may) in [(7, true), (0, false), (8, false)] {
+            assert_eq!(gate(&[8]).may_take_over(uid).is_ok(), may, "{uid}");
         }
     }
 

@@ -34,6 +34,11 @@ impl Instruments {
         self.drains.store(true, Ordering::Relaxed);
     }
 
+    /// It serves again.
+    pub(super) fn serves(&self) {
+        self.drains.store(false, Ordering::Relaxed);
+    }
+
     /// New credentials are in use.
     pub(super) fn credentials_taken(&self) {
         self.credentials.taken.fetch_add(1, Ordering::Relaxed);

@@ -5,13 +5,16 @@ mod connections;
 mod control;
 mod drain;
 mod gate;
+mod hand_over;
 mod instruments;
 mod metrics;
+mod next;
 mod readiness;
 mod reload;
 mod service_manager;
 mod signals;
 pub(crate) mod socket;
+mod take_over;
 mod tasks;
 mod watch;
 
@@ -19,6 +22,7 @@ use std::io::{Write, stdin};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -26,7 +30,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid, getppid};
-use sealane_fusion::{Engine, EngineSettings, Portion};
+use sealane_fusion::{Engine, EngineSettings, Portion, SpareArenas};
 use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
 
 use self::connections::Connections;
@@ -34,12 +38,14 @@ use self::control::Control;
 use self::gate::Gate;
 use self::instruments::Instruments;
 use self::metrics::{Metrics, MetricsListener};
+use self::next::NextDaemon;
 use self::readiness::Readiness;
 use self::reload::MapInUse;
 use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
+use self::take_over::{Predecessor, Serving};
 use self::watch::{Unwatched, Watch};
-use crate::engine_settings::engine_settings;
+use crate::engine_settings::{engine_settings, engine_settings_beside};
 use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
@@ -68,6 +74,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
+    /// Take the place of the daemon that serves at the socket, if there is one
+    ///
+    /// It serves until this one has populated its memory, then drains and hands its listening sockets and CPUs over: no caller is
+    /// refused in between. If this one fails first, the other serves on. Until then both have their memory. A daemon that gets
+    /// SIGUSR2 starts the next one itself, with its own command line and this flag: so a service is exchanged by
+    /// `systemctl kill --kill-whom=main -s USR2`.
+    #[arg(long, conflicts_with = "listener_on_stdin")]
+    take_over: bool,
+
     /// Take the listening socket that is standard input for the one transport address of the tasks, as inetd's servers do: a
     /// port that the command which starts this daemon merely named could be another program's by then
     #[arg(long, hide = true)]
@@ -77,6 +92,9 @@ pub struct Args {
     #[arg(long, hide = true, value_name = "PID")]
     end_with: Option<i32>,
 }
+
+/// How long memory is kept for clients of the daemon whose place this one has taken: they attach at once, unless they sleep.
+const SPARES_KEPT: Duration = Duration::from_secs(30);
 
 /// How the line begins with which a daemon tells that it serves and that clients can attach.
 pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
@@ -99,19 +117,38 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let file = &settings.transport.endpoint_map.value;
     let map = SharedEndpointMap::load(file)?;
     let tasks = tasks::served(&map.snapshot(), file, &args.task)?;
-    // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
-    let claim = Claim::take(&settings.daemon.socket.value)?;
-    let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
-    let engine = engine_settings(&settings, (*map.snapshot()).clone(), &names)?;
-    locked_memory::check(&engine)?;
     let who = format!("sealane daemon of {}", names.join(", "));
     let tracing = args.trace.as_ref().map(|path| TraceFile::begin(path, &who)).transpose()?;
     // Kept until the engine has stopped, so that the file has all of it.
     let (trace, _trace_file) = tracing.unzip();
-    let engine = Engine::start(EngineSettings { listeners, trace, ..engine }).map_err(Failure::work)?;
+    let settled = |engine: EngineSettings| -> Result<EngineSettings, Failure> {
+        locked_memory::check(&engine)?;
+        Ok(EngineSettings { trace, ..engine })
+    };
+    let map_now = (*map.snapshot()).clone();
+    let gate = Gate::new(&settings.daemon, geteuid().as_raw());
+    let open_to_others = gate.is_open_to_others();
+    // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
+    let path = &settings.daemon.socket.value;
+    let found = if args.take_over { Predecessor::find(path)? } else { Err(Claim::take(path)?) };
+    let serving = match found {
+        Err(claim) => {
+            let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
+            let engine = settled(engine_settings(&settings, map_now, &names)?)?;
+            let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
+            Serving { engine, socket: claim.listen(open_to_others)?, metrics, spares: SpareArenas::default() }
+        }
+        Ok(mut predecessor) => {
+            let metrics = predecessor.bind_metrics(&settings)?;
+            let engine = settled(engine_settings_beside(&settings, map_now, &names, predecessor.cpus())?)?;
+            let prepared = predecessor.prepare(engine, settings.daemon.clients_max.value)?;
+            predecessor.take_over(prepared, metrics, (&settings, &signals, open_to_others))?
+        }
+    };
+    let engine = serving.engine.clone();
     let map = MapInUse::new(map, args.task.is_empty());
-    let served = serve(&settings, engine.clone(), map, claim, signals, metrics);
+    let served = serve(&settings, serving, gate, map, signals);
     let stopped = engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop cleanly: {error}")));
     // Clients hear from the engine how their calls ended before they see their connection end.
     drop(served?);
@@ -152,14 +189,11 @@ impl Args {
 /// Serves until the end; gives back what must outlive the engine.
 fn serve(
     settings: &Settings,
-    engine: Engine,
+    Serving { engine, socket, metrics, spares }: Serving,
+    gate: Gate,
     map: MapInUse,
-    claim: Claim,
     signals: Signals,
-    metrics: Option<MetricsListener>,
 ) -> Result<Control, Failure> {
-    let gate = Gate::new(&settings.daemon, geteuid().as_raw());
-    let socket = claim.listen(gate.is_open_to_others())?;
     let instruments = Instruments::new(engine.clone());
     let metrics = metrics.map(|listener| listener.serve(instruments.clone())).transpose()?;
     announce(&engine, &map, &socket, metrics.as_ref());
@@ -170,9 +204,12 @@ fn serve(
             request_timeout: settings.fusion.request_timeout.value,
             tensor_bytes_max: settings.transport.tensor_bytes_max.value,
         },
+        spares,
+        spares_until: Some(Instant::now() + SPARES_KEPT),
         engine,
         instruments,
-        _metrics: metrics,
+        metrics,
+        metrics_listener: None,
         gate,
         map,
         security: settings.security.clone(),
@@ -185,6 +222,8 @@ fn serve(
         accept_from: None,
         listening: true,
         drain: None,
+        heir: None,
+        next: NextDaemon::of_this(),
     };
     control.run().map(|()| control)
 }

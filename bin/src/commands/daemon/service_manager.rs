@@ -31,6 +31,11 @@ pub(super) fn stopping(status: &str) {
     tell(Ok(&[NotifyState::Stopping, NotifyState::Status(status)]));
 }
 
+/// Another process is the daemon from now on.
+pub(super) fn is_now(pid: i32) {
+    tell(Ok(&[NotifyState::MainPid(pid.unsigned_abs())]));
+}
+
 /// What the daemon is about.
 pub(super) fn status(status: &str) {
     match send(&[NotifyState::Status(status)], None) {

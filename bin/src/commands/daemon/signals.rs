@@ -16,11 +16,17 @@ pub(super) enum Wish {
     Stop,
     /// Read the endpoint map and the credentials again.
     Reload,
+    /// Start the next daemon, which takes over.
+    Replace,
 }
 
 /// What each signal means.
-const MEANINGS: [(Signal, Wish); 3] =
-    [(Signal::SIGTERM, Wish::Stop), (Signal::SIGINT, Wish::Stop), (Signal::SIGHUP, Wish::Reload)];
+const MEANINGS: [(Signal, Wish); 4] = [
+    (Signal::SIGTERM, Wish::Stop),
+    (Signal::SIGINT, Wish::Stop),
+    (Signal::SIGHUP, Wish::Reload),
+    (Signal::SIGUSR2, Wish::Replace),
+];
 
 /// The signals that have come and were not taken yet.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! under another name and rename it makes the change whole, but does not tell the first of the two that it has lost.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -28,6 +28,9 @@ const PID_DIGITS_MAX: u64 = 20;
 /// Mode of a socket that other users may connect to; the daemon then asks the kernel who they are.
 const MODE_OPEN: u32 = 0o666;
 
+/// Mode of one that this user and root alone may connect to.
+const MODE_OWN: u32 = 0o600;
+
 /// Where the lock file of a socket is.
 pub(crate) fn lock_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
@@ -40,6 +43,8 @@ pub(crate) fn lock_path(socket: &Path) -> PathBuf {
 pub(super) struct Claim {
     path: PathBuf,
     lock: File,
+    /// Another daemon has it from now on.
+    is_given_away: bool,
 }
 
 impl Claim {
@@ -48,10 +53,25 @@ impl Claim {
     /// # Errors
     /// A daemon or another program serves at the path, or it cannot be used.
     pub(super) fn take(path: &Path) -> Result<Claim, Failure> {
+        match Claim::take_if_free(path)? {
+            Ok(claim) => Ok(claim),
+            Err(holder) => Err(holder.serves(path)),
+        }
+    }
+
+    /// As [`Claim::take`], but a daemon that serves at the path is no error.
+    ///
+    /// # Errors
+    /// Another program serves at the path, or it cannot be used.
+    pub(super) fn take_if_free(path: &Path) -> Result<Result<Claim, Holder>, Failure> {
         make_directory(path)?;
-        let claim = Claim { lock: lock(path)?, path: path.to_owned() };
+        let lock = match lock(path)? {
+            Ok(lock) => lock,
+            Err(holder) => return Ok(Err(holder)),
+        };
+        let claim = Claim { lock, path: path.to_owned(), is_given_away: false };
         claim.remove_stale()?;
-        Ok(claim)
+        Ok(Ok(claim))
     }
 
     fn remove_stale(&self) -> Result<(), Failure> {
@@ -86,10 +106,34 @@ impl Claim {
         let made = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
         let socket = ClientSocket { listener, made: identity(&made), claim: self };
         if open_to_others {
-            let mode = Permissions::from_mode(MODE_OPEN);
-            fs::set_permissions(socket.path(), mode).map_err(|error| unusable(socket.path(), &error))?;
+            set_mode(socket.path(), MODE_OPEN)?;
         }
         Ok(socket)
+    }
+}
+
+/// The daemon that serves at a path, as far as its lock file says.
+#[derive(Debug)]
+pub(super) struct Holder(String);
+
+impl Holder {
+    fn of(lock: &mut File) -> Holder {
+        let mut pid = String::new();
+        // The daemon may not have written it yet.
+        let _ = lock.take(PID_DIGITS_MAX).read_to_string(&mut pid);
+        Holder(match pid.trim() {
+            "" => String::new(),
+            pid => format!(" (process {pid})"),
+        })
+    }
+
+    /// Why no other daemon can serve at the path.
+    fn serves(&self, path: &Path) -> Failure {
+        let (Holder(process), socket) = (self, path.display());
+        Failure::work(format!(
+            "a daemon{process} already serves {socket}; stop it with `sealane drain --socket {socket}`, take its place with \
+             --take-over, or name another path with --socket"
+        ))
     }
 }
 
@@ -97,7 +141,7 @@ impl Drop for Claim {
     /// Removes the lock file while the lock is held, so that nobody's but ours is removed.
     fn drop(&mut self) {
         let path = lock_path(&self.path);
-        if is_at(&self.lock, &path) {
+        if !self.is_given_away && is_at(&self.lock, &path) {
             let _ = fs::remove_file(path);
         }
     }
@@ -113,6 +157,16 @@ pub(super) struct ClientSocket {
 }
 
 impl ClientSocket {
+    /// Another daemon goes on with the socket: nothing is removed when this is dropped.
+    pub(super) fn give_away(&mut self) {
+        self.claim.is_given_away = true;
+    }
+
+    /// The lock, to be handed over with the socket.
+    pub(super) fn lock(&self) -> BorrowedFd<'_> {
+        self.claim.lock.as_fd()
+    }
+
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.claim.path
@@ -133,10 +187,61 @@ impl AsFd for ClientSocket {
 impl Drop for ClientSocket {
     fn drop(&mut self) {
         let path = self.path();
-        if fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == self.made) {
+        if !self.claim.is_given_away && fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == self.made) {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// A socket that another daemon has handed over, and may want back.
+#[derive(Debug)]
+pub(super) struct Inherited {
+    path: PathBuf,
+    listener: OwnedFd,
+    lock: File,
+    made: (u64, u64),
+}
+
+impl Inherited {
+    /// The socket and the lock of the daemon that serves at this path.
+    ///
+    /// # Errors
+    /// They are not those of the path.
+    pub(super) fn check(path: &Path, listener: OwnedFd, lock: OwnedFd) -> Result<Inherited, Failure> {
+        let lock = File::from(lock);
+        // It is the same open file that the other daemon has locked.
+        if lock.try_lock().is_err() || !is_at(&lock, &lock_path(path)) {
+            let path = path.display();
+            return Err(Failure::work(format!("what was handed over is not {path}; name another path with --socket")));
+        }
+        let made = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
+        Ok(Inherited { path: path.to_owned(), listener, lock, made: identity(&made) })
+    }
+
+    /// Goes on with it, and lets this user connect, or all: from now on it is this daemon's.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn own(self, open_to_others: bool) -> Result<ClientSocket, Failure> {
+        let Inherited { path, listener, mut lock, made } = self;
+        name_holder(&mut lock).map_err(|error| unusable(&path, &error))?;
+        let socket = ClientSocket { listener, made, claim: Claim { path, lock, is_given_away: false } };
+        // Clients are shown who listens.
+        attach::listen_again(&socket.listener).map_err(Failure::work)?;
+        set_mode(socket.path(), if open_to_others { MODE_OPEN } else { MODE_OWN })?;
+        Ok(socket)
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), Failure> {
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|error| unusable(path, &error))
+}
+
+/// For people, and for the message of a daemon that finds the lock taken.
+fn name_holder(lock: &mut File) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.seek(SeekFrom::Start(0))?;
+    writeln!(lock, "{}", std::process::id())
 }
 
 /// Makes the last directory of the path, as a service manager would (`RuntimeDirectory=`).
@@ -148,7 +253,7 @@ fn make_directory(path: &Path) -> Result<(), Failure> {
     }
 }
 
-fn lock(socket: &Path) -> Result<File, Failure> {
+fn lock(socket: &Path) -> Result<Result<File, Holder>, Failure> {
     let path = lock_path(socket);
     for _ in 0..LOCK_ATTEMPTS {
         let mut options = OpenOptions::new();
@@ -156,31 +261,14 @@ fn lock(socket: &Path) -> Result<File, Failure> {
         let mut file = options.open(&path).map_err(|error| unusable(&path, &error))?;
         match file.try_lock() {
             Ok(()) if is_at(&file, &path) => {
-                // For people, and for the message of a daemon that finds the lock taken.
-                let told = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-                return told.map(|()| file).map_err(|error| unusable(&path, &error));
+                return name_holder(&mut file).map(|()| Ok(file)).map_err(|error| unusable(&path, &error));
             }
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(served(socket, &mut file)),
+            Err(TryLockError::WouldBlock) => return Ok(Err(Holder::of(&mut file))),
             Err(TryLockError::Error(error)) => return Err(unusable(&path, &error)),
         }
     }
     Err(Failure::work(format!("{} keeps being removed; name another path with --socket", path.display())))
-}
-
-fn served(socket: &Path, lock: &mut File) -> Failure {
-    let mut pid = String::new();
-    // The daemon may not have written it yet.
-    let _ = lock.take(PID_DIGITS_MAX).read_to_string(&mut pid);
-    let process = match pid.trim() {
-        "" => String::new(),
-        pid => format!(" (process {pid})"),
-    };
-    let socket = socket.display();
-    Failure::work(format!(
-        "a daemon{process} already serves {socket}; stop it with `sealane drain --socket {socket}`, \
-         or name another path with --socket"
-    ))
 }
 
 fn unusable(path: &Path, error: &io::Error) -> Failure {

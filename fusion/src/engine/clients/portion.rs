@@ -26,6 +26,30 @@ pub struct Portion {
     pub tensor_bytes_max: u64,
 }
 
+/// Arenas that were made before their clients attach: those of an engine whose place another one takes, and whose clients it
+/// expects.
+#[derive(Debug, Default)]
+pub struct SpareArenas(Vec<(SharedMemory, OwnedFd)>);
+
+impl SpareArenas {
+    /// Makes arenas of these sizes, in bytes, which [`Engine::arenas`](crate::Engine::arenas) tells of another engine. Where memory
+    /// is short, fewer: clients then wait until theirs is made.
+    pub fn make(bytes: impl IntoIterator<Item = u64>) -> SpareArenas {
+        // The pages of larger ones come when they are used, so that they take no time to make.
+        let populated = bytes.into_iter().filter(|bytes| *bytes <= ARENA_POPULATED_BYTES_MAX);
+        SpareArenas(populated.map_while(|bytes| arena(bytes).ok()).collect())
+    }
+
+    fn take(&mut self, bytes: u64) -> Option<(SharedMemory, OwnedFd)> {
+        let place = self.0.iter().position(|(arena, _)| arena.len() == bytes)?;
+        Some(self.0.swap_remove(place))
+    }
+}
+
+fn arena(bytes: u64) -> Result<(SharedMemory, OwnedFd), ShmError> {
+    SharedMemory::create("sealane-arena", bytes, bytes <= ARENA_POPULATED_BYTES_MAX)
+}
+
 impl Portion {
     /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`.
     ///
@@ -36,12 +60,12 @@ impl Portion {
         wish: &Attach,
         peer: Credentials,
         socket: &Arc<OwnedFd>,
+        spares: &mut SpareArenas,
     ) -> Result<(ClientEnds, Welcoming), ShmError> {
         // An empty arena would be no memory at all: a client that only receives has one page.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
-        let (arena, arena_fd) =
-            SharedMemory::create("sealane-arena", arena_bytes, arena_bytes <= ARENA_POPULATED_BYTES_MAX)?;
+        let (arena, arena_fd) = spares.take(arena_bytes).map_or_else(|| arena(arena_bytes), Ok)?;
         let mut shards = Vec::with_capacity(self.shards);
         let mut descriptors = Vec::with_capacity(self.shards);
         for _ in 0..self.shards {

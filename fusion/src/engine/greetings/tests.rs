@@ -23,7 +23,7 @@ fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
     let runtime = Runtime::start(settings.runtime.clone()).unwrap();
     let done = runtime.on_shard(0, async move |shard| {
         let node = settings.node(&["127.0.0.1:7000".parse().unwrap()], 0, 1);
-        ShardEngine::start(&shard, node, settings, Vec::new()).unwrap();
+        ShardEngine::start(&shard, node, settings).unwrap();
         test(&ShardEngine::current().unwrap());
     });
     done.wait().unwrap();
@@ -37,7 +37,8 @@ fn listener() -> (TcpListener, SocketAddr) {
 }
 
 fn listening(engine: &Rc<ShardEngine>, socket: Socket) -> Greetings {
-    Greetings::new(engine, vec![Listener::new(socket.into(), 0, &engine.settings.tcp)])
+    engine.listen(vec![Listener::new(socket.into(), 0, &engine.settings.tcp)]);
+    Greetings::new(engine)
 }
 
 /// Has the node call its peer.
@@ -70,20 +71,20 @@ fn a_listener_that_cannot_accept_rests_and_is_asked_again() {
         let mut greetings = listening(engine, socket);
         let now = engine.shard.now();
         greetings.turn(now);
-        assert!(greetings.listeners[0].is_watched());
+        assert!(engine.listeners.borrow()[0].is_watched());
 
         greetings.ready(0, Readiness::default());
         greetings.turn(now);
-        assert!(!greetings.listeners[0].is_watched() && !greetings.has_work());
+        assert!(!engine.listeners.borrow()[0].is_watched() && !greetings.has_work());
         let again = now + ACCEPT_PAUSE;
         assert_eq!(greetings.next_timeout(), Some(again));
         greetings.turn(again - Duration::from_millis(1));
-        assert!(!greetings.listeners[0].is_watched());
+        assert!(!engine.listeners.borrow()[0].is_watched());
 
-        socket2::SockRef::from(&greetings.listeners[0].descriptor()).listen(1).unwrap();
+        socket2::SockRef::from(&engine.listeners.borrow()[0].descriptor()).listen(1).unwrap();
         let _caller = TcpStream::connect(address).unwrap();
         greetings.turn(again);
-        assert!(greetings.listeners[0].is_watched());
+        assert!(engine.listeners.borrow()[0].is_watched());
         assert_eq!(greetings.next_timeout(), None);
         greetings.ready(0, Readiness::default());
         greetings.turn(again);
@@ -97,15 +98,14 @@ fn a_listener_that_cannot_be_watched_is_tried_again_after_a_pause() {
         let socket = listener().0.into();
         let source = engine.greetings_source.get().unwrap();
         let mut greetings = listening(engine, socket);
-        let watched = greetings.listeners[0].descriptor();
-        engine.shard.watch(source, watched, 7, Interest::READ).unwrap();
+        engine.shard.watch(source, engine.listeners.borrow()[0].descriptor(), 7, Interest::READ).unwrap();
         let now = engine.shard.now();
         greetings.turn(now);
-        assert!(!greetings.listeners[0].is_watched());
+        assert!(!engine.listeners.borrow()[0].is_watched());
         assert_eq!(greetings.next_timeout(), Some(now + ACCEPT_PAUSE));
-        engine.shard.unwatch(greetings.listeners[0].descriptor()).unwrap();
+        engine.shard.unwatch(engine.listeners.borrow()[0].descriptor()).unwrap();
         greetings.turn(now + ACCEPT_PAUSE);
-        assert!(greetings.listeners[0].is_watched());
+        assert!(engine.listeners.borrow()[0].is_watched());
     });
 }
 
@@ -113,7 +113,7 @@ fn a_listener_that_cannot_be_watched_is_tried_again_after_a_pause() {
 fn a_call_whose_socket_cannot_be_watched_has_failed() {
     on_a_shard(|engine| {
         let (_listener, address) = listener();
-        let mut greetings = Greetings::new(engine, Vec::new());
+        let mut greetings = Greetings::new(engine);
         let (peer, hello) = call(engine);
         let dial = Dial::start(
             address,
@@ -135,7 +135,7 @@ fn a_call_whose_socket_cannot_be_watched_has_failed() {
 fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
     on_a_shard(|engine| {
         let ((_mute, first), (second, next)) = (listener(), listener());
-        let mut greetings = Greetings::new(engine, Vec::new());
+        let mut greetings = Greetings::new(engine);
         let (peer, hello) = call(engine);
         greetings.call(peer, Ok(vec![first, next]), hello);
         let now = engine.shard.now();
@@ -164,7 +164,7 @@ fn a_call_without_a_connection_is_begun_anew_soon_and_one_with_it_has_its_time()
         socket.listen(0).unwrap();
         let address = socket.local_addr().unwrap().as_socket().unwrap();
         let _first = TcpStream::connect(address).unwrap();
-        let mut greetings = Greetings::new(engine, Vec::new());
+        let mut greetings = Greetings::new(engine);
         let (peer, hello) = call(engine);
         greetings.call(peer, Ok(vec![address]), hello.clone());
         let now = engine.shard.now();
@@ -183,7 +183,7 @@ fn a_call_without_a_connection_is_begun_anew_soon_and_one_with_it_has_its_time()
 #[test]
 fn hanging_up_reaches_a_call_whose_name_is_being_looked_up() {
     on_a_shard(|engine| {
-        let mut greetings = Greetings::new(engine, Vec::new());
+        let mut greetings = Greetings::new(engine);
         let (peer, hello) = call(engine);
         let address = "localhost:7001".parse().unwrap();
         greetings.carry_out(ConnectOrder::Dial { peer, address, hello });

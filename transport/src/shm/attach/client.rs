@@ -62,7 +62,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    fn answer(problem: impl Into<String>) -> Self {
+    pub(super) fn answer(problem: impl Into<String>) -> Self {
         Self::Answer(problem.into())
     }
 }
@@ -91,9 +91,7 @@ pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) 
     let welcome = match answer {
         Answer::Welcome(welcome) => welcome,
         Answer::Refused(refused) => return Err(refusal(refused)),
-        Answer::Shard { .. } | Answer::Draining | Answer::Figures { .. } => {
-            return Err(AttachError::answer("it is not a welcome"));
-        }
+        _ => return Err(AttachError::answer("it is not a welcome")),
     };
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {
         return Err(AttachError::answer("a welcome comes with one descriptor"));
@@ -122,9 +120,7 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     match talk.next()?.0 {
         Answer::Draining => Ok(()),
         Answer::Refused(refused) => Err(refusal(refused)),
-        Answer::Welcome(_) | Answer::Shard { .. } | Answer::Figures { .. } => {
-            Err(AttachError::answer("it does not say that it drains"))
-        }
+        _ => Err(AttachError::answer("it does not say that it drains")),
     }
 }
 
@@ -134,24 +130,26 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
 /// [`AttachError`].
 pub fn show(path: &Path, deadline: Instant) -> Result<Vec<u8>, AttachError> {
     let mut talk = Conversation::begin(path, &Request::Show { version: VERSION }, deadline)?;
-    let (answer, mut memory) = talk.next()?;
-    let bytes = match answer {
-        Answer::Figures { bytes } if bytes <= FIGURES_BYTES_MAX => bytes,
-        Answer::Figures { bytes } => {
-            return Err(AttachError::answer(format!("{bytes} bytes of figures, at most {FIGURES_BYTES_MAX} are read")));
-        }
-        Answer::Refused(refused) => return Err(refusal(refused)),
-        Answer::Welcome(_) | Answer::Shard { .. } | Answer::Draining => {
-            return Err(AttachError::answer("it shows no figures"));
-        }
-    };
+    let (answer, memory) = talk.next()?;
+    match answer {
+        Answer::Figures { bytes } => read_text(memory, bytes, FIGURES_BYTES_MAX),
+        Answer::Refused(refused) => Err(refusal(refused)),
+        _ => Err(AttachError::answer("it shows no figures")),
+    }
+}
+
+/// The text in the memory that came with an answer.
+pub(super) fn read_text(mut memory: Vec<OwnedFd>, bytes: u64, bytes_max: u64) -> Result<Vec<u8>, AttachError> {
+    if bytes > bytes_max {
+        return Err(AttachError::answer(format!("{bytes} bytes of text, at most {bytes_max} are read")));
+    }
     let (Some(memory), None) = (memory.pop(), memory.pop()) else {
-        return Err(AttachError::answer("figures come with one descriptor"));
+        return Err(AttachError::answer("a text comes with one descriptor"));
     };
-    let mut figures = vec![0; bytes as usize];
-    let read = File::from(memory).read_exact_at(&mut figures, 0);
-    read.map_err(|error| AttachError::answer(format!("its figures cannot be read ({error})")))?;
-    Ok(figures)
+    let mut text = vec![0; bytes as usize];
+    let read = File::from(memory).read_exact_at(&mut text, 0);
+    read.map_err(|error| AttachError::answer(format!("its text cannot be read ({error})")))?;
+    Ok(text)
 }
 
 pub(super) fn refusal(refused: super::Refused) -> AttachError {
@@ -187,14 +185,15 @@ pub(super) fn parse_answer(message: &[u8]) -> Result<Answer, AttachError> {
 }
 
 /// A request that was made, and the answers that come.
-struct Conversation {
-    socket: OwnedFd,
-    deadline: Instant,
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) socket: OwnedFd,
+    pub(super) deadline: Instant,
     buffer: Vec<u8>,
 }
 
 impl Conversation {
-    fn begin(path: &Path, request: &Request, deadline: Instant) -> Result<Self, AttachError> {
+    pub(super) fn begin(path: &Path, request: &Request, deadline: Instant) -> Result<Self, AttachError> {
         let unreachable = |errno: Errno| AttachError::Connect { path: path.into(), source: errno.into() };
         let address = UnixAddr::new(path).map_err(unreachable)?;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
@@ -207,15 +206,20 @@ impl Conversation {
             Err(Errno::EAGAIN) => return Err(AttachError::TimedOut),
             answer => answer.map_err(unreachable)?,
         }
-        match descriptors::send(&socket, &encode(request), &[]) {
-            // It may have said why before it closed.
-            Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}
-            Err(errno) => return Err(ShmError::system("asking the daemon")(errno).into()),
-        }
-        Ok(Self { socket, deadline, buffer: vec![0; MESSAGE_BYTES_MAX] })
+        let talk = Self { socket, deadline, buffer: vec![0; MESSAGE_BYTES_MAX] };
+        talk.ask(request)?;
+        Ok(talk)
     }
 
-    fn next(&mut self) -> Result<(Answer, Vec<OwnedFd>), AttachError> {
+    pub(super) fn ask(&self, request: &Request) -> Result<(), AttachError> {
+        match descriptors::send(&self.socket, &encode(request), &[]) {
+            // It may have said why before it closed.
+            Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(()),
+            Err(errno) => Err(ShmError::system("asking the daemon")(errno).into()),
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Result<(Answer, Vec<OwnedFd>), AttachError> {
         let mut was_reset = false;
         let Message { len, cut, descriptors } = loop {
             match descriptors::receive(&self.socket, &mut self.buffer) {

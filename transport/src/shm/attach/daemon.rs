@@ -20,7 +20,7 @@ use nix::{
     },
 };
 
-use super::{Answer, Request, VERSION, Versioned, Welcome, encode};
+use super::{Answer, HAND_OVER_VERSION, Request, VERSION, Versioned, Welcome, encode};
 use crate::{
     error::Error,
     shm::{
@@ -55,6 +55,15 @@ pub enum RequestError {
         /// The client's version.
         theirs: u32,
     },
+    /// The daemon that is to take over does so in another way.
+    #[error(
+        "the new daemon speaks version {theirs} of the hand-over, this one {HAND_OVER_VERSION}; stop this one with `sealane drain`, \
+         then start the new one"
+    )]
+    HandOverVersion {
+        /// The new daemon's version.
+        theirs: u32,
+    },
     /// The socket failed.
     #[error(transparent)]
     Shm(#[from] ShmError),
@@ -86,9 +95,17 @@ pub fn listen(path: &Path) -> Result<OwnedFd, ShmError> {
         Err(Errno::EADDRINUSE) => return Err(ShmError::InUse { path: path.into() }),
         answer => answer.map_err(ShmError::system("binding the daemon's socket"))?,
     }
-    let backlog = Backlog::new(LISTEN_BACKLOG).expect("a constant that is possible");
-    nix::sys::socket::listen(&listener, backlog).map_err(ShmError::system("listening for clients"))?;
+    listen_again(&listener)?;
     Ok(listener)
+}
+
+/// Goes on listening at a socket that another daemon has listened at: clients are shown this process from now on.
+///
+/// # Errors
+/// [`ShmError::System`] if it is no socket that can listen.
+pub fn listen_again(listener: &OwnedFd) -> Result<(), ShmError> {
+    let backlog = Backlog::new(LISTEN_BACKLOG).expect("a constant that is possible");
+    nix::sys::socket::listen(listener, backlog).map_err(ShmError::system("listening for clients"))
 }
 
 /// The next client that has connected, if one has.
@@ -134,9 +151,15 @@ pub fn read_request(socket: &OwnedFd) -> Result<Option<Request>, RequestError> {
 pub(super) fn parse_request(message: &[u8]) -> Result<Request, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::Malformed(error.to_string());
     // First the version alone: the rest of another version's request may look different.
-    let Versioned { version } = serde_json::from_slice(message).map_err(malformed)?;
-    if version != VERSION {
-        return Err(RequestError::Version { theirs: version });
+    let versioned: Versioned = serde_json::from_slice(message).map_err(malformed)?;
+    let (theirs, ours) = (versioned.version, versioned.expected());
+    if theirs != ours {
+        let is_attach = ours == VERSION;
+        return Err(if is_attach {
+            RequestError::Version { theirs }
+        } else {
+            RequestError::HandOverVersion { theirs }
+        });
     }
     serde_json::from_slice(message).map_err(malformed)
 }
@@ -213,13 +236,18 @@ pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
 /// # Errors
 /// [`ShmError::System`] if there is no memory or descriptor for them, or the client is gone or does not read.
 pub fn show_figures(socket: &OwnedFd, figures: &[u8]) -> Result<(), ShmError> {
-    let memory = memfd_create(c"sealane-figures", MFdFlags::MFD_CLOEXEC);
-    let memory = memory.map_err(ShmError::system("making memory for figures"))?;
-    let failed = |source| ShmError::System { operation: "writing figures", source };
-    let memory = File::from(memory);
-    memory.write_all_at(figures, 0).map_err(failed)?;
+    let memory = memory_with(figures)?;
     let message = encode(&Answer::Figures { bytes: figures.len() as u64 });
     descriptors::send(socket, &message, &[memory.as_raw_fd()]).map_err(ShmError::system("answering a client"))
+}
+
+/// Memory that holds a text which may exceed a message.
+pub(super) fn memory_with(text: &[u8]) -> Result<File, ShmError> {
+    let memory = memfd_create(c"sealane-text", MFdFlags::MFD_CLOEXEC);
+    let memory = File::from(memory.map_err(ShmError::system("making memory for an answer"))?);
+    let failed = |source| ShmError::System { operation: "writing an answer", source };
+    memory.write_all_at(text, 0).map_err(failed)?;
+    Ok(memory)
 }
 
 fn answer(socket: &OwnedFd, answer: &Answer) -> Result<(), ShmError> {

@@ -3,12 +3,24 @@
 //!
 //! The client may block until a deadline; the daemon never does. Afterwards the socket stays open: the daemon rings on it, and
 //! each side detects the other's exit by it.
+//!
+//! By the same socket a daemon takes the place of a running one, its *predecessor*:
+//!
+//! 1. `take_over`: the predecessor shows what it has, and shares the locks of its CPUs. It serves on.
+//! 2. `hand_over`, once the successor is prepared: the predecessor drains, and then sends its listening sockets. If the successor
+//!    hangs up from here on, it serves again.
+//! 3. `taken`: the predecessor answers `yours`, and from then on is the one that stops, and the successor the one that serves. No
+//!    moment has two daemons that accept callers, and callers wait in the sockets' queues at most.
 
 mod client;
 mod daemon;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod predecessor;
+mod successor;
+
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,14 +30,20 @@ use crate::error::Error;
 pub use self::{
     client::{AttachError, Attached, attach, drain, show},
     daemon::{
-        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, listen, read_request,
-        refuse, show_figures,
+        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, listen, listen_again,
+        read_request, refuse, show_figures,
     },
+    predecessor::{Bequest, bequeath, let_go, show_estate},
+    successor::{Inheritance, Shown, Successor},
 };
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
 /// have the same.
 pub const VERSION: u32 = 5;
+
+/// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
+/// a daemon can hand over to one of another release.
+pub const HAND_OVER_VERSION: u32 = 1;
 
 /// A client's request to attach.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,12 +100,58 @@ pub enum Request {
         /// The asker's [`VERSION`].
         version: u32,
     },
+    /// To be shown what the daemon has, by the one that is to take its place and that prepares itself with it.
+    TakeOver {
+        /// The asker's [`HAND_OVER_VERSION`].
+        version: u32,
+    },
+    /// That the daemon drains and hands over its sockets: its successor is prepared.
+    HandOver {
+        /// The asker's [`HAND_OVER_VERSION`].
+        version: u32,
+    },
+    /// That the daemon goes: its successor has the sockets, and serves once it hears that they are its own.
+    Taken {
+        /// The asker's [`HAND_OVER_VERSION`].
+        version: u32,
+    },
+}
+
+/// What a daemon has that another one takes over. Fields that a daemon does not know it ignores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Estate {
+    /// Its process.
+    pub pid: u32,
+    /// Its release.
+    pub release: String,
+    /// How long its drain may take, in milliseconds.
+    pub drain_timeout_ms: u64,
+    /// The transport addresses at which it listens, each with the address of its socket.
+    pub listeners: Vec<(String, SocketAddr)>,
+    /// Where it serves metrics.
+    pub metrics: Option<SocketAddr>,
+    /// The CPUs that it has claimed; their locks follow.
+    pub cpus: Vec<usize>,
+    /// The sizes of its clients' arenas.
+    pub arenas: Vec<u64>,
 }
 
 /// The part of every request that every version has.
 #[derive(Deserialize)]
 struct Versioned {
+    #[serde(default)]
+    request: String,
     version: u32,
+}
+
+impl Versioned {
+    /// The version that such a request must have to be understood here.
+    fn expected(&self) -> u32 {
+        match &*self.request {
+            "take_over" | "hand_over" | "taken" => HAND_OVER_VERSION,
+            _ => VERSION,
+        }
+    }
 }
 
 /// What the daemon says.
@@ -106,6 +170,24 @@ enum Answer {
     Figures {
         bytes: u64,
     },
+    /// So many bytes of JSON, an [`Estate`], are in the memory that comes with it.
+    Estate {
+        bytes: u64,
+    },
+    /// The lock of that CPU comes with it.
+    Cpu {
+        cpu: usize,
+    },
+    /// The socket that listens for that transport address comes with it.
+    Listener {
+        address: String,
+    },
+    /// The socket that serves metrics comes with it.
+    Metrics,
+    /// The socket that clients attach at and its lock come with it, and nothing after it.
+    ClientSocket,
+    /// What was handed over is the successor's alone.
+    Yours,
 }
 
 /// An [`Error`] on the socket.

@@ -8,6 +8,7 @@ mod families;
 use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -43,6 +44,19 @@ const TEXT: &str = "text/plain; charset=utf-8";
 /// A socket that listens for readers of metrics, before there are any.
 pub(super) struct MetricsListener(TcpListener);
 
+impl From<OwnedFd> for MetricsListener {
+    /// Of a socket that another daemon has listened at.
+    fn from(socket: OwnedFd) -> MetricsListener {
+        MetricsListener(socket.into())
+    }
+}
+
+impl AsFd for MetricsListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl MetricsListener {
     /// Listens at the address that the settings name. `None` where they turn it off, and where the address that nobody chose is
     /// in use, as by another daemon of this host: that is said, and the daemon goes on without.
@@ -71,6 +85,7 @@ impl MetricsListener {
         let address = listener.local_addr().map_err(|error| {
             Failure::work(format!("the metrics socket has no address ({error}); start the daemon again"))
         })?;
+        let kept = listener.try_clone().map_err(|error| unavailable(address, &error))?;
         let (stop, stopped) = oneshot::channel();
         // Room for the one word that it says.
         let (tell, told) = sync_channel(1);
@@ -78,7 +93,8 @@ impl MetricsListener {
             .name("sealane-metrics".into())
             .spawn(move || run(listener, instruments, stopped, &tell))
             .map_err(|error| unavailable(address, &error))?;
-        let metrics = Metrics { stop: Some(stop), thread: Some(thread), address };
+        let metrics =
+            Metrics { stop: Some(stop), thread: Some(thread), address, listener: Some(MetricsListener(kept)) };
         match told.recv() {
             Ok(Ok(())) => Ok(metrics),
             Ok(Err(error)) => Err(unavailable(address, &error)),
@@ -94,12 +110,18 @@ pub(super) struct Metrics {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     address: SocketAddr,
+    listener: Option<MetricsListener>,
 }
 
 impl Metrics {
     /// Where it serves.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Stops; its socket, in which readers wait from now on.
+    pub(super) fn into_listener(mut self) -> MetricsListener {
+        self.listener.take().expect("it is taken once")
     }
 }
 

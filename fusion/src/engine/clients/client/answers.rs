@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
+use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, SLOTS};
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
 use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
 
@@ -126,6 +126,13 @@ impl Client {
     /// Tells the client that the engine is about to stop.
     pub(in crate::engine::clients) fn announce_drain(&mut self, record: &mut Record) {
         self.put(Answer::Draining, record);
+    }
+
+    /// The client has read all that it was told, and nothing that it has asked waits to be read.
+    pub(in crate::engine::clients) fn is_aware(&mut self) -> bool {
+        // A client that has gone, or that breaks its ring, asks nothing more.
+        let has_unread = self.end.completions.free_slots().is_ok_and(|free| free < SLOTS as u64);
+        self.closed || self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
     }
 
     /// Writes an answer into the ring, or keeps it until there is room.

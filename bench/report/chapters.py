@@ -392,7 +392,9 @@ def restart(results, section):
         ("nothing reaches the tasks of its host for", "restart", "gap_ms"),
         ("nothing reaches those of other hosts for", "restart", "peer_gap_ms"),
         ("calls that failed and were made again", "restart", "failed_calls"),
-    ], ["median (lowest to highest)"], lambda run, metric: [])
+    ], ["drained and started anew", "handed over"], lambda run, metric: [
+        with_spread(metric, run.figure("sealane", "handed over", metric), NOT_MEASURED),
+    ])
 
 
 def security(results, section):

@@ -84,7 +84,7 @@ struct Turn {
 pub(super) fn systems(size_bytes: usize) -> Result<Vec<System>, BenchError> {
     let restart = Rc::new(RefCell::new(Restart::start(size_bytes)?));
     let system = |(way, variant)| System::new("sealane", variant, Turn { restart: restart.clone(), way });
-    Ok([(Way::HandOver, "handed over"), (Way::StopAndStart, "drained and started anew")].map(system).into())
+    Ok([(Way::StopAndStart, "drained and started anew"), (Way::HandOver, "handed over")].map(system).into())
 }
 
 /// See the module.

@@ -276,7 +276,7 @@ fn every_kind_of_misconduct_is_hung_up_on() {
             misconduct(&mut villain);
             villain.ring();
             while villain.next().is_some() {}
-            let log = hosts.place(VILLAIN).path("log");
+            let log = hosts.place(VILLAIN).path("first.log");
             let log = std::fs::read_to_string(log).unwrap();
             let found: Vec<&str> = log.lines().filter(|line| line.contains("a client was disconnected")).collect();
             assert_eq!(found.len(), number + 1, "{found:#?}");

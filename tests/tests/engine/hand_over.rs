@@ -4,7 +4,7 @@ use std::net::TcpStream;
 
 use sealane_fusion::{Engine, StartError};
 
-use crate::fixture::{listener, map, port, settings, task, tensor};
+use crate::fixture::{listener, map, port, settings, task, tensor, until};
 
 /// A tensor goes from the first task to the second.
 fn exchange(ps: &Engine, worker: &Engine, step: i64) {
@@ -39,6 +39,8 @@ fn the_next_engine_serves_at_the_sockets_of_the_one_before() {
     let _caller = TcpStream::connect(("127.0.0.1", ports[0])).unwrap();
     let next = next.open(sockets).unwrap();
     old.stop().unwrap();
+    // What it asks before it has heard that the old one goes ends with that.
+    until(&worker, "the old engine has gone", |counters| counters.links == 0);
     assert_eq!(next.listening().len(), 1);
     exchange(&next, &worker, 3);
 }

@@ -38,7 +38,19 @@ enum Storage {
     Heap(Vec<u8>),
     Own { len: u8, words: [u64; OWN_WORDS] },
     Device(OnDevice),
+    Part { start: NonNull<u8>, len: usize, of: Arc<Whole> },
 }
+
+/// A buffer that was [split](Buffer::split): nobody uses its bytes but through the parts.
+struct Whole {
+    buffer: Buffer,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the address is only read, to be compared and to find a part's own bytes.
+unsafe impl Send for Whole {}
+// SAFETY: as above.
+unsafe impl Sync for Whole {}
 
 // SAFETY: a buffer is the only one to access its bytes, and `give_back` may be called from any thread.
 unsafe impl Send for Buffer {}
@@ -116,7 +128,7 @@ impl Buffer {
     #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Storage::Slab { len, .. } | Storage::Lent { len, .. } => *len,
+            Storage::Slab { len, .. } | Storage::Lent { len, .. } | Storage::Part { len, .. } => *len,
             Storage::Heap(bytes) => bytes.len(),
             Storage::Own { len, .. } => usize::from(*len),
             Storage::Device(device) => device.len,
@@ -271,15 +283,68 @@ impl Buffer {
     pub fn into_vec(mut self) -> Result<Vec<u8>, Self> {
         match &mut self.0 {
             Storage::Heap(bytes) => Ok(std::mem::take(bytes)),
-            Storage::Slab { .. } | Storage::Lent { .. } | Storage::Own { .. } | Storage::Device(_) => Err(self),
+            Storage::Slab { .. }
+            | Storage::Lent { .. }
+            | Storage::Own { .. }
+            | Storage::Device(_)
+            | Storage::Part { .. } => Err(self),
         }
+    }
+
+    /// The buffer in parts of these lengths, each with one owner, one behind the other. Its memory is free again when the last
+    /// part is dropped; [`join`](Self::join) makes it whole again.
+    ///
+    /// # Panics
+    /// If the lengths do not add up to that of the buffer, or it is not in the [host's own memory](MemoryKind::Host).
+    pub fn split(mut self, lens: &[usize]) -> Vec<Buffer> {
+        assert!(self.device().is_none(), "{DEVICE}");
+        assert_eq!(lens.iter().sum::<usize>(), self.len(), "the parts are all there is");
+        if let Storage::Own { .. } = self.0 {
+            // Its bytes move with it, and those of parts stay.
+            self = Self::from_vec(self.to_vec());
+        }
+        let start = NonNull::from(&mut *self).cast::<u8>();
+        let of = Arc::new(Whole { buffer: self, start });
+        let mut at = 0;
+        let part = |&len: &usize| {
+            // SAFETY: it lies in the buffer, or one past its end, as the sum says.
+            let start = unsafe { start.add(at) };
+            at += len;
+            Self(Storage::Part { start, len, of: of.clone() })
+        };
+        lens.iter().map(part).collect()
+    }
+
+    /// The buffer that these are all parts of, in their order and at their full lengths.
+    ///
+    /// # Errors
+    /// The parts, where they are not.
+    pub fn join(parts: Vec<Buffer>) -> Result<Buffer, Vec<Buffer>> {
+        let Some(Buffer(Storage::Part { of: whole, .. })) = parts.first() else { return Err(parts) };
+        let whole = whole.clone();
+        let mut at = 0;
+        let follows = |part: &Buffer| {
+            let Storage::Part { start, len, of } = &part.0 else { return false };
+            // SAFETY: it lies in the buffer, or one past its end: `at` is what the parts before have, which lie there.
+            let fits = Arc::ptr_eq(of, &whole) && *start == unsafe { whole.start.add(at) };
+            at += if fits { *len } else { 0 };
+            fits
+        };
+        if !parts.iter().all(follows) || at != whole.buffer.len() {
+            return Err(parts);
+        }
+        drop(parts);
+        // One without bytes may be elsewhere, and is no reason to lose the rest.
+        Arc::try_unwrap(whole).map(|whole| whole.buffer).map_err(|_| Vec::new())
     }
 
     /// Shortens the buffer to `len` bytes; does nothing where it is not longer. The block stays taken as a whole.
     pub fn truncate(&mut self, len: usize) {
         match &mut self.0 {
             Storage::Heap(bytes) => bytes.truncate(len),
-            Storage::Slab { len: now, .. } | Storage::Lent { len: now, .. } => *now = len.min(*now),
+            Storage::Slab { len: now, .. } | Storage::Lent { len: now, .. } | Storage::Part { len: now, .. } => {
+                *now = len.min(*now);
+            }
             Storage::Own { len: now, .. } => *now = len.min(usize::from(*now)) as u8,
             Storage::Device(device) => (device.len, device.copy) = (len.min(device.len), None),
         }
@@ -292,7 +357,7 @@ impl Drop for Buffer {
             // SAFETY: the block went to this buffer alone, which nobody can use any more.
             Storage::Slab { block, home, .. } => unsafe { home::give_back(*home, *block) },
             Storage::Lent { token, lender, .. } => lender.give_back(*token),
-            Storage::Heap(_) | Storage::Own { .. } | Storage::Device(_) => {}
+            Storage::Heap(_) | Storage::Own { .. } | Storage::Device(_) | Storage::Part { .. } => {}
         }
     }
 }
@@ -318,6 +383,8 @@ impl Deref for Buffer {
                 // SAFETY: as `lent` asks of its caller.
                 unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) }
             }
+            // SAFETY: the bytes are the part's alone, in memory of the host that the whole keeps.
+            Storage::Part { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             // SAFETY: `len` is at most the size of the words, every one of which is initialised.
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), usize::from(*len))
@@ -341,6 +408,8 @@ impl DerefMut for Buffer {
                 // SAFETY: as `lent` asks of its caller, and `self` is borrowed mutably.
                 unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) }
             }
+            // SAFETY: as in `deref`, and `self` is borrowed mutably.
+            Storage::Part { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
             // SAFETY: as in `deref`, and any bytes are legal words.
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), usize::from(*len))
@@ -370,6 +439,7 @@ impl fmt::Debug for Buffer {
             Storage::Heap(_) => "heap",
             Storage::Own { .. } => "own",
             Storage::Device(_) => "device",
+            Storage::Part { .. } => "part",
         };
         write!(f, "Buffer({} bytes, {place})", self.len())
     }
@@ -477,6 +547,57 @@ mod tests {
         assert_eq!((buffer.memory(), Arc::strong_count(&counted)), (MemoryKind::Device("cells"), 1));
         drop(buffer);
         assert_eq!(Arc::strong_count(&cells), 1, "the device's memory is its owner's again");
+    }
+
+    #[test]
+    fn parts_are_one_buffer_again_when_all_are_there() {
+        for len in [10, 1000] {
+            let mut whole = Buffer::of_len(len);
+            whole.fill(9);
+            let mut parts = whole.split(&[3, 0, len - 3]);
+            for (number, part) in parts.iter_mut().enumerate() {
+                part.fill(number as u8);
+            }
+            let whole = Buffer::join(parts).unwrap();
+            assert_eq!((&whole[..3], &whole[3..]), (&[0; 3][..], &vec![2; len - 3][..]));
+            // Out of order, cut short, one of another, not all: none of them is the whole.
+            let mut parts = whole.split(&[3, len - 3]);
+            parts.swap(0, 1);
+            let mut parts = Buffer::join(parts).unwrap_err();
+            parts.swap(0, 1);
+            let mut strange = Buffer::of_len(len).split(&[3, len - 3]);
+            std::mem::swap(&mut parts[1], &mut strange[1]);
+            let mut parts = Buffer::join(parts).unwrap_err();
+            std::mem::swap(&mut parts[1], &mut strange[1]);
+            parts[1].truncate(1);
+            let mut parts = Buffer::join(parts).unwrap_err();
+            parts.pop();
+            let mut parts = Buffer::join(parts).unwrap_err();
+            let last = parts.pop().unwrap();
+            assert_eq!(last[..], [0; 3]);
+        }
+        assert!(Buffer::join(vec![Buffer::of_len(1)]).is_err() && Buffer::join(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn memory_of_parts_is_free_when_the_last_is_dropped() {
+        struct Counting(std::sync::atomic::AtomicUsize);
+        impl Lender for Counting {
+            fn give_back(&self, _token: u64) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+
+        let mut memory = vec![1_u8; 100];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        let lender = Arc::new(Counting(0.into()));
+        // SAFETY: the memory outlives the buffer, and is not used meanwhile.
+        let lent = unsafe { Buffer::lent(start, 100, 7, lender.clone()) };
+        let mut parts = lent.split(&[50, 50]);
+        parts.pop();
+        assert_eq!(lender.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+        parts.pop();
+        assert_eq!(lender.0.load(std::sync::atomic::Ordering::Relaxed), 1);
     }
 
     #[test]

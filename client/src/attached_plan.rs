@@ -7,16 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use sealane_runtime::Buffer;
-use sealane_transport::{Code, Error, Keys, Pulled, SendOutcome, Tensor, shm::BOARD_BYTES_PER_KEY};
+use sealane_transport::{
+    Code, Error, Keys, Payload, Pulled, SendOutcome, Tensor, TensorMeta, shm::BOARD_BYTES_PER_KEY, tensor::DType,
+};
 
-use crate::attachment::{Attachment, Calls, Gathered, Placed, Seat};
+use crate::attachment::{Attachment, Calls, Gathered, Placed, PlanOf, Seat};
 
 /// See the module.
 pub(crate) struct AttachedPlan {
     attachment: Arc<Attachment>,
     from: Box<str>,
     keys: Keys,
+    /// Where in the arena its tensors are to arrive; they come to the receive area where there is none.
+    places: Box<[Bytes]>,
     /// Where the daemon knows it.
     seat: Option<Seat>,
     /// By the number of the key.
@@ -66,6 +71,7 @@ impl AttachedPlan {
         Self {
             attachment: attachment.clone(),
             from: from.into(),
+            places: Box::default(),
             tensors: (0..keys.len()).map(|_| None).collect(),
             keys,
             seat: None,
@@ -76,6 +82,18 @@ impl AttachedPlan {
             wish: Wish { min_version: 0, timeout: None },
             begun: Instant::now(),
         }
+    }
+
+    /// A plan whose tensors arrive in these places, each of which has room for just its tensor. Once a pull of it has failed or
+    /// was given up it is to be dropped: the daemon may still write there.
+    pub(crate) fn with_places(attachment: &Arc<Attachment>, from: &str, keys: Keys, places: Vec<Bytes>) -> Self {
+        let here = |place: &Bytes| {
+            let meta = TensorMeta::new(DType::U8, &[place.len() as u64]).expect("bytes that there are");
+            Some(Tensor::from_parts(meta, Payload::Bytes(place.clone())))
+        };
+        let mut plan = Self::new(attachment, from, keys);
+        (plan.tensors, plan.places) = (places.iter().map(here).collect(), places.into());
+        plan
     }
 
     pub(crate) fn keys(&self) -> &Keys {
@@ -120,8 +138,8 @@ impl AttachedPlan {
     fn pull(&mut self, timeout: Option<Duration>, restart: Option<Duration>) {
         // From now on the daemon writes.
         self.standing = Standing::NotPulled;
-        let plan = (&mut self.seat, &*self.from, &self.keys);
-        self.state = match self.attachment.pull(plan, self.wish.min_version, timeout, restart) {
+        let plan = PlanOf { from: &self.from, keys: &self.keys, places: &self.places };
+        self.state = match self.attachment.pull(&mut self.seat, plan, self.wish.min_version, timeout, restart) {
             Ok(call) => PullState::UnderWay(call),
             Err(error) => PullState::Refused(error),
         };
@@ -131,7 +149,7 @@ impl AttachedPlan {
     fn goes_on(&self, ended: &Result<(), Error>) -> bool {
         let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
         let is_late = self.wish.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
-        is_drained && !is_late && self.attachment.awaits_restart()
+        is_drained && !is_late && self.places.is_empty() && self.attachment.awaits_restart()
     }
 
     /// Waits for the end of the pull.

@@ -51,6 +51,14 @@ impl EngineCall for sealane_fusion::PullingMany {
     }
 }
 
+impl EngineCall for sealane_fusion::Begun {
+    type Outcome = sealane_fusion::Brought;
+
+    fn wait(self) -> Self::Outcome {
+        sealane_fusion::Begun::wait(self)
+    }
+}
+
 impl EngineCall for sealane_fusion::PlanPulling<'_> {
     type Outcome = Result<(), Error>;
 

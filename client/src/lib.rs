@@ -23,6 +23,9 @@
 //! A tensor that every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from
 //! the daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
 //!
+//! One that is too large for one parameter server is published in [slices](Task::publish_slices) by several, and a plan
+//! [gathers](Task::sliced_plan) them into one array.
+//!
 //! Tensors from many producers for one consumer are [pushed](Task::push) into a queue, from which an [`Acceptor`] takes them in
 //! order of arrival; a full queue applies back-pressure to its pushers.
 //!
@@ -49,11 +52,14 @@ mod attachment;
 mod clock;
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "embedded")]
+mod embedded_plan;
 mod limits;
 mod memory;
 mod plan;
 mod publishing;
 mod pushing;
+mod sliced_plan;
 mod task;
 mod together;
 mod under_way;
@@ -64,6 +70,7 @@ pub use self::{
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
+    sliced_plan::SliceVersions,
     task::{Direction, Task},
     under_way::{Receiving, Sending},
 };
@@ -72,5 +79,6 @@ pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, St
 pub use sealane_runtime::{Buffer, Polling};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
-    Code, Error, Keys, Operation, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,
+    Code, Error, Keys, Operation, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Slicing,
+    Unreceived,
 };

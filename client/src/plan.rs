@@ -12,9 +12,11 @@ use sealane_transport::{Error, Keys, Pulled, Tensor};
 use crate::attached_plan::{AttachedPlan, AttachedPulling};
 #[cfg(feature = "embedded")]
 use crate::embedded::Embedded;
+use crate::sliced_plan::SlicedPlan;
 
 /// A set of keys that are pulled together, and the memory they are pulled into: the same for every pull, as long as the tensors
-/// keep their size. From [`Task::plan`](crate::Task::plan).
+/// keep their size. From [`Task::plan`](crate::Task::plan), and of tensors that are published in slices from
+/// [`Task::sliced_plan`](crate::Task::sliced_plan).
 ///
 /// ```no_run
 /// # use sealane::{Keys, Task};
@@ -32,6 +34,8 @@ enum Backing {
     Daemon(Box<AttachedPlan>),
     #[cfg(feature = "embedded")]
     Embedded(sealane_fusion::Plan),
+    /// Of several owners' plans.
+    Sliced(Box<SlicedPlan>),
 }
 
 impl Plan {
@@ -57,6 +61,10 @@ impl Plan {
                 Some(timeout) => plan.pull_within(min_version, timeout),
                 None => plan.pull(min_version),
             })),
+            Backing::Sliced(plan) => {
+                plan.begin(min_version, timeout);
+                PullStage::Sliced(SlicedPulling(plan))
+            }
         })
     }
 
@@ -66,6 +74,7 @@ impl Plan {
             Backing::Daemon(plan) => plan.keys(),
             #[cfg(feature = "embedded")]
             Backing::Embedded(plan) => plan.keys(),
+            Backing::Sliced(plan) => plan.keys(),
         }
     }
 
@@ -81,10 +90,11 @@ impl Plan {
             Backing::Daemon(plan) => plan.get(index),
             #[cfg(feature = "embedded")]
             Backing::Embedded(plan) => plan.tray().get(index),
+            Backing::Sliced(plan) => plan.get(index),
         }
     }
 
-    /// The version of that tensor; meaningless if [`get`](Self::get) fails.
+    /// The version of that tensor; meaningless if [`get`](Self::get) fails, but as [`SliceVersions`](crate::SliceVersions) says.
     ///
     /// # Panics
     /// If there are fewer keys.
@@ -93,6 +103,7 @@ impl Plan {
             Backing::Daemon(plan) => plan.version(index),
             #[cfg(feature = "embedded")]
             Backing::Embedded(plan) => plan.tray().version(index),
+            Backing::Sliced(plan) => plan.version(index),
         }
     }
 }
@@ -106,6 +117,12 @@ impl std::fmt::Debug for Plan {
 impl From<AttachedPlan> for Plan {
     fn from(plan: AttachedPlan) -> Plan {
         Plan(Backing::Daemon(Box::new(plan)))
+    }
+}
+
+impl From<SlicedPlan> for Plan {
+    fn from(plan: SlicedPlan) -> Plan {
+        Plan(Backing::Sliced(Box::new(plan)))
     }
 }
 
@@ -124,6 +141,16 @@ enum PullStage<'a> {
     Daemon(AttachedPulling<'a>),
     #[cfg(feature = "embedded")]
     Embedded(Embedded<sealane_fusion::PlanPulling<'a>>),
+    Sliced(SlicedPulling<'a>),
+}
+
+/// A pull of several owners' plans; dropping it before it has ended cancels it.
+struct SlicedPulling<'a>(&'a mut SlicedPlan);
+
+impl Drop for SlicedPulling<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
 }
 
 impl PlanPulling<'_> {
@@ -139,6 +166,7 @@ impl PlanPulling<'_> {
             PullStage::Daemon(pulling) => pulling.0.wait(),
             #[cfg(feature = "embedded")]
             PullStage::Embedded(engine) => engine.wait(),
+            PullStage::Sliced(pulling) => pulling.0.wait(),
         }
     }
 
@@ -151,6 +179,7 @@ impl PlanPulling<'_> {
             PullStage::Daemon(pulling) => pulling.0.look(),
             #[cfg(feature = "embedded")]
             PullStage::Embedded(engine) => engine.look(),
+            PullStage::Sliced(pulling) => pulling.0.look(),
         }
     }
 }
@@ -163,6 +192,7 @@ impl Future for PlanPulling<'_> {
             PullStage::Daemon(pulling) => pulling.0.poll(context),
             #[cfg(feature = "embedded")]
             PullStage::Embedded(engine) => engine.poll(context),
+            PullStage::Sliced(pulling) => pulling.0.poll(context),
         }
     }
 }

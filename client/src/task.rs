@@ -2,8 +2,9 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use sealane_runtime::Buffer;
-use sealane_transport::{Error, Keys, RecvOptions, SendOptions, Tensor};
+use bytes::Bytes;
+use sealane_runtime::{Buffer, MemoryKind};
+use sealane_transport::{Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor};
 
 use crate::{
     Attach,
@@ -14,6 +15,7 @@ use crate::{
     plan::{Plan, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
+    sliced_plan::{Puller, SliceVersions, SlicedPlan},
     under_way::{Receiving, Sending},
 };
 
@@ -39,6 +41,15 @@ pub enum Direction {
     Sent,
     /// From the peer to the task.
     Received,
+}
+
+/// Memory that is shared, as the owner of bytes.
+struct Shared(Arc<Buffer>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 #[derive(Clone)]
@@ -291,6 +302,46 @@ impl Task {
         }
     }
 
+    /// [Publishes](Self::publish) this task's slices of a tensor that is cut by `slicing`, each under a key of its own. `tensor` is
+    /// the whole, or this task's rows one behind the other; nothing is copied if it is in memory of [`alloc`](Self::alloc). A
+    /// [sliced plan](Self::sliced_plan) with the same slicing gathers the slices of all owners.
+    ///
+    /// One that is cut otherwise is another tensor: withdraw the [former slices](Self::withdraw_slices) when the owners change.
+    ///
+    /// # Errors
+    /// InvalidArgument if the slicing gives this task no rows, or the tensor is not what is to be cut. All else is the future's.
+    pub fn publish_slices(
+        &self,
+        key: &str,
+        version: i64,
+        slicing: &Slicing,
+        tensor: Tensor,
+    ) -> Result<Publishing, Error> {
+        if let MemoryKind::Device(_) = tensor.memory() {
+            return Err(Error::Unimplemented {
+                reason: "slices are cut from host memory: copy the tensor there first".into(),
+            });
+        }
+        let cut = slicing.cut(self.name(), tensor.meta())?;
+        let bytes = match tensor.into_parts().1 {
+            Payload::Owned(buffer) => Bytes::from_owner(buffer),
+            Payload::Shared(buffer) => Bytes::from_owner(Shared(buffer)),
+            Payload::Bytes(bytes) => bytes,
+        };
+        let slice =
+            |(index, range)| Ok((slicing.key(key, index), Tensor::new(slicing.meta_of(index), bytes.slice(range))?));
+        let slices = cut.into_iter().map(slice).collect::<Result<Vec<_>, Error>>()?;
+        Ok(self.publish_many(version, slices))
+    }
+
+    /// Withdraws this task's slices of a tensor.
+    ///
+    /// # Errors
+    /// As [`withdraw`](Self::withdraw).
+    pub fn withdraw_slices(&self, key: &str, slicing: &Slicing) -> Result<(), Error> {
+        slicing.of_owner(self.name()).try_for_each(|index| self.withdraw(&slicing.key(key, index)))
+    }
+
     /// Withdraws a published tensor; pulls of it wait for the next one.
     ///
     /// # Errors
@@ -343,6 +394,40 @@ impl Task {
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => task.plan(from, keys).into(),
         }
+    }
+
+    /// A plan of tensors that are published in slices, by any number of tasks: each is pulled from all of its owners at once, into
+    /// one array, whose parts arrive where they belong. The array is of memory of [`alloc`](Self::alloc), the same for each pull
+    /// that brings everything. Its slices are of one version, unless `versions` says otherwise.
+    ///
+    /// A daemon that drains or is lost ends a pull with Unavailable; the next one has new memory.
+    ///
+    /// ```no_run
+    /// # use sealane::{DType, SliceVersions, Slicing, Task, TensorMeta};
+    /// # let task = Task::attach("worker0.train:2222")?;
+    /// let slicing = Slicing::even(TensorMeta::new(DType::F32, &[1_000_000, 16])?, ["ps0.train:2222", "ps1.train:2222"])?;
+    /// let mut plan = task.sliced_plan([("embedding", slicing)], SliceVersions::Same)?;
+    /// for step in 0..100 {
+    ///     plan.pull(step).wait()?;
+    ///     println!("{:?} of version {}", plan.get(0)?.shape(), plan.version(0));
+    /// }
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// InvalidArgument for too many keys, or one that is too long.
+    pub fn sliced_plan<K: AsRef<str>>(
+        &self,
+        wanted: impl IntoIterator<Item = (K, Slicing)>,
+        versions: SliceVersions,
+    ) -> Result<Plan, Error> {
+        let puller = match &self.0 {
+            Engine::Daemon(attached) => Puller::Daemon(attached.0.clone()),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => Puller::Embedded(task.clone()),
+        };
+        let wanted = wanted.into_iter().map(|(key, slicing)| (key.as_ref().into(), slicing)).collect();
+        Ok(SlicedPlan::new(puller, wanted, versions)?.into())
     }
 
     /// Pushes a tensor into a queue of `to`. The returned future (or [`wait`](Sending::wait)) completes when the queue has taken

@@ -3,7 +3,8 @@
 use std::{future::Future, net::TcpListener, pin::Pin, task::Context, task::Waker, time::Duration};
 
 use sealane::{
-    AcceptOptions, Buffer, Code, EndpointMap, Engine, EngineSettings, Keys, RecvOptions, SendOptions, Task, Tensor,
+    AcceptOptions, Buffer, Code, DType, EndpointMap, Engine, EngineSettings, Keys, RecvOptions, SendOptions,
+    SliceVersions, Slicing, Task, Tensor, TensorMeta,
 };
 
 /// Two tasks of two engines, as on two hosts.
@@ -108,6 +109,55 @@ fn what_is_published_is_pulled() {
         }
     }
     panic!("what is published did not come");
+}
+
+#[test]
+fn slices_arrive_where_they_belong_in_one_array() {
+    let (ps, worker) = two();
+    // One owner is the other engine's, and one this engine's own.
+    let slicing = |rows| {
+        let meta = TensorMeta::new(DType::U32, &[rows, 2]).unwrap();
+        Slicing::even(meta, ["ps0:2222", "worker0:2222", "ps0:2222"]).unwrap()
+    };
+    let array = |rows: u64, version: u32| {
+        let elements: Vec<u32> = (0..2 * rows as u32).map(|at| at ^ version).collect();
+        Tensor::from_elements(&[rows, 2], &elements).unwrap()
+    };
+    let publish = |task: &Task, version: i64| {
+        for rows in [5, 100_000] {
+            let published = task.publish_slices("w", version, &slicing(rows), array(rows, version as u32));
+            published.unwrap().wait().unwrap();
+        }
+    };
+    let wanted = || [5, 100_000].map(|rows| ("w", slicing(rows)));
+    let mut plan = worker.sliced_plan(wanted(), SliceVersions::Same).unwrap();
+    let mut places = Vec::new();
+    for version in 1..4 {
+        let mut pulling = plan.pull(version);
+        assert!(version > 1 || pulling.try_outcome().is_none());
+        publish(&ps, version);
+        publish(&worker, version);
+        pulling.wait().unwrap();
+        for (index, rows) in [5, 100_000].into_iter().enumerate() {
+            let tensor = plan.get(index).unwrap();
+            assert!(tensor.bytes() == array(rows, version as u32).bytes() && plan.version(index) == version);
+        }
+        places.push(plan.get(1).unwrap().bytes().as_ptr());
+    }
+    assert!(places.iter().all(|place| *place == places[0]));
+
+    publish(&worker, 4);
+    assert_eq!(plan.pull(3).wait().unwrap_err().code(), Code::Aborted);
+    assert_eq!(plan.version(1), 4);
+    let late = plan.pull_within(4, Duration::from_millis(1)).wait().unwrap_err();
+    assert!(late.to_string().contains("'w[0:1/5]'"), "{late}");
+    drop(plan.pull(4));
+    let mut any = worker.sliced_plan(wanted(), SliceVersions::Any).unwrap();
+    any.pull(3).wait().unwrap();
+    assert_eq!(any.version(1), 3);
+    publish(&ps, 4);
+    plan.pull(4).wait().unwrap();
+    assert!(plan.get(1).unwrap().bytes() == array(100_000, 4).bytes());
 }
 
 #[test]

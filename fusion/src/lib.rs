@@ -50,9 +50,9 @@ pub mod rendezvous;
 #[doc(hidden)]
 pub use engine::fuzzing;
 pub use engine::{
-    Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
-    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Prepared, Publishing,
-    Pulling, PullingMany, Receiving, ReceivingMany, Sending, SpareArenas, StartError, Task,
+    Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan,
+    LocalPulling, LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Prepared,
+    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SpareArenas, StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters};

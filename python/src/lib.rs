@@ -22,6 +22,7 @@ mod memory;
 mod numpy;
 mod plan;
 mod pull;
+mod slicing;
 mod strings;
 mod task;
 mod tensor;
@@ -39,6 +40,7 @@ mod _sealane {
         connect::{attach, embedded},
         fork::forked,
         plan::Plan,
+        slicing::Slicing,
         task::Task,
         tensor::Tensor,
     };

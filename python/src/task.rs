@@ -9,9 +9,9 @@ use std::{
 
 use pyo3::{
     prelude::*,
-    types::{PyDict, PyMapping, PyTuple},
+    types::{PyDict, PyMapping, PyString, PyTuple},
 };
-use sealane::{AcceptOptions, DType, Engine, Error, Keys, RecvOptions, SendOptions, TensorMeta};
+use sealane::{AcceptOptions, DType, Engine, Error, Keys, RecvOptions, SendOptions, SliceVersions, TensorMeta};
 
 use crate::{
     acceptor::Acceptor,
@@ -24,6 +24,7 @@ use crate::{
     numpy::Numpy,
     plan::Plan,
     pull::{Single, by_key, pulled},
+    slicing::Slicing,
     tensor::Tensor,
     wait::{All, Settled, Valueless, outcome, timeout},
 };
@@ -364,6 +365,31 @@ impl Task {
         outcome(py, self.idle_spin, || self.tell(version, keys, outgoing))
     }
 
+    /// Publishes this task's slices of a tensor, which ``sliced_plan`` gathers from all tasks that ``slicing`` names.
+    ///
+    /// ``tensor`` is the whole array or this task's rows of it, one slice behind the other; it is treated as by ``publish``.
+    fn publish_slices(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        version: i64,
+        slicing: &Slicing,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tensor = Outgoing::new(tensor)?;
+        let publish = || {
+            let connected = self.connected()?;
+            let tensor = connected.place_one(tensor)?;
+            connected.task.publish_slices(key, version, &slicing.0, tensor)
+        };
+        outcome(py, self.idle_spin, publish)
+    }
+
+    /// Withdraws this task's slices of a tensor, as when its owners change.
+    fn withdraw_slices(&self, py: Python<'_>, key: &str, slicing: &Slicing) -> PyResult<()> {
+        py.detach(|| self.connected()?.task.withdraw_slices(key, &slicing.0)).or_raise(py)
+    }
+
     /// Withdraws a published tensor; pulls of it wait for the next one.
     fn withdraw(&self, py: Python<'_>, key: &str) -> PyResult<()> {
         py.detach(|| self.connected()?.task.withdraw(key)).or_raise(py)
@@ -429,6 +455,30 @@ impl Task {
         let keys = key_set(py, &names)?;
         let plan = py.detach(|| task.connected().map(|connected| connected.task.plan(peer, keys))).or_raise(py)?;
         Ok(Plan::new(slf, peer, PyTuple::new(py, names)?.unbind(), plan))
+    }
+
+    /// Prepares to pull tensors that are published in slices, each from all of its owners at once and into one array: a mapping from
+    /// keys to slicings. Returns a ``Plan``.
+    ///
+    /// If the slices of a tensor were pulled at different versions, since one owner had published before another, ``Aborted`` is
+    /// raised; with ``any_versions=True`` any that are new enough do, and ``Plan.versions`` has the oldest. A daemon that drains
+    /// ends a pull with ``Unavailable``. With a daemon, the arrays are gathered in this task's arena.
+    #[pyo3(signature = (slicings, *, any_versions=false))]
+    fn sliced_plan<'py>(
+        slf: &Bound<'py, Self>,
+        slicings: &Bound<'py, PyMapping>,
+        any_versions: bool,
+    ) -> PyResult<Plan> {
+        let (py, task) = (slf.py(), slf.get());
+        let (mut names, mut wanted) = (Vec::new(), Vec::new());
+        for item in slicings.items()? {
+            let (name, slicing): (Bound<'py, PyString>, PyRef<'py, Slicing>) = item.extract()?;
+            wanted.push((name.to_str()?.to_owned(), slicing.0.clone()));
+            names.push(name);
+        }
+        let versions = if any_versions { SliceVersions::Any } else { SliceVersions::Same };
+        let plan = py.detach(|| task.connected()?.task.sliced_plan(wanted, versions)).or_raise(py)?;
+        Ok(Plan::new(slf, "several tasks", PyTuple::new(py, names)?.unbind(), plan))
     }
 
     /// Pushes a tensor into a queue of the task ``to``, which accepts from it with an ``acceptor``. Waits until the queue has

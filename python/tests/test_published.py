@@ -422,3 +422,46 @@ def test_signal_handlers_run_while_the_main_thread_waits(own_daemon, call, idle_
             assert plan.pull()["never"].tolist() == [1, 1, 1]
     finally:
         signal.signal(signal.SIGALRM, former)
+
+
+def test_slices_of_several_tasks_are_one_array(ps, worker, key):
+    whole = np.arange(30_000, dtype="float32").reshape(10_000, 3)
+    slicing = sealane.Slicing((10_000, 3), "float32", [PS, WORKER, PS])
+    assert len(slicing) == 3 and slicing.shape == (10_000, 3) and slicing.dtype == "float32"
+    assert slicing == sealane.Slicing([10_000, 3], np.float32, (PS, WORKER, PS), rows=[3333, 3333, 3334])
+    plan = worker.sliced_plan({key: slicing})
+    for version in (1, 2):
+        ps.publish_slices(key, version, slicing, whole + version)
+        own = [rows for owner, rows in slicing.slices if owner == WORKER]
+        worker.publish_slices(key, version, slicing, (whole + version)[own[0]])
+        pulled = plan.pull(version)
+        assert plan.versions == {key: version} and list(pulled) == [key]
+        assert (pulled[key] == whole + version).all()
+    first = pulled[key]
+    ps.publish_slices(key, 3, slicing, whole)
+    with pytest.raises(sealane.Aborted, match="versions 2 to 3"):
+        plan.pull(2)
+    mixed = worker.sliced_plan({key: slicing}, any_versions=True)
+    assert (mixed.pull(2)[key][:3333] == whole[:3333]).all() and mixed.versions == {key: 2}
+    worker.publish_slices(key, 3, slicing, whole)
+    assert plan.pull(3)[key] is first and (first == whole).all()
+    ps.withdraw_slices(key, slicing)
+    ps.publish("else", 1, np.zeros(1))
+    with pytest.raises(sealane.DeadlineExceeded, match=r"\[0:3333/10000\]"):
+        plan.pull(timeout=0.05)
+
+
+def test_slicings_that_are_wrong(ps, worker, key):
+    for arguments in (((), "float32", [PS]), ((0,), "float32", [PS]), ((3,), "float32", [])):
+        with pytest.raises(sealane.InvalidArgument):
+            sealane.Slicing(*arguments)
+    with pytest.raises(sealane.InvalidArgument, match="2 counts of rows for 1 owners"):
+        sealane.Slicing((3,), "float32", [PS], rows=[1, 2])
+    with pytest.raises(TypeError, match="list of strings"):
+        sealane.Slicing((3,), "float32", PS)
+    slicing = sealane.Slicing((3,), "float32", [PS])
+    assert repr(slicing) == "<sealane.Slicing of float32[3] in 1>"
+    with pytest.raises(sealane.InvalidArgument, match="gives worker0.* no rows"):
+        worker.publish_slices(key, 1, slicing, np.zeros(3, "float32"))
+    with pytest.raises(sealane.InvalidArgument, match="not from"):
+        ps.publish_slices(key, 1, slicing, np.zeros(4, "float32"))

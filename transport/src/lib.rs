@@ -37,6 +37,8 @@ pub mod provider;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod session;
 pub mod shm;
+#[cfg(not(loom))]
+pub mod slicing;
 #[cfg(all(feature = "network", not(loom)))]
 mod spares;
 #[cfg(all(feature = "network", not(loom)))]
@@ -64,6 +66,7 @@ pub use self::{
     error::{Code, Error, LinkError, Operation},
     limits::SessionLimits,
     payload::{Meta, Payload},
+    slicing::Slicing,
     tensor::{Tensor, TensorMeta},
     tray::{Keys, Pulled, Tray},
 };

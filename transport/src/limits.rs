@@ -28,6 +28,9 @@ pub const PART_BYTES: usize = 8 * 1024;
 /// Most keys in one set: DeepRec's largest models have some ten thousand variables.
 pub const SET_KEYS_MAX: usize = 65_536;
 
+/// Most slices of one published tensor: as many as the largest jobs have parameter servers, and some.
+pub const SLICES_MAX: usize = 4096;
+
 /// Most sets that one session pulls, and that one peer pulls of this shard over all its sessions.
 pub const SETS_MAX: usize = 65_536;
 

@@ -73,6 +73,10 @@ fn send<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Sub
 }
 
 /// Opens plan 1 of the peer that is the villain itself, with as many keys as it is to have or not.
+fn plan_place(plan: u32, index: u32, span: Span) -> Submission<'static> {
+    Submission::PlanPlace { call: 9, plan, index, span }
+}
+
 fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
     villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys }).unwrap();
     if !named.is_empty() {
@@ -212,6 +216,20 @@ const MISCONDUCT: &[Misconduct] = &[
     ("before its keys are known", |villain| {
         open_plan(villain, 3, &["a", "b"]);
         villain.write(&pull(1, 1)).unwrap();
+    }),
+    ("bytes of shared memory", |villain| {
+        open_plan(villain, 1, &["a"]);
+        villain.write(&plan_place(1, 0, Span { offset: ARENA_BYTES, len: 1 })).unwrap();
+    }),
+    ("plan 7 is not open", |villain| villain.write(&plan_place(7, 0, Span::default())).unwrap()),
+    ("no room for a place of tensor 1 now", |villain| {
+        open_plan(villain, 2, &["a"]);
+        villain.write(&plan_place(1, 1, Span::default())).unwrap();
+    }),
+    ("no room for a place of tensor 0 now", |villain| {
+        open_plan(villain, 1, &["a"]);
+        villain.write(&pull(1, 1)).unwrap();
+        villain.write(&plan_place(1, 0, Span::default())).unwrap();
     }),
     ("plan 1 is already being pulled", |villain| {
         open_plan(villain, 1, &["a"]);

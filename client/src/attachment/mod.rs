@@ -23,7 +23,7 @@ mod wait;
 
 pub(crate) use self::{
     calls::{Calls, Received},
-    plans::{Gathered, Placed, Seat},
+    plans::{Gathered, Placed, PlanOf, Seat},
     submit::{Purpose, To, With},
 };
 

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, Keys, TensorMeta,
+    Error, Keys, Payload, TensorMeta,
     shm::{
         BOARD_BYTES_PER_KEY, KeyList, Submission,
         limits::{PLAN_KEY_BYTES_MAX, PLAN_KEYS_MAX, PLANS_MAX},
@@ -28,6 +29,15 @@ pub(crate) struct Seat {
     serial: u64,
     segment: u16,
     plan: u32,
+}
+
+/// What a plan pulls, from whom, and where to if not to the receive area.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlanOf<'a> {
+    pub(crate) from: &'a str,
+    pub(crate) keys: &'a Keys,
+    /// None, or one for each key, in the arena.
+    pub(crate) places: &'a [Bytes],
 }
 
 /// What a shard has said of a plan and nobody has looked at.
@@ -191,7 +201,8 @@ impl Attachment {
     /// restarted is waited for, for `restart` at most. How it ended is told by [`Calls::take_sent`].
     pub(crate) fn pull(
         &self,
-        (seat, from, keys): (&mut Option<Seat>, &str, &Keys),
+        seat: &mut Option<Seat>,
+        plan: PlanOf<'_>,
         min_version: i64,
         timeout: Option<Duration>,
         restart: Option<Duration>,
@@ -199,7 +210,7 @@ impl Attachment {
         let now = Tick::now();
         let mut held = self.up(now, restart)?;
         held.give_back_blocks();
-        let pulled = held.pull(now, (seat, from, keys), min_version, timeout);
+        let pulled = held.pull(now, (seat, plan), min_version, timeout);
         held.submitted(1);
         drop(held);
         pulled
@@ -282,14 +293,14 @@ impl Held<'_> {
     fn pull(
         &mut self,
         now: Tick,
-        (seat, from, keys): (&mut Option<Seat>, &str, &Keys),
+        (seat, plan): (&mut Option<Seat>, PlanOf<'_>),
         min_version: i64,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Seat { segment, plan, .. } = match *seat {
             Some(known) if known.serial == self.link().serial => known,
-            _ => *seat.insert(self.open_plan(from, keys)?),
+            _ => *seat.insert(self.open_plan(plan)?),
         };
         let submitted = self.enter(Direction::Pull, segment, deadline, Memory::Nothing, |call| {
             (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms })
@@ -299,7 +310,7 @@ impl Held<'_> {
 
     /// Tells the shard that serves the pair of a plan and its keys.
     #[cold]
-    fn open_plan(&mut self, from: &str, keys: &Keys) -> Result<Seat, Error> {
+    fn open_plan(&mut self, PlanOf { from, keys, places }: PlanOf<'_>) -> Result<Seat, Error> {
         let Peer { segment, number: peer } = self.peer(from)?;
         let more = Taken::of(keys);
         let plan = self.submit(ROOM_WAIT_MAX, |link| {
@@ -325,7 +336,35 @@ impl Held<'_> {
             }
             told += some.iter().count();
         }
+        for (index, place) in (0..).zip(places) {
+            if let Err(error) = self.lend_place(seat, index, place) {
+                self.give_plan_up(seat);
+                return Err(error);
+            }
+        }
         Ok(seat)
+    }
+
+    /// Lends a plan that was just opened the place for one of its tensors. Nobody waits for that call: it stays in the table
+    /// until the daemon has let go of the place.
+    fn lend_place(&mut self, Seat { segment, plan, .. }: Seat, index: u32, place: &Bytes) -> Result<(), Error> {
+        let memory = Memory::Source(Payload::Bytes(place.clone()));
+        let span = self.span(&memory)?.unwrap_or_default();
+        let wait = ROOM_WAIT_MAX.as_millis() as u32;
+        let entered = self.enter(Direction::Publish, segment, Tick::NEVER, memory, |call| {
+            (wait, Submission::PlanPlace { call, plan, index, span })
+        });
+        let State { calls, aftermath, .. } = &mut **self;
+        match entered {
+            Ok(call) => {
+                let _at_work = calls.forsake(call, false, aftermath);
+                Ok(())
+            }
+            Err((error, memory)) => {
+                aftermath.spent.push(memory);
+                Err(error)
+            }
+        }
     }
 
     /// Closes a plan whose keys were not all told.

@@ -503,7 +503,7 @@ impl Held<'_> {
 
     /// Where in the arena the memory lies that was put there before the lock was taken; `None` without memory.
     #[inline]
-    fn span(&self, memory: &Memory) -> Result<Option<Span>, Error> {
+    pub(super) fn span(&self, memory: &Memory) -> Result<Option<Span>, Error> {
         match (memory.lent(), &self.line) {
             (None, _) => Ok(None),
             (Some([]), _) => Ok(Some(Span::default())),

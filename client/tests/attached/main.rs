@@ -11,5 +11,6 @@ mod pinned;
 mod published;
 mod pushed;
 mod restarted;
+mod sliced;
 mod threads;
 mod trouble;

@@ -39,7 +39,7 @@ pub use clients::{ClientEnds, ClientId, Portion, SpareArenas};
 pub use hand_over::Prepared;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};
-pub use published::{Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
+pub use published::{Begun, Brought, Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
 pub use push::Acceptor;
 pub use settings::EngineSettings;
 use shard::ShardEngine;

@@ -80,7 +80,7 @@ impl Task {
     /// [`pull_many`](Self::pull_many) with a timeout, by default the engine's `request_timeout`.
     pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
         let mut plan = self.plan(from, keys);
-        let outcome = plan.begin(min_version, timeout);
+        let outcome = plan.submit(min_version, timeout);
         PullingMany { plan: Some(plan), outcome }
     }
 
@@ -250,13 +250,13 @@ impl Plan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
     /// by the deadline fail individually: check each in the [pull buffer](Self::tray).
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
-        let outcome = self.begin(min_version, None);
+        let outcome = self.submit(min_version, None);
         PlanPulling { plan: self, outcome }
     }
 
     /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
-        let outcome = self.begin(min_version, Some(timeout));
+        let outcome = self.submit(min_version, Some(timeout));
         PlanPulling { plan: self, outcome }
     }
 
@@ -275,7 +275,21 @@ impl Plan {
         &mut self.tray
     }
 
-    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
+    /// [`pull_within`](Self::pull_within) for those who keep the plan and its pull apart: [`end`](Self::end) takes what comes of
+    /// it. `timeout` defaults to the engine's `request_timeout`.
+    pub fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> Begun {
+        Begun(self.submit(min_version, timeout))
+    }
+
+    /// Takes what a pull has brought that was [begun](Self::begin).
+    ///
+    /// # Errors
+    /// The first error, if any tensor did not arrive; the pull buffer has each one's.
+    pub fn end(&mut self, brought: Brought) -> Result<(), Error> {
+        self.take(brought.0)
+    }
+
+    fn submit(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
         let Seat { task, from, plan, .. } = &self.seat;
         let timeout = timeout.unwrap_or(task.request_timeout());
         let mut tray = std::mem::take(&mut self.tray);
@@ -300,7 +314,7 @@ impl Plan {
         Outcome::of(submitted, receiver)
     }
 
-    fn end(&mut self, outcome: Result<Tray, Error>) -> Result<(), Error> {
+    fn take(&mut self, outcome: Result<Tray, Error>) -> Result<(), Error> {
         self.tray = outcome.unwrap_or_else(|error| {
             let mut tray = Tray::new(self.keys.len());
             tray.fail_missing(|_| error.clone());
@@ -322,6 +336,30 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
     Ok(handle)
 }
 
+/// A pull in progress, apart from its plan: await it, or [`wait`](Self::wait), and [end](Plan::end) the plan's pull with what it
+/// brought. If it is dropped, the pull continues, and the plan allocates new memory.
+#[must_use = "await it to get the tensors"]
+pub struct Begun(Outcome<Result<Tray, Error>>);
+
+/// What a pull has brought to its plan.
+#[must_use = "the plan's tensors are in it"]
+pub struct Brought(Result<Tray, Error>);
+
+impl Begun {
+    /// Blocks until every tensor has arrived or failed, at the latest at the deadline. Not for code on a shard.
+    pub fn wait(self) -> Brought {
+        Brought(self.0.wait())
+    }
+}
+
+impl Future for Begun {
+    type Output = Brought;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Brought> {
+        self.0.poll(context).map(Brought)
+    }
+}
+
 /// A pull of a plan in progress: await it, or [`wait`](Self::wait). If it is dropped, the pull continues, and the plan
 /// allocates new memory.
 #[must_use = "await it to get the tensors"]
@@ -336,7 +374,7 @@ impl PlanPulling<'_> {
     /// # Errors
     /// The first error, if any tensor did not arrive; the pull buffer has each one's.
     pub fn wait(self) -> Result<(), Error> {
-        self.plan.end(self.outcome.wait())
+        self.plan.take(self.outcome.wait())
     }
 }
 
@@ -345,7 +383,7 @@ impl Future for PlanPulling<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let outcome = ready!(self.outcome.poll(context));
-        Poll::Ready(self.plan.end(outcome))
+        Poll::Ready(self.plan.take(outcome))
     }
 }
 

@@ -26,7 +26,7 @@ from ._errors import (
     Unimplemented,
 )
 from ._pulled import Pulled
-from ._sealane import Acceptor, Plan, Receiving, Sending, Task, Tensor, attach, embedded
+from ._sealane import Acceptor, Plan, Receiving, Sending, Slicing, Task, Tensor, attach, embedded
 from ._sealane import forked as _forked
 
 _os.register_at_fork(after_in_child=_forked)
@@ -47,6 +47,7 @@ __all__ = [
     "Receiving",
     "ResourceExhausted",
     "Sending",
+    "Slicing",
     "Task",
     "Tensor",
     "Unavailable",

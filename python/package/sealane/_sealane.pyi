@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ._accepted import Accepted
 from ._pulled import Pulled
 
-__all__ = ["Acceptor", "Bell", "Plan", "Receiving", "Sending", "Task", "Tensor", "attach", "embedded", "forked"]
+__all__ = ["Acceptor", "Bell", "Plan", "Receiving", "Sending", "Slicing", "Task", "Tensor", "attach", "embedded", "forked"]
 
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *, stream: None = None) -> Any: ...
@@ -114,6 +114,10 @@ class Task:
         """``publish`` for many tensors of one version."""
     def withdraw(self, key: str) -> None:
         """Withdraws a published tensor."""
+    def publish_slices(self, key: str, version: int, slicing: Slicing, tensor: _Outgoing) -> None:
+        """Publishes this task's slices of a tensor: of the whole array, or of this task's rows."""
+    def withdraw_slices(self, key: str, slicing: Slicing) -> None:
+        """Withdraws this task's slices of a tensor."""
     def pull(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Pulled:
         """Waits for a tensor published by ``peer``, at ``min_version`` or newer."""
     def pull_async(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Receiving:
@@ -141,6 +145,8 @@ class Task:
     ) -> dict[str, Pulled | Exception]: ...
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
         """Prepares to pull these keys of ``peer`` together, repeatedly, into the same arrays."""
+    def sliced_plan(self, slicings: Mapping[str, Slicing], *, any_versions: bool = False) -> Plan:
+        """Prepares to pull tensors that several tasks publish in slices, repeatedly, each into one array."""
     def push(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> None:
         """Pushes a tensor into a queue of ``to`` and waits until the queue has taken it."""
     def push_async(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> Sending:
@@ -191,6 +197,28 @@ class Plan:
     def __exit__(
         self, class_: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+@final
+class Slicing:
+    """Which tasks publish which rows of an array."""
+
+    def __new__(
+        cls,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        owners: Iterable[str],
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Self: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def slices(self) -> tuple[tuple[str, slice], ...]:
+        """Each slice's owner, and what cuts it out of the whole array."""
+    def __len__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Acceptor:

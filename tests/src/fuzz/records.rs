@@ -121,6 +121,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
         ([12, 0], Submission::PlanKeys { plan: 1, keys }),
         ([13, 0], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100 }),
         ([14, 0], Submission::ClosePlan { plan: 1 }),
+        ([20, 0], Submission::PlanPlace { call: 9, plan: 1, index: 1, span }),
         ([15, 1], Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena }),
         ([16, 0], Submission::OpenQueue { queue: 1, tensors_max: 8, bytes_max: 1 << 20, name: "gradients" }),
         ([17, 0], Submission::Grant { queue: 1, tensors: 4, bytes: 1 << 16 }),

@@ -102,6 +102,18 @@ pub enum Submission<'a> {
         /// The keys.
         keys: KeyList<'a>,
     },
+    /// Lends a plan that was not pulled yet a place in the arena for one of its tensors, in place of the receive area. The call
+    /// ends like a publication: its memory comes back when the plan does not write there any more.
+    PlanPlace {
+        /// The call.
+        call: u32,
+        /// The plan.
+        plan: u32,
+        /// The tensor's number in it.
+        index: u32,
+        /// The place. A tensor that needs more room arrives in the receive area.
+        span: Span,
+    },
     /// Pulls the tensors of a plan, all of whose keys are known. One pull of a plan at a time.
     Pull {
         /// The call.
@@ -227,6 +239,7 @@ mod kind {
     pub(super) const GRANT: u8 = 17;
     pub(super) const CLOSE_QUEUE: u8 = 18;
     pub(super) const ELSEWHERE: u8 = 19;
+    pub(super) const PLAN_PLACE: u8 = 20;
 
     /// The flags that records of a kind may have.
     #[inline]
@@ -262,6 +275,7 @@ fixed_parts! {
     struct WithdrawFixed { key_bytes: u16, unused: Unused<6> }
     struct OpenPlanFixed { plan: u32, keys: u32, peer: u16, unused: Unused<6> }
     struct PlanKeysFixed { plan: u32, bytes: u32 }
+    struct PlanPlaceFixed { call: u32, plan: u32, index: Number, span: Span }
     struct PullFixed { min_version: i64, call: u32, timeout_ms: u32, plan: Number }
     struct OpenQueueFixed { queue: u32, tensors_max: u32, bytes_max: u64, name_bytes: u16, unused: Unused<6> }
     struct GrantFixed { queue: u32, tensors: u32, bytes: u64 }
@@ -327,6 +341,10 @@ impl<'a> Submission<'a> {
                 let bytes = at_most("keys", keys.len(), KEY_LIST_BYTES_MAX)?.into();
                 into.fill(kind::PLAN_KEYS, 0, PlanKeysFixed { plan, bytes }, &[keys]);
             }
+            Submission::PlanPlace { call, plan, index, span } => {
+                let fixed = PlanPlaceFixed { call, plan, index: Number::new(index), span };
+                into.fill(kind::PLAN_PLACE, 0, fixed, &[]);
+            }
             Submission::Pull { call, plan, min_version, timeout_ms } => {
                 let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
                 into.fill(kind::PULL, 0, fixed, &[]);
@@ -361,6 +379,7 @@ impl<'a> Submission<'a> {
             | Submission::Recv { call, .. }
             | Submission::Publish { call, .. }
             | Submission::Pull { call, .. }
+            | Submission::PlanPlace { call, .. }
             | Submission::Push { call, .. } => Some(call),
             _ => None,
         }
@@ -448,6 +467,11 @@ impl<'a> Submission<'a> {
                 let (PullFixed { min_version, call, timeout_ms, plan: Number { number: plan, .. } }, sections) =
                     record.parts()?;
                 (Submission::Pull { call, plan, min_version, timeout_ms }, sections)
+            }
+            kind::PLAN_PLACE => {
+                let (fixed, sections) = record.parts()?;
+                let PlanPlaceFixed { call, plan, index: Number { number: index, .. }, span } = fixed;
+                (Submission::PlanPlace { call, plan, index, span }, sections)
             }
             kind::CLOSE_PLAN => {
                 let (Number { number: plan, .. }, sections) = record.parts()?;

@@ -309,6 +309,11 @@ impl Client {
             }
             Submission::OpenPlan { plan, peer, keys } => self.plans.open(plan, peer, keys)?,
             Submission::PlanKeys { plan, keys } => self.plans.add_keys(plan, keys)?,
+            Submission::PlanPlace { call, plan, index, span } => {
+                let place = self.destination(call, span)?;
+                self.plans.set_place(plan, index, place)?;
+                self.lent_to_peers.push(call);
+            }
             Submission::ClosePlan { plan } => {
                 let ended = self.close_plan(node, plan)?;
                 self.refused.extend(ended.map(|call| (call, given_up())));
@@ -418,6 +423,8 @@ impl Client {
         // Nobody reads these.
         self.backlog.clear();
         self.together.clear();
+        // Places of the client's own are in the arena, which is unmapped when nothing uses it.
+        self.plans.forget();
         self.queues.close_all(node, self.task);
     }
 }

@@ -106,10 +106,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_5_of_attaching_has_them() {
-    let mut lines = include_str!("version_5.txt").lines();
+fn records_lie_in_memory_as_version_6_of_attaching_has_them() {
+    let mut lines = include_str!("version_6.txt").lines();
     each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 5));
+    assert_eq!((lines.next(), VERSION), (None, 6));
 }
 
 #[test]

@@ -73,6 +73,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         Submission::PlanKeys { plan: u32::MAX, keys },
         Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT },
         Submission::ClosePlan { plan: u32::MAX },
+        Submission::PlanPlace { call: u32::MAX, plan: 7, index: 9, span: SPAN },
         push("grads", &[1, 2, 3], PayloadAt::Inline(b"abc")),
         push("", &[], PayloadAt::Arena(SPAN)),
         Submission::OpenQueue { queue: u32::MAX, tensors_max: 7, bytes_max: u64::MAX, name: "grads" },
@@ -102,10 +103,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_5_of_attaching_has_them() {
-    let mut lines = include_str!("version_5.txt").lines();
+fn records_lie_in_memory_as_version_6_of_attaching_has_them() {
+    let mut lines = include_str!("version_6.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 5));
+    assert_eq!((lines.next(), VERSION), (None, 6));
 }
 
 #[test]
@@ -190,7 +191,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
     assert_eq!(refused(15, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(17, 1, &[0; 2]), "an unknown flag");
-    for (kind, words) in [(15, 3), (16, 3), (17, 2), (18, 1)] {
+    for (kind, words) in [(15, 3), (16, 3), (17, 2), (18, 1), (20, 4)] {
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
     }
     assert_eq!(refused(16, 0, &[0, 0, 4097, 0]), "name");
@@ -208,7 +209,7 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..20,
+        kind in 0_u8..21,
         flags in 0_u8..5,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

@@ -15,7 +15,7 @@ use sealane_transport::{Error, Handle, Keys, Payload, Tensor, TensorMeta, Tray};
 
 use super::answers::Answer;
 use super::{Client, Misconduct};
-use crate::engine::clients::memory::ReceiveArea;
+use crate::engine::clients::memory::{ClientArena, ReceiveArea};
 use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
 
 /// See the module.
@@ -132,6 +132,22 @@ impl Plans {
 
     pub(super) fn add_keys(&mut self, plan: u32, keys: KeyList<'_>) -> Result<(), Misconduct> {
         self.name(plan, keys.iter())
+    }
+
+    /// Drops what the plans hold that are not being pulled.
+    pub(super) fn forget(&mut self) {
+        self.open.clear();
+    }
+
+    /// Lends a tensor of a plan a place of the client's own.
+    pub(super) fn set_place(&mut self, plan: u32, index: u32, place: Buffer) -> Result<(), Misconduct> {
+        let seat = self.open.get_mut(&plan).ok_or_else(|| not_open(plan))?;
+        let is_new = matches!(seat.naming, Naming::Whole(_)) && seat.plan.is_none() && seat.state == State::Idle;
+        if !is_new || index as usize >= seat.tray.len() {
+            return Err(Misconduct(format!("plan {plan} has no room for a place of tensor {index} now")));
+        }
+        seat.tray.set_destination(index as usize, place);
+        Ok(())
     }
 
     fn name<'k>(&mut self, plan: u32, keys: impl Iterator<Item = &'k str>) -> Result<(), Misconduct> {
@@ -263,7 +279,7 @@ impl Client {
         next: usize,
         record: &mut Record,
     ) -> Result<(), (usize, PushError)> {
-        let Client { plans, end, area, counters, .. } = self;
+        let Client { plans, end, area, arena, counters, .. } = self;
         let completions = &mut end.completions;
         let mut tell = |completion: &Completion<'_>| {
             completion.encode(record).expect("metadata is within its limit, and texts are cut");
@@ -275,7 +291,7 @@ impl Client {
         {
             seat.board.tell(plan, area, &mut tell).map_err(|full| (next, full))?;
             for index in next..seat.told.len() {
-                seat.tell(plan, index, area, &mut tell).map_err(|full| (index, full))?;
+                seat.tell(plan, index, (area, arena), &mut tell).map_err(|full| (index, full))?;
             }
             tell(&Completion::Pulled { call }).map_err(|full| (seat.told.len(), full))?;
             seat.state = State::Idle;
@@ -295,7 +311,7 @@ impl Seat {
         &mut self,
         plan: u32,
         index: usize,
-        area: &ReceiveArea,
+        (area, arena): (&ReceiveArea, &ClientArena),
         mut tell: impl FnMut(&Completion<'_>) -> Result<(), PushError>,
     ) -> Result<(), PushError> {
         let tensor = match self.tray.get(index) {
@@ -304,13 +320,15 @@ impl Seat {
         };
         self.board.note(index, self.tray.version(index));
         let told = &mut self.told[index];
-        let token = token_of(tensor);
+        // Where its own place is the client knows.
+        let in_own_place = matches!(tensor.payload(), Payload::Owned(buffer) if arena.is_destination(buffer));
+        let token = if in_own_place { 0 } else { token_of(tensor) };
         let is_known = told.meta.as_ref().is_some_and(|meta| meta.as_wire() == tensor.meta().as_wire());
         if is_known && told.token == token {
             return Ok(());
         }
         let (index, meta) = (index as u32, tensor.meta().as_wire());
-        if told.token == token && told.meta.is_some() {
+        if in_own_place || told.token == token && told.meta.is_some() {
             tell(&Completion::Reshaped { plan, index, meta })?;
         } else {
             // One without bytes lies nowhere.

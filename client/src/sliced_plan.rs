@@ -1,0 +1,416 @@
+//! Plans of tensors that are published in slices: each owner's slices are pulled by a plan of their own, all at once, to where
+//! they lie in one array. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
+
+#[cfg(feature = "embedded")]
+use std::task::Waker;
+use std::{
+    ops::Range,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Keys, Payload, Slicing, Tensor};
+
+#[cfg(feature = "embedded")]
+use crate::embedded_plan::EmbeddedPlan;
+use crate::{attached_plan::AttachedPlan, attachment::Attachment};
+
+/// Which versions the slices of one tensor may have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SliceVersions {
+    /// The same. A tensor whose slices were pulled at different versions, since one owner had published before another, fails
+    /// with Aborted; [`Plan::version`](crate::Plan::version) is then the newest of them, which the next pull can ask for.
+    #[default]
+    Same,
+    /// Any that are new enough, as with asynchronous training; [`Plan::version`](crate::Plan::version) is the oldest of them.
+    Any,
+}
+
+/// Who pulls.
+#[derive(Clone)]
+pub(crate) enum Puller {
+    Daemon(Arc<Attachment>),
+    #[cfg(feature = "embedded")]
+    Embedded(sealane_fusion::Task),
+}
+
+/// See the module.
+pub(crate) struct SlicedPlan {
+    puller: Puller,
+    keys: Keys,
+    slicings: Box<[Slicing]>,
+    versions: SliceVersions,
+    /// In the order of the keys; each slice has a place in one of them.
+    owners: Box<[Owner]>,
+    /// The plans, and where they pull to; `None` before the first pull, and after one that did not bring everything.
+    open: Option<Open>,
+    pulled: Box<[Result<Tensor, Error>]>,
+    version: Box<[i64]>,
+}
+
+/// A task, and the slices that it publishes.
+struct Owner {
+    name: Box<str>,
+    keys: Keys,
+    slices: Vec<Place>,
+}
+
+/// A slice: of which tensor, and its number there.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    tensor: usize,
+    slice: usize,
+}
+
+/// The plans of all owners.
+struct Open {
+    plans: Vec<OwnersPlan>,
+    /// What is pulled into, by tensor; with an embedded engine the plans have it during a pull.
+    wholes: Vec<Bytes>,
+    /// How the pull in progress has ended, by owner.
+    ended: Vec<Option<Result<(), Error>>>,
+}
+
+impl Open {
+    fn has_ended(&self) -> bool {
+        self.ended.iter().all(Option::is_some)
+    }
+}
+
+/// The plan of one owner's slices.
+enum OwnersPlan {
+    Daemon(Box<AttachedPlan>),
+    #[cfg(feature = "embedded")]
+    Embedded(Box<EmbeddedPlan>),
+}
+
+/// Asks a plan how its pull has ended.
+type Ask<'a> = dyn FnMut(&mut OwnersPlan) -> Poll<Result<(), Error>> + 'a;
+
+impl SlicedPlan {
+    pub(crate) fn new(
+        puller: Puller,
+        wanted: Vec<(Box<str>, Slicing)>,
+        versions: SliceVersions,
+    ) -> Result<Self, Error> {
+        let keys = Keys::new(wanted.iter().map(|(key, _)| key))?;
+        let mut owners: Vec<(&str, Vec<String>, Vec<Place>)> = Vec::new();
+        let mut known: HashMap<&str, usize> = HashMap::new();
+        for (tensor, (key, slicing)) in wanted.iter().enumerate() {
+            for slice in 0..slicing.len() {
+                let name = slicing.owner(slice);
+                let owner = *known.entry(name).or_insert_with(|| {
+                    owners.push((name, Vec::new(), Vec::new()));
+                    owners.len() - 1
+                });
+                let (_, keys, slices) = &mut owners[owner];
+                keys.push(slicing.key(key, slice));
+                slices.push(Place { tensor, slice });
+            }
+        }
+        let owner = |(name, keys, slices): (&str, Vec<String>, Vec<Place>)| {
+            Ok(Owner { name: name.into(), keys: Keys::new(keys)?, slices })
+        };
+        let owners = owners.into_iter().map(owner).collect::<Result<_, Error>>()?;
+        let slicings: Box<[Slicing]> = wanted.iter().map(|(_, slicing)| slicing.clone()).collect();
+        let pulled = slicings.iter().map(|_| Err(not_pulled())).collect();
+        let version = slicings.iter().map(|_| 0).collect();
+        Ok(Self { puller, keys, slicings, versions, owners, open: None, pulled, version })
+    }
+
+    pub(crate) fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        self.pulled[index].as_ref().map_err(Clone::clone)
+    }
+
+    pub(crate) fn version(&self, index: usize) -> i64 {
+        self.version[index]
+    }
+
+    /// Begins a pull of all slices; one that is in progress is given up.
+    pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
+        let mut open = match self.reopen() {
+            Ok(open) => open,
+            // The outcome of the pull.
+            Err(error) => return self.fail(&error),
+        };
+        #[cfg(feature = "embedded")]
+        if matches!(self.puller, Puller::Embedded(_)) {
+            self.lend(&mut open);
+        }
+        self.forget(&not_pulled());
+        open.ended.iter_mut().for_each(|ended| *ended = None);
+        // All of them are on their way before the first is waited for.
+        open.plans.iter_mut().for_each(|plan| plan.begin(min_version, timeout));
+        self.open = Some(open);
+    }
+
+    /// Nothing came, and nothing will.
+    fn fail(&mut self, error: &Error) {
+        self.forget(error);
+        self.open = None;
+    }
+
+    fn forget(&mut self, error: &Error) {
+        self.pulled.iter_mut().for_each(|pulled| *pulled = Err(error.clone()));
+    }
+
+    /// The plans of the last pull, or new ones where it has not ended, or a daemon has come that cannot reach their memory.
+    fn reopen(&mut self) -> Result<Open, Error> {
+        let Some(open) = self.open.take().filter(Open::has_ended) else { return self.open() };
+        match &self.puller {
+            Puller::Daemon(attachment) => {
+                let arena = attachment.arena_range()?;
+                let is_reached = open.wholes.iter().all(|whole| arena.contains(&whole.as_ptr()));
+                if is_reached { Ok(open) } else { self.open() }
+            }
+            #[cfg(feature = "embedded")]
+            Puller::Embedded(_) => Ok(open),
+        }
+    }
+
+    /// Plans of all owners, and memory to pull into.
+    fn open(&self) -> Result<Open, Error> {
+        let mut wholes = Vec::new();
+        let plans: Vec<OwnersPlan> = match &self.puller {
+            Puller::Daemon(attachment) => {
+                let memory = |slicing: &Slicing| Ok(Bytes::from_owner(attachment.allocate(slicing.bytes())?));
+                wholes = self.slicings.iter().map(memory).collect::<Result<_, Error>>()?;
+                let plan = |owner: &Owner| {
+                    let place = |&place: &Place| wholes[place.tensor].slice(self.range(place));
+                    let places = owner.slices.iter().map(place).collect();
+                    AttachedPlan::with_places(attachment, &owner.name, owner.keys.clone(), places)
+                };
+                self.owners.iter().map(|owner| OwnersPlan::Daemon(Box::new(plan(owner)))).collect()
+            }
+            #[cfg(feature = "embedded")]
+            Puller::Embedded(task) => {
+                let plan = |owner: &Owner| EmbeddedPlan::new(task.plan(&owner.name, owner.keys.clone()));
+                self.owners.iter().map(|owner| OwnersPlan::Embedded(Box::new(plan(owner)))).collect()
+            }
+        };
+        let ended = plans.iter().map(|_| None).collect();
+        Ok(Open { plans, wholes, ended })
+    }
+
+    fn range(&self, Place { tensor, slice }: Place) -> Range<usize> {
+        self.slicings[tensor].bytes_of(slice)
+    }
+
+    /// Gives the plans of an embedded engine the parts of the arrays that the last pull went to.
+    #[cfg(feature = "embedded")]
+    fn lend(&mut self, open: &mut Open) {
+        let mut parts: Vec<Vec<Option<Buffer>>> = Vec::with_capacity(self.slicings.len());
+        for (slicing, pulled) in self.slicings.iter().zip(&mut self.pulled) {
+            let whole = match std::mem::replace(pulled, Err(not_pulled())) {
+                Ok(tensor) => tensor.into_buffer(),
+                Err(_) => Buffer::from_vec(vec![0; slicing.bytes()]),
+            };
+            let lens: Vec<usize> = (0..slicing.len()).map(|slice| slicing.bytes_of(slice).len()).collect();
+            parts.push(whole.split(&lens).into_iter().map(Some).collect());
+        }
+        for (owner, plan) in self.owners.iter().zip(&mut open.plans) {
+            for (index, place) in owner.slices.iter().enumerate() {
+                if let (OwnersPlan::Embedded(plan), Some(part)) = (&mut *plan, parts[place.tensor][place.slice].take())
+                {
+                    plan.set_destination(index, part);
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of the pull.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        match self.advance(&mut |plan| Poll::Ready(plan.wait())) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => unreachable!("waiting ends with the pull"),
+        }
+    }
+
+    /// How the pull ended, if it has.
+    pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
+        match self.advance(&mut |plan| plan.look().map_or(Poll::Pending, Poll::Ready)) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    /// How the pull ended, or the task is woken when it has.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.advance(&mut |plan| plan.poll(context))
+    }
+
+    fn advance(&mut self, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
+        if let Some(open) = &mut self.open {
+            for (plan, ended) in open.plans.iter_mut().zip(&mut open.ended) {
+                if ended.is_none()
+                    && let Poll::Ready(outcome) = ask(plan)
+                {
+                    *ended = Some(outcome);
+                }
+            }
+            if !open.has_ended() {
+                return Poll::Pending;
+            }
+            self.gather();
+        }
+        let error = self.pulled.iter().find_map(|pulled| pulled.as_ref().err());
+        Poll::Ready(error.map_or(Ok(()), |error| Err(error.clone())))
+    }
+
+    /// Makes the arrays of what the owners' plans have.
+    fn gather(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        let mut gathered: Vec<Gathered> = self.slicings.iter().map(Gathered::new).collect();
+        for (owner, plan) in self.owners.iter().zip(&mut open.plans) {
+            for (index, place) in owner.slices.iter().enumerate() {
+                let expected = self.slicings[place.tensor].meta_of(place.slice);
+                let came = plan.take(index).and_then(|(tensor, version)| {
+                    if *tensor.meta() == expected {
+                        return Ok((tensor, version));
+                    }
+                    let (key, found) = (owner.keys.get(index), tensor.meta());
+                    Err(Error::invalid(format!("{key} of {} is {found:?}, its slicing says {expected:?}", owner.name)))
+                });
+                gathered[place.tensor].take(place.slice, came);
+            }
+        }
+        for (index, gathered) in gathered.into_iter().enumerate() {
+            (self.pulled[index], self.version[index]) =
+                gathered.end((self.keys.get(index), &self.slicings[index]), open.wholes.get(index), self.versions);
+        }
+        // A place that its slice did not come to may still be written to, and is not used again.
+        let came = |pulled: &Result<Tensor, Error>| matches!(pulled, Ok(_) | Err(Error::Aborted { .. }));
+        if open.ended.iter().all(|ended| matches!(ended, Some(Ok(())))) && self.pulled.iter().all(came) {
+            self.open = Some(open);
+        }
+    }
+
+    /// Gives up the pull that is in progress, if one is.
+    pub(crate) fn give_up(&mut self) {
+        if self.open.as_ref().is_some_and(|open| !open.has_ended()) {
+            self.fail(&not_pulled());
+        }
+    }
+}
+
+/// The slices of one tensor, as they come.
+struct Gathered {
+    slices: Vec<Option<Tensor>>,
+    error: Option<Error>,
+    oldest: i64,
+    newest: i64,
+}
+
+impl Gathered {
+    fn new(slicing: &Slicing) -> Self {
+        let slices = (0..slicing.len()).map(|_| None).collect();
+        Self { slices, error: None, oldest: i64::MAX, newest: i64::MIN }
+    }
+
+    fn take(&mut self, slice: usize, came: Result<(Tensor, i64), Error>) {
+        match came {
+            Ok((tensor, version)) => {
+                (self.oldest, self.newest) = (self.oldest.min(version), self.newest.max(version));
+                self.slices[slice] = Some(tensor);
+            }
+            Err(error) => self.error = self.error.take().or(Some(error)),
+        }
+    }
+
+    /// The tensor and its version.
+    fn end(
+        self,
+        (key, slicing): (&str, &Slicing),
+        whole: Option<&Bytes>,
+        versions: SliceVersions,
+    ) -> (Result<Tensor, Error>, i64) {
+        let Self { slices, error, oldest, newest } = self;
+        if let Some(error) = error {
+            return (Err(error), oldest);
+        }
+        if versions == SliceVersions::Same && oldest != newest {
+            let reason = format!(
+                "the slices of '{key}' are of versions {oldest} to {newest}: pull version {newest}, or accept any"
+            );
+            return (Err(Error::Aborted { step: newest, reason: reason.into() }), newest);
+        }
+        let slices = slices.into_iter().flatten();
+        let payload = match whole {
+            Some(whole) => in_place(slicing, whole, slices).map(|()| Payload::Bytes(whole.clone())),
+            None => joined(slices),
+        };
+        let payload = payload.ok_or_else(|| Error::invalid(format!("a slice of '{key}' did not arrive in its place")));
+        (payload.and_then(|payload| Tensor::new(slicing.meta().clone(), payload)), oldest)
+    }
+}
+
+/// Whether the slices lie where they should.
+fn in_place(slicing: &Slicing, whole: &Bytes, slices: impl Iterator<Item = Tensor>) -> Option<()> {
+    let lies = |(index, tensor): (usize, Tensor)| {
+        std::ptr::eq(tensor.bytes().as_ptr(), whole[slicing.bytes_of(index)].as_ptr())
+    };
+    slices.enumerate().all(lies).then_some(())
+}
+
+/// The parts of an array, as one again.
+fn joined(slices: impl Iterator<Item = Tensor>) -> Option<Payload> {
+    Buffer::join(slices.map(Tensor::into_buffer).collect()).ok().map(Payload::Owned)
+}
+
+fn not_pulled() -> Error {
+    Error::invalid("it has not been pulled, or its pull was cancelled")
+}
+
+impl OwnersPlan {
+    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
+        match self {
+            Self::Daemon(plan) => plan.begin(min_version, timeout),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(plan) => plan.begin(min_version, timeout),
+        }
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Daemon(plan) => plan.wait(),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(plan) => plan.wait(),
+        }
+    }
+
+    fn look(&mut self) -> Option<Result<(), Error>> {
+        match self {
+            Self::Daemon(plan) => plan.look(),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(plan) => match plan.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(ended) => Some(ended),
+                Poll::Pending => None,
+            },
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        match self {
+            Self::Daemon(plan) => plan.poll(context),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(plan) => plan.poll(context),
+        }
+    }
+
+    /// A tensor that the last pull brought, and its version.
+    fn take(&mut self, index: usize) -> Result<(Tensor, i64), Error> {
+        match self {
+            Self::Daemon(plan) => plan.get(index).map(|tensor| (tensor.share(), plan.version(index))),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(plan) => plan.take(index),
+        }
+    }
+}

@@ -1,19 +1,23 @@
 //! Plans of tensors that are published in slices: each owner's slices are pulled by a plan of their own, all at once, to where
 //! they lie in one array. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
 
-#[cfg(feature = "embedded")]
-use std::task::Waker;
+mod gathered;
+mod owners_plan;
+
 use std::{
     ops::Range,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use hashbrown::HashMap;
+#[cfg(feature = "embedded")]
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Keys, Payload, Slicing, Tensor};
+use sealane_transport::{Code, Error, Keys, Slicing, Tensor};
+
+use self::{gathered::Gathered, owners_plan::OwnersPlan};
 
 #[cfg(feature = "embedded")]
 use crate::embedded_plan::EmbeddedPlan;
@@ -50,6 +54,27 @@ pub(crate) struct SlicedPlan {
     open: Option<Open>,
     pulled: Box<[Result<Tensor, Error>]>,
     version: Box<[i64]>,
+    /// The pull that is in progress, or was last.
+    wish: Wish,
+}
+
+/// What a pull was asked for.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    min_version: i64,
+    timeout: Option<Duration>,
+    begun: Instant,
+    after_drain: AfterDrain,
+}
+
+/// Whether a pull goes on that the end of a drain has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AfterDrain {
+    GoesOn,
+    /// It is to be asked of the next daemon.
+    Waits,
+    /// It was.
+    HasGoneOn,
 }
 
 /// A task, and the slices that it publishes.
@@ -79,13 +104,6 @@ impl Open {
     fn has_ended(&self) -> bool {
         self.ended.iter().all(Option::is_some)
     }
-}
-
-/// The plan of one owner's slices.
-enum OwnersPlan {
-    Daemon(Box<AttachedPlan>),
-    #[cfg(feature = "embedded")]
-    Embedded(Box<EmbeddedPlan>),
 }
 
 /// Asks a plan how its pull has ended.
@@ -119,7 +137,8 @@ impl SlicedPlan {
         let slicings: Box<[Slicing]> = wanted.iter().map(|(_, slicing)| slicing.clone()).collect();
         let pulled = slicings.iter().map(|_| Err(not_pulled())).collect();
         let version = slicings.iter().map(|_| 0).collect();
-        Ok(Self { puller, keys, slicings, versions, owners, open: None, pulled, version })
+        let wish = Wish { min_version: 0, timeout: None, begun: Instant::now(), after_drain: AfterDrain::GoesOn };
+        Ok(Self { puller, keys, slicings, versions, owners, open: None, pulled, version, wish })
     }
 
     pub(crate) fn keys(&self) -> &Keys {
@@ -136,7 +155,14 @@ impl SlicedPlan {
 
     /// Begins a pull of all slices; one that is in progress is given up.
     pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
-        let mut open = match self.reopen() {
+        self.wish = Wish { min_version, timeout, begun: Instant::now(), after_drain: AfterDrain::GoesOn };
+        self.ask(timeout);
+    }
+
+    /// Asks all owners, with so much time.
+    fn ask(&mut self, timeout: Option<Duration>) {
+        let min_version = self.wish.min_version;
+        let mut open = match self.reopen(timeout) {
             Ok(open) => open,
             // The outcome of the pull.
             Err(error) => return self.fail(&error),
@@ -163,8 +189,12 @@ impl SlicedPlan {
     }
 
     /// The plans of the last pull, or new ones where it has not ended, or a daemon has come that cannot reach their memory.
-    fn reopen(&mut self) -> Result<Open, Error> {
-        let Some(open) = self.open.take().filter(Open::has_ended) else { return self.open() };
+    fn reopen(&mut self, timeout: Option<Duration>) -> Result<Open, Error> {
+        let open = self.open.take().filter(Open::has_ended);
+        if let Puller::Daemon(attachment) = &self.puller {
+            attachment.wait_for_daemon(timeout)?;
+        }
+        let Some(open) = open else { return self.open() };
         match &self.puller {
             Puller::Daemon(attachment) => {
                 let arena = attachment.arena_range()?;
@@ -228,7 +258,7 @@ impl SlicedPlan {
 
     /// Waits for the end of the pull.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
-        match self.advance(&mut |plan| Poll::Ready(plan.wait())) {
+        match self.advance(true, &mut |plan| Poll::Ready(plan.wait())) {
             Poll::Ready(outcome) => outcome,
             Poll::Pending => unreachable!("waiting ends with the pull"),
         }
@@ -236,7 +266,7 @@ impl SlicedPlan {
 
     /// How the pull ended, if it has.
     pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
-        match self.advance(&mut |plan| plan.look().map_or(Poll::Pending, Poll::Ready)) {
+        match self.advance(false, &mut |plan| plan.look().map_or(Poll::Pending, Poll::Ready)) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,
         }
@@ -244,25 +274,60 @@ impl SlicedPlan {
 
     /// How the pull ended, or the task is woken when it has.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.advance(&mut |plan| plan.poll(context))
+        self.advance(true, &mut |plan| plan.poll(context))
     }
 
-    fn advance(&mut self, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
-        if let Some(open) = &mut self.open {
-            for (plan, ended) in open.plans.iter_mut().zip(&mut open.ended) {
-                if ended.is_none()
-                    && let Poll::Ready(outcome) = ask(plan)
-                {
-                    *ended = Some(outcome);
+    /// Takes the pull further; `waits` for a daemon that is restarted.
+    fn advance(&mut self, waits: bool, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
+        loop {
+            if self.wish.after_drain == AfterDrain::Waits {
+                if !waits && self.finds_no_daemon() {
+                    return Poll::Pending;
                 }
+                self.wish.after_drain = AfterDrain::HasGoneOn;
+                self.ask(self.wish.timeout.map(|timeout| timeout.saturating_sub(self.wish.begun.elapsed())));
             }
-            if !open.has_ended() {
-                return Poll::Pending;
+            if let Some(open) = &mut self.open {
+                for (plan, ended) in open.plans.iter_mut().zip(&mut open.ended) {
+                    if ended.is_none()
+                        && let Poll::Ready(outcome) = ask(plan)
+                    {
+                        *ended = Some(outcome);
+                    }
+                }
+                if !open.has_ended() {
+                    return Poll::Pending;
+                }
+                self.gather();
             }
-            self.gather();
+            let error = self.pulled.iter().find_map(|pulled| pulled.as_ref().err());
+            let is_drained = error.is_some_and(|error| error.code() == Code::Unavailable);
+            let is_late = self.wish.timeout.is_some_and(|timeout| timeout <= self.wish.begun.elapsed());
+            if !is_drained || is_late || self.wish.after_drain != AfterDrain::GoesOn || !self.awaits_restart() {
+                return Poll::Ready(error.map_or(Ok(()), |error| Err(error.clone())));
+            }
+            self.wish.after_drain = AfterDrain::Waits;
         }
-        let error = self.pulled.iter().find_map(|pulled| pulled.as_ref().err());
-        Poll::Ready(error.map_or(Ok(()), |error| Err(error.clone())))
+    }
+
+    /// The daemon has drained, or does, and its next is not known to be there.
+    fn awaits_restart(&self) -> bool {
+        match &self.puller {
+            Puller::Daemon(attachment) => attachment.awaits_restart(),
+            #[cfg(feature = "embedded")]
+            Puller::Embedded(_) => false,
+        }
+    }
+
+    /// Looks whether the next daemon is there; false where there will be none.
+    fn finds_no_daemon(&self) -> bool {
+        match &self.puller {
+            Puller::Daemon(attachment) => {
+                attachment.wait_for_daemon(Some(Duration::ZERO)).is_err() && attachment.awaits_restart()
+            }
+            #[cfg(feature = "embedded")]
+            Puller::Embedded(_) => false,
+        }
     }
 
     /// Makes the arrays of what the owners' plans have.
@@ -295,122 +360,13 @@ impl SlicedPlan {
 
     /// Gives up the pull that is in progress, if one is.
     pub(crate) fn give_up(&mut self) {
-        if self.open.as_ref().is_some_and(|open| !open.has_ended()) {
+        if self.open.as_ref().is_some_and(|open| !open.has_ended()) || self.wish.after_drain == AfterDrain::Waits {
+            self.wish.after_drain = AfterDrain::HasGoneOn;
             self.fail(&not_pulled());
         }
     }
 }
 
-/// The slices of one tensor, as they come.
-struct Gathered {
-    slices: Vec<Option<Tensor>>,
-    error: Option<Error>,
-    oldest: i64,
-    newest: i64,
-}
-
-impl Gathered {
-    fn new(slicing: &Slicing) -> Self {
-        let slices = (0..slicing.len()).map(|_| None).collect();
-        Self { slices, error: None, oldest: i64::MAX, newest: i64::MIN }
-    }
-
-    fn take(&mut self, slice: usize, came: Result<(Tensor, i64), Error>) {
-        match came {
-            Ok((tensor, version)) => {
-                (self.oldest, self.newest) = (self.oldest.min(version), self.newest.max(version));
-                self.slices[slice] = Some(tensor);
-            }
-            Err(error) => self.error = self.error.take().or(Some(error)),
-        }
-    }
-
-    /// The tensor and its version.
-    fn end(
-        self,
-        (key, slicing): (&str, &Slicing),
-        whole: Option<&Bytes>,
-        versions: SliceVersions,
-    ) -> (Result<Tensor, Error>, i64) {
-        let Self { slices, error, oldest, newest } = self;
-        if let Some(error) = error {
-            return (Err(error), oldest);
-        }
-        if versions == SliceVersions::Same && oldest != newest {
-            let reason = format!(
-                "the slices of '{key}' are of versions {oldest} to {newest}: pull version {newest}, or accept any"
-            );
-            return (Err(Error::Aborted { step: newest, reason: reason.into() }), newest);
-        }
-        let slices = slices.into_iter().flatten();
-        let payload = match whole {
-            Some(whole) => in_place(slicing, whole, slices).map(|()| Payload::Bytes(whole.clone())),
-            None => joined(slices),
-        };
-        let payload = payload.ok_or_else(|| Error::invalid(format!("a slice of '{key}' did not arrive in its place")));
-        (payload.and_then(|payload| Tensor::new(slicing.meta().clone(), payload)), oldest)
-    }
-}
-
-/// Whether the slices lie where they should.
-fn in_place(slicing: &Slicing, whole: &Bytes, slices: impl Iterator<Item = Tensor>) -> Option<()> {
-    let lies = |(index, tensor): (usize, Tensor)| {
-        std::ptr::eq(tensor.bytes().as_ptr(), whole[slicing.bytes_of(index)].as_ptr())
-    };
-    slices.enumerate().all(lies).then_some(())
-}
-
-/// The parts of an array, as one again.
-fn joined(slices: impl Iterator<Item = Tensor>) -> Option<Payload> {
-    Buffer::join(slices.map(Tensor::into_buffer).collect()).ok().map(Payload::Owned)
-}
-
 fn not_pulled() -> Error {
     Error::invalid("it has not been pulled, or its pull was cancelled")
-}
-
-impl OwnersPlan {
-    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
-        match self {
-            Self::Daemon(plan) => plan.begin(min_version, timeout),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => plan.begin(min_version, timeout),
-        }
-    }
-
-    fn wait(&mut self) -> Result<(), Error> {
-        match self {
-            Self::Daemon(plan) => plan.wait(),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => plan.wait(),
-        }
-    }
-
-    fn look(&mut self) -> Option<Result<(), Error>> {
-        match self {
-            Self::Daemon(plan) => plan.look(),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => match plan.poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(ended) => Some(ended),
-                Poll::Pending => None,
-            },
-        }
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        match self {
-            Self::Daemon(plan) => plan.poll(context),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => plan.poll(context),
-        }
-    }
-
-    /// A tensor that the last pull brought, and its version.
-    fn take(&mut self, index: usize) -> Result<(Tensor, i64), Error> {
-        match self {
-            Self::Daemon(plan) => plan.get(index).map(|tensor| (tensor.share(), plan.version(index))),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => plan.take(index),
-        }
-    }
 }

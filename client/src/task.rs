@@ -400,8 +400,6 @@ impl Task {
     /// one array, whose parts arrive where they belong. The array is of memory of [`alloc`](Self::alloc), the same for each pull
     /// that brings everything. Its slices are of one version, unless `versions` says otherwise.
     ///
-    /// A daemon that drains or is lost ends a pull with Unavailable; the next one has new memory.
-    ///
     /// ```no_run
     /// # use sealane::{DType, SliceVersions, Slicing, Task, TensorMeta};
     /// # let task = Task::attach("worker0.train:2222")?;

@@ -461,8 +461,8 @@ impl Task {
     /// keys to slicings. Returns a ``Plan``.
     ///
     /// If the slices of a tensor were pulled at different versions, since one owner had published before another, ``Aborted`` is
-    /// raised; with ``any_versions=True`` any that are new enough do, and ``Plan.versions`` has the oldest. A daemon that drains
-    /// ends a pull with ``Unavailable``. With a daemon, the arrays are gathered in this task's arena.
+    /// raised; with ``any_versions=True`` any that are new enough do, and ``Plan.versions`` has the oldest. With a daemon, the arrays
+    /// are gathered in this task's arena.
     #[pyo3(signature = (slicings, *, any_versions=false))]
     fn sliced_plan<'py>(
         slf: &Bound<'py, Self>,

@@ -209,6 +209,14 @@ impl Attachment {
         Ok(self.arena(None)?.range())
     }
 
+    /// Sees to it that there is a daemon that takes calls; one that is restarted is waited for.
+    ///
+    /// # Errors
+    /// As attaching again fails.
+    pub(crate) fn wait_for_daemon(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.up(Tick::now(), timeout).map(drop)
+    }
+
     fn arena(&self, timeout: Option<Duration>) -> Result<Arc<Arena>, Error> {
         let held = self.up(Tick::now(), timeout)?;
         Ok(held.link().arena.clone())

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane::{AcceptOptions, Code, Keys, Polling, RecvOptions, Task, Tensor};
+use sealane::{AcceptOptions, Code, Keys, Polling, RecvOptions, SliceVersions, Slicing, Task, Tensor};
 use tempfile::TempDir;
 
 use crate::{
@@ -148,6 +148,41 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
         thread::yield_now();
     }
     task.publish("weights", 7, tensor(1000, 4)).wait().unwrap();
+    for waiting in waiting {
+        assert_eq!(waiting.join().unwrap(), (7, bytes(1000, 4)));
+    }
+    looking.wait().unwrap();
+    assert_eq!(looked_at.get(0).unwrap().bytes(), bytes(1000, 4));
+}
+
+#[test]
+fn pulls_of_slices_under_way_are_asked_of_the_next_daemon() {
+    let (directory, daemon, task) = attached();
+    let slicing = || Slicing::even(meta(1000), [TASK; 2]).unwrap();
+    let plan = || task.sliced_plan([("weights", slicing())], SliceVersions::Same).unwrap();
+    let waiting = [false, true].map(|awaited| {
+        let mut plan = plan();
+        thread::spawn(move || {
+            if awaited {
+                block_on(plan.pull(7)).unwrap()
+            } else {
+                plan.pull(7).wait().unwrap()
+            }
+            (plan.version(0), plan.get(0).unwrap().bytes().to_vec())
+        })
+    });
+    let mut looked_at = plan();
+    let mut looking = looked_at.pull_within(7, LONG);
+    daemon.until_under_way(3);
+    drain(&daemon, &task);
+    daemon.kill();
+    assert!(looking.try_outcome().is_none(), "it is waited for");
+    let next = Daemon::start(&directory, Settings::default());
+    while next.under_way() < 3 {
+        assert!(looking.try_outcome().is_none());
+        thread::yield_now();
+    }
+    task.publish_slices("weights", 7, &slicing(), tensor(1000, 4)).unwrap().wait().unwrap();
     for waiting in waiting {
         assert_eq!(waiting.join().unwrap(), (7, bytes(1000, 4)));
     }

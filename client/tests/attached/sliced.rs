@@ -181,7 +181,7 @@ fn slices_of_another_host_arrive_in_the_array_too() {
     let mut plan = plan(&task, &owners, SliceVersions::Same);
     for version in 1..4 {
         let pulling = plan.pull(version);
-        publish(&[near.clone()], &owners, version);
+        publish(std::slice::from_ref(&near), &owners, version);
         let slice = |rows| {
             let (slicing, whole) = (slicing(rows, &owners), bytes(rows as usize * 3, version as u64));
             let slice = Tensor::new(slicing.meta_of(0), whole[slicing.bytes_of(0)].to_vec()).unwrap();

@@ -55,6 +55,10 @@ pub const FEW_PEERS: usize = 10;
 /// Most tensors of one step: their sizes go to the producer in one argument of at most 128 KiB.
 pub const STEP_TENSORS_MAX: usize = 8_192;
 
+/// Fewest bytes of a slice of a variable that is cut: so few share a frame with the other small variables of their ps, and finer
+/// slices would spread no better.
+pub const SLICE_BYTES_MIN: usize = 4 << 10;
+
 /// Most bytes of one step, which exist on both sides.
 pub const STEP_BYTES_MAX: usize = 1 << 30;
 

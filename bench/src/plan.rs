@@ -17,8 +17,8 @@ use crate::limits::{
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
-pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
+pub(crate) use training::{cut, spread};
 pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
 
 /// What is measured.
@@ -331,11 +331,20 @@ impl Plan {
 
     /// The plan of one variant of the parameter-server experiment.
     pub(crate) fn with_variant(&self, variant: Variant) -> Self {
-        let Variant { size, request_buffers: window, registration, fuse, polling, copies: _ } = variant;
-        let of_one =
-            |training: Training| Training { size: size.unwrap_or(training.size), variants: vec![variant], ..training };
-        let training = self.training.clone().map(of_one);
-        Self { window, fuse, polling, registration: Some(registration), training, ..self.clone() }
+        let Variant { size, request_buffers: window, registration, fuse, polling, copies: _, slices } = variant;
+        let sliced = |sizes: &[usize]| sizes.iter().flat_map(|bytes| training::cut(*bytes, slices)).collect();
+        let of_one = |whole: Training| Training {
+            size: size.unwrap_or(whole.size),
+            variants: vec![variant],
+            pieces: match slices {
+                1 => Vec::new(),
+                slices => self.step.iter().map(|bytes| training::slices_of(*bytes, slices)).collect(),
+            },
+            push: sliced(&whole.push),
+            ..whole
+        };
+        let (step, training) = (sliced(&self.step), self.training.clone().map(of_one));
+        Self { window, fuse, polling, registration: Some(registration), training, step, ..self.clone() }
     }
 
     /// The counted length of one round.

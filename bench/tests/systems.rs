@@ -240,7 +240,9 @@ fn variants(link: Link) -> Vec<Variant> {
     let possible = fused.into_iter().filter(|fuse| link == Link::Tcp || *fuse != Fuse::Turn);
     let of = |fuse| Variant { fuse, request_buffers: 2, ..Variant::default() };
     let dynamic = Variant { registration: Registration::Dynamic, ..of(Fuse::Off) };
-    possible.map(of).chain([dynamic]).collect()
+    let sliced = [Fuse::Plan, Fuse::Receive].map(|fuse| Variant { slices: 3, ..of(fuse) });
+    let sliced = sliced.into_iter().filter(|_| link == Link::Tcp);
+    possible.map(of).chain([dynamic]).chain(sliced).collect()
 }
 
 /// Five workers and two ps, and tensors of all kinds.
@@ -248,7 +250,7 @@ fn training_plan(link: Link, mode: Mode, compute_us: u64, variants: &[Variant]) 
     let whole = short_plan(Bench::Ps, link, vec![]);
     let size = Size { workers: 5, ps: 2 };
     let (push, variants) = (vec![100_003, 8, 20_000], variants.to_vec());
-    let training = Training { size, mode, compute_us, push, variants };
+    let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
     let first = training.variants[0];
     let step = vec![64, 9_000, 1, 100_000, 513];
     Plan { step, window: first.request_buffers, fuse: first.fuse, training: Some(training), ..whole }

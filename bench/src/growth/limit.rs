@@ -27,7 +27,17 @@ pub(super) const SESSION_BYTES: u64 = 6_100;
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     machines: Machines,
-    slice_bytes: Option<u64>,
+    cut: Cut,
+}
+
+/// Slices that variables are cut into.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    None,
+    /// Of at most so many bytes.
+    Bytes(u64),
+    /// So many, as `bench ps` cuts them.
+    Count(usize),
 }
 
 impl Setup {
@@ -42,13 +52,22 @@ impl Setup {
             ps_nic_gbit: plan.nic_gbit_per_s,
             propagation_us: plan.propagation_us,
         };
-        Setup { machines, slice_bytes: plan.slice_bytes }
+        let cut = match (plan.slice_bytes, plan.slices) {
+            (Some(bytes), _) => Cut::Bytes(bytes),
+            (None, Some(count)) => Cut::Count(count),
+            (None, None) => Cut::None,
+        };
+        Setup { machines, cut }
     }
 
     /// What each ps has of a step.
     fn loads(&self, plan: &GrowthPlan) -> Vec<Load> {
-        let ps = self.machines.size.ps;
-        self.slice_bytes.map_or_else(|| plan.variables.over(ps), |bytes| plan.variables.sliced(bytes).over(ps))
+        let (ps, variables) = (self.machines.size.ps, &plan.variables);
+        match self.cut {
+            Cut::None => variables.over(ps),
+            Cut::Bytes(bytes) => variables.sliced(bytes).over(ps),
+            Cut::Count(count) => variables.cut(count).over(ps),
+        }
     }
 
     /// The bytes of the ps that has the most, in those that each would have of an equal share.
@@ -81,7 +100,7 @@ impl Setup {
             }
             Remedy::Slices => {
                 let bytes = plan.variables.pull.iter().sum::<u64>() / machines.size.ps as u64 / SLICES_A_PS;
-                other.slice_bytes = Some(bytes.max(1));
+                other.cut = Cut::Bytes(bytes.max(1));
                 (self.imbalance(plan) >= IMBALANCE_MIN)
                     .then(|| format!("variables in slices of {}", format_bytes(bytes.max(1) as usize)))?
             }

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use clap::{Args, Parser};
+use sealane_transport::limits::SLICES_MAX as PUBLISHED_SLICES_MAX;
 use serde::Serialize;
 
 use super::calibration::Calibration;
@@ -63,6 +64,10 @@ pub struct GrowthPlan {
     /// Split larger variables into slices of at most this many bytes, as in 64KiB [default: no split]
     #[arg(long = "slice", value_name = "BYTES", value_parser = |text: &str| parse_bytes(text).map(|bytes| bytes as u64))]
     pub slice_bytes: Option<u64>,
+
+    /// Cut larger variables into this many slices, of 4 KiB at least, as `bench ps --slices` does [default: no split]
+    #[arg(long, value_name = "N", conflicts_with = "slice_bytes")]
+    pub slices: Option<usize>,
 
     /// Workers per host
     #[arg(long, value_name = "N", default_value_t = 8)]
@@ -151,6 +156,7 @@ impl GrowthPlan {
             let accepted = "it with a --compute-us that it can spread";
             return Err(BenchError::setting("--straggler-sigma", self.course.straggler_sigma, accepted));
         }
+        within("--slices", self.slices.unwrap_or(1), 1..=PUBLISHED_SLICES_MAX)?;
         let slice_bytes = self.slice_bytes.unwrap_or(u64::MAX);
         within("--slice", slice_bytes, 1..=u64::MAX)?;
         let slices = self.variables.slices(slice_bytes);
@@ -192,7 +198,8 @@ mod tests {
     #[test]
     fn what_is_outside_its_limits_is_named() {
         type Change = fn(&mut GrowthPlan);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 17] = [
+            ("--slices", |plan| plan.slices = Some(0)),
             ("--sizes", |plan| plan.sizes.clear()),
             ("--sizes", |plan| plan.sizes = vec![SIZES[0]; SIZES_MAX + 1]),
             ("--sizes", |plan| plan.sizes[0].workers = 0),

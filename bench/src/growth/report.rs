@@ -169,7 +169,8 @@ impl GrowthReport {
     /// One line that says what was simulated.
     pub(crate) fn heading(&self) -> String {
         let settings = &self.parameters.plan;
-        let slices = settings.slice_bytes.map_or(String::new(), |bytes| {
+        let count = settings.slices.map_or(String::new(), |count| format!(" in {count} slices"));
+        let slices = settings.slice_bytes.map_or(count, |bytes| {
             format!(" in slices of at most {}", format_bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
         });
         let compute = match settings.course.straggler_sigma {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Course;
 use super::station::{TICKS_PER_SECOND, Tick, of_ns};
-use crate::plan::{Size, spread};
+use crate::plan::{Size, cut, spread};
 
 /// Bytes of a frame's header. Those of TCP and IP are not counted: a segment of a large message has 3 to 5 % of them.
 const HEADER_BYTES: f64 = 32.0;
@@ -175,6 +175,13 @@ impl Variables {
             sizes.iter().flat_map(of_one).collect()
         };
         Variables { pull: slices(&self.pull), push: slices(&self.push) }
+    }
+
+    /// The same bytes, with each variable that is large enough in so many slices.
+    pub(super) fn cut(&self, slices: usize) -> Variables {
+        let of_one = |&bytes: &u64| cut(bytes as usize, slices).map(|bytes| bytes as u64);
+        let of_all = |sizes: &[u64]| sizes.iter().flat_map(of_one).collect();
+        Variables { pull: of_all(&self.pull), push: of_all(&self.push) }
     }
 
     /// How many tensors there are of both kinds, in slices of at most so many bytes.

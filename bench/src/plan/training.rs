@@ -5,13 +5,14 @@ use std::fmt;
 use std::ops::Add;
 use std::str::FromStr;
 
+use sealane_transport::limits::SLICES_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::{Fuse, Link, Plan, Registration, within};
 use crate::error::BenchError;
 use crate::limits::{
     COMPUTE_US_MAX, HOSTED_BYTES_MAX, HOSTED_WORKERS_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX,
-    STEP_TENSORS_MAX, WINDOW_MAX,
+    SLICE_BYTES_MIN, STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
 /// Who waits for whom between two steps.
@@ -66,6 +67,8 @@ pub struct Variant {
     pub polling: bool,
     /// Whether a worker copies every tensor once more, each way. Default: no.
     pub copies: bool,
+    /// Slices that a variable is cut into, if it is large enough; see [`cut`]. Default: 1.
+    pub slices: usize,
 }
 
 impl Variant {
@@ -78,20 +81,23 @@ impl Variant {
 impl Default for Variant {
     fn default() -> Self {
         let (registration, fuse) = (Registration::Static, Fuse::Plan);
-        Self { size: None, request_buffers: 40, registration, fuse, polling: true, copies: false }
+        Self { size: None, request_buffers: 40, registration, fuse, polling: true, copies: false, slices: 1 }
     }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { size, request_buffers, registration, fuse, polling, copies } = self;
+        let Self { size, request_buffers, registration, fuse, polling, copies, slices } = self;
         if let Some(Size { workers, ps }) = size {
             write!(f, "{workers} workers + {ps} ps, ")?;
         }
         let buffers = if *request_buffers == 1 { "request buffer" } else { "request buffers" };
         let waiting = if *polling { "polling" } else { "parking" };
         write!(f, "fuse {fuse}, {request_buffers} {buffers}, {registration}, {waiting}")?;
-        if *copies { f.write_str(", copied") } else { Ok(()) }
+        if *copies {
+            f.write_str(", copied")?;
+        }
+        if *slices > 1 { write!(f, ", {slices} slices") } else { Ok(()) }
     }
 }
 
@@ -109,6 +115,9 @@ pub struct Training {
     pub push: Vec<usize>,
     /// What is measured, in turn.
     pub variants: Vec<Variant>,
+    /// Of a step whose variables are cut: how many slices each of them is in, in order. Empty where none is.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub pieces: Vec<usize>,
 }
 
 impl Training {
@@ -126,7 +135,7 @@ impl Training {
     pub(super) fn of(step: &[usize]) -> Self {
         let variants = vec![Variant::default()];
         let size = Size { workers: 50, ps: 5 };
-        Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
+        Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants, pieces: Vec::new() }
     }
 
     /// Makes sure that it can be run.
@@ -146,6 +155,11 @@ impl Training {
         }
         for variant in &self.variants {
             within("--request-buffers", variant.request_buffers, 1..=WINDOW_MAX)?;
+            within("--slices", variant.slices, 1..=SLICES_MAX)?;
+            if variant.slices > 1 && !variant.keeps_memory() {
+                let accepted = "static with --slices, which arrive in one array that stays".to_owned();
+                return Err(BenchError::setting("--registration", variant.registration, accepted));
+            }
         }
         Ok(())
     }
@@ -156,10 +170,21 @@ impl Plan {
     pub(super) fn check_trainees(&self) -> Result<(), BenchError> {
         let Some(training) = &self.training else { return Ok(()) };
         let link = self.link;
+        let refused = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
+        for Variant { slices, .. } in &training.variants {
+            let count = |sizes: &[usize]| sizes.iter().map(|bytes| slices_of(*bytes, *slices)).sum::<usize>();
+            let most = count(&self.step).max(count(&training.push));
+            if most > STEP_TENSORS_MAX {
+                let given = format!("{slices}, which makes {most} slices of a step");
+                return refused("--slices", given, format!("so many that they are at most {STEP_TENSORS_MAX}"));
+            }
+            if *slices > 1 && link != Link::Tcp {
+                return refused("--slices", slices.to_string(), format!("1 over {link}, or --link tcp"));
+            }
+        }
         if !matches!(link, Link::Shm | Link::Verbs) {
             return Ok(());
         }
-        let refused = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
         for Size { workers, .. } in training.sizes() {
             if workers > HOSTED_WORKERS_MAX {
                 let accepted =
@@ -181,6 +206,18 @@ impl Plan {
             _ => Ok(()),
         }
     }
+}
+
+/// How many slices a variable of so many bytes is in, where as many as `slices` are wanted and none is to have fewer bytes than
+/// [`SLICE_BYTES_MIN`].
+pub(crate) fn slices_of(bytes: usize, slices: usize) -> usize {
+    slices.min(bytes / SLICE_BYTES_MIN).max(1)
+}
+
+/// The bytes of each slice of a variable, as equal as they can be.
+pub(crate) fn cut(bytes: usize, slices: usize) -> impl Iterator<Item = usize> {
+    let count = slices_of(bytes, slices);
+    (0..count).map(move |slice| bytes * (slice + 1) / count - bytes * slice / count)
 }
 
 /// Spreads tensors over so many ps: the largest first, each to the ps that has the fewest bytes so far, as TensorFlow's
@@ -210,6 +247,25 @@ mod tests {
     fn tensors_are_spread_by_size() {
         assert_eq!(spread(&[5, 1, 3, 4, 2], 2), [vec![0, 1, 4], vec![2, 3]]);
         assert_eq!(spread(&[7], 3), [vec![0], vec![], vec![]]);
+    }
+
+    #[test]
+    fn a_variable_is_cut_where_slices_are_large_enough() {
+        assert_eq!(
+            cut(3 * SLICE_BYTES_MIN + 1, 8).collect::<Vec<_>>(),
+            [SLICE_BYTES_MIN, SLICE_BYTES_MIN, SLICE_BYTES_MIN + 1]
+        );
+        for (bytes, slices, count) in [(10 << 20, 7, 7), (10 << 20, 1, 1), (2 * SLICE_BYTES_MIN - 1, 8, 1), (0, 8, 1)] {
+            let sizes: Vec<usize> = cut(bytes, slices).collect();
+            assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (count, bytes));
+        }
+        let plan = Plan { step: vec![64, 4 * SLICE_BYTES_MIN], ..Plan::new(Bench::Ps) };
+        let plan = Plan { training: Some(Training::of(&plan.step)), ..plan };
+        let sliced = plan.with_variant(Variant { slices: 2, ..Variant::default() });
+        let training = sliced.training.unwrap();
+        let expected = vec![64, 2 * SLICE_BYTES_MIN, 2 * SLICE_BYTES_MIN];
+        assert_eq!((&sliced.step, &training.push, &training.pieces[..]), (&expected, &expected, &[1, 2][..]));
+        assert_eq!(plan.with_variant(Variant::default()).step, plan.step);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::workload::Workload;
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
                   sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
+                  sealane bench ps --workers 200 --ps 10 --slices 1,10\n  \
                   sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
                   sealane bench ps --link verbs --workers 4 --ps 2 --registration dynamic,static")]
 pub(super) struct Args {
@@ -75,6 +76,11 @@ pub(super) struct Args {
     /// Extra copies that a worker makes of every tensor, each way, besides those made by the kernel
     #[arg(long, value_name = "0|1,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=1), default_value = "0")]
     copies: Vec<u8>,
+
+    /// Cut larger variables, and their gradients, into this many slices over the ps, of 4 KiB at least; a worker gathers them in
+    /// one array
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    slices: Vec<usize>,
 }
 
 impl Args {
@@ -88,7 +94,7 @@ impl Args {
         let &Self { mode, compute_us, .. } = self;
         let sizes = self.sizes()?;
         let (size, push, variants) = (sizes[0], bytes(&workload.push), self.variants(&sizes));
-        let training = Training { size, mode, compute_us, push, variants };
+        let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
         let whole = plan(Bench::Ps, &self.common);
         let first = training.variants[0];
         Ok(Plan {
@@ -123,10 +129,18 @@ impl Args {
             [_] => vec![None],
             several => several.iter().copied().map(Some).collect(),
         };
-        let all = iproduct!(sizes, &self.request_buffers, registrations, &self.fuse, &self.polling, &self.copies);
-        let variant = |(size, &request_buffers, &registration, &fuse, &polling, &copies)| {
+        let all = iproduct!(
+            sizes,
+            &self.request_buffers,
+            registrations,
+            &self.fuse,
+            &self.polling,
+            &self.copies,
+            &self.slices
+        );
+        let variant = |(size, &request_buffers, &registration, &fuse, &polling, &copies, &slices)| {
             let (polling, copies) = (polling == Polling::On, copies > 0);
-            Variant { size, request_buffers, registration, fuse, polling, copies }
+            Variant { size, request_buffers, registration, fuse, polling, copies, slices }
         };
         all.map(variant).collect()
     }
@@ -164,8 +178,10 @@ mod tests {
                 "fuse turn, 40 request buffers, static, polling",
             ]
         );
-        let plan = plan_of("ps --fuse off,plan --polling off,on --copies 0,1");
-        assert_eq!(plan.training.unwrap().variants.len(), 8);
+        let plan = plan_of("ps --fuse off,plan --polling off,on --copies 0,1 --slices 1,10");
+        let variants = plan.training.unwrap().variants;
+        assert_eq!(variants.len(), 16);
+        assert_eq!(variants[1].to_string(), "fuse off, 40 request buffers, static, parking, 10 slices");
     }
 
     #[test]
@@ -196,6 +212,12 @@ mod tests {
             (
                 "ps --link shm --workers 65",
                 "--workers is 65; give at most 64 over shm, where each has a thread and memory of its own",
+            ),
+            ("ps --link shm --workers 4 --slices 1,4", "--slices is 4; give 1 over shm, or --link tcp"),
+            ("ps --slices 0", "--slices is 0; give 1 to 4096"),
+            (
+                "ps --slices 1,4 --registration dynamic",
+                "--registration is dynamic; give static with --slices, which arrive in one array that stays",
             ),
             ("ps --link shm --baseline grpc", "--baseline is grpc; give none with ps over shm"),
             ("ps --link loopback", "--link is loopback; give tcp or shm or verbs with ps"),

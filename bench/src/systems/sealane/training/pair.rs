@@ -48,6 +48,8 @@ pub(super) struct Pair {
     share: Rc<Tensors>,
     variant: Variant,
     places: Places,
+    /// What it pulls into from the first step on, where that is part of an array.
+    parts: Vec<Option<Buffer>>,
     copies: Option<Copies>,
     stream: Handle,
     /// Tensors of the step that have not come.
@@ -64,7 +66,7 @@ impl Pair {
     pub(super) fn new(
         socket: (TcpStream, Vec<u8>),
         (ps, count): (usize, usize),
-        share: Rc<Tensors>,
+        (share, parts): (Rc<Tensors>, Vec<Option<Buffer>>),
         variant: Variant,
     ) -> Result<Self, BenchError> {
         let queued_requests_max = share.pulled.len().max(share.gradients.len()) + 1;
@@ -81,7 +83,7 @@ impl Pair {
         };
         let copies = variant.copies.then(|| Copies::new(&share.pulled));
         let (to_pull, next_push, pushing, is_blocked) = (0, 0, 0, false);
-        Ok(Self { wire, ps, share, variant, places, copies, stream, to_pull, next_push, pushing, is_blocked })
+        Ok(Self { wire, ps, share, variant, places, parts, copies, stream, to_pull, next_push, pushing, is_blocked })
     }
 
     /// The socket, to be watched.
@@ -108,7 +110,8 @@ impl Pair {
                 None => {
                     let mut tray = Tray::new(share.pulled.len());
                     for (number, &bytes) in share.pulled.iter().enumerate() {
-                        tray.set_destination(number, destination(registration, bytes)?);
+                        let part = self.parts[number].take();
+                        tray.set_destination(number, part.map_or_else(|| destination(registration, bytes), Ok)?);
                     }
                     tray
                 }
@@ -119,7 +122,7 @@ impl Pair {
         }
         for (number, key) in share.keys.iter().enumerate() {
             let Places::Single(places) = &mut self.places else { unreachable!("a plan was pulled above") };
-            let memory = match places[number].take() {
+            let memory = match places[number].take().or_else(|| self.parts[number].take()) {
                 Some(memory) => memory,
                 None => destination(registration, share.pulled[number])?,
             };
@@ -234,6 +237,8 @@ impl Pair {
 
 /// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
 pub(super) struct Tensors {
+    /// The numbers of what is pulled.
+    pub(super) numbers: Vec<usize>,
     /// The keys of what is pulled, and its bytes each.
     pub(super) keys: Arc<Keys>,
     pub(super) pulled: Vec<usize>,
@@ -247,10 +252,11 @@ impl Tensors {
             let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
             Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
         };
-        let keys = Keys::new(share.numbers.into_iter().map(key_of));
+        let keys = Keys::new(share.numbers.iter().copied().map(key_of));
         let gradients = share.pushed.iter().map(gradient).collect::<Result<_, Error>>();
         Ok(Self {
             keys: Arc::new(keys.map_err(BenchError::sealane("train"))?),
+            numbers: share.numbers,
             pulled: share.pulled,
             gradients: gradients.map_err(BenchError::sealane("train"))?,
         })

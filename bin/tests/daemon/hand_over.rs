@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{MsgFlags, recv, send};
 use sealane_transport::Code;
-use sealane_transport::shm::attach::{AttachError, Successor};
+use sealane_transport::shm::attach::{AttachError, Successor, VERSION};
 
 use crate::fixture::{Daemon, PS, Place, STUCK, WORKER, connection};
 use crate::life::waiting_send;
@@ -132,7 +132,8 @@ fn a_successor_that_fails_with_the_sockets_in_its_hands_leaves_a_daemon_that_ser
     let waiting = connection(&place.socket());
     drop((inherited, successor));
     daemon.wait_for("READY=1");
-    send(waiting.as_raw_fd(), br#"{"request":"show","version":5}"#, MsgFlags::empty()).unwrap();
+    let request = format!(r#"{{"request":"show","version":{VERSION}}}"#);
+    send(waiting.as_raw_fd(), request.as_bytes(), MsgFlags::empty()).unwrap();
     let mut answer = [0; 4096];
     let len = recv(waiting.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
     assert!(answer[..len].starts_with(br#"{"answer":"figures""#), "{}", String::from_utf8_lossy(&answer[..len]));

@@ -56,7 +56,7 @@ pub const TARGETS: &[Target] = &[
             b"\"attach\"",
             b"\"welcome\"",
             b"\"refused\"",
-            b"\"version\":3",
+            b"\"version\":6",
             b"\"code\":",
         ],
     },

@@ -80,12 +80,12 @@ pub struct Args {
     /// refused in between. If this one fails first, the other serves on. Until then both have their memory. A daemon that gets
     /// SIGUSR2 starts the next one itself, with its own command line and this flag: so a service is exchanged by
     /// `systemctl kill --kill-whom=main -s USR2`.
-    #[arg(long, conflicts_with = "listener_on_stdin")]
+    #[arg(long)]
     take_over: bool,
 
     /// Take the listening socket that is standard input for the one transport address of the tasks, as inetd's servers do: a
     /// port that the command which starts this daemon merely named could be another program's by then
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, conflicts_with = "take_over")]
     listener_on_stdin: bool,
 
     /// End once that process, which started this one, has ended

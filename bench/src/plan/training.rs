@@ -67,7 +67,7 @@ pub struct Variant {
     pub polling: bool,
     /// Whether a worker copies every tensor once more, each way. Default: no.
     pub copies: bool,
-    /// Slices that a variable is cut into, if it is large enough; see [`cut`]. Default: 1.
+    /// Slices that a variable is cut into, if it is large enough. Default: 1.
     pub slices: usize,
 }
 

@@ -83,8 +83,13 @@ impl Instructions {
             functions.iter().take(self.top).for_each(|(name, count)| println!("{:>29.1}  {name}", count));
             found.drives.insert(drive.name, count);
         }
+        if found.drives.is_empty() {
+            return Err(format!("no drive's name contains {}", self.only.as_deref().unwrap_or_default()));
+        }
         if self.check {
-            return Ok(compare(&kept, &found));
+            let gone = kept.drives.keys().filter(|name| self.only.is_none() && !found.drives.contains_key(*name));
+            gone.clone().for_each(|name| eprintln!("error: {KEPT} has {name}, and there is no such drive"));
+            return Ok(gone.count() == 0 && compare(&kept, &found));
         }
         // Those that were not counted now stay.
         let mut all = kept.drives;

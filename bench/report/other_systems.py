@@ -11,6 +11,7 @@ CONTESTS = [
     ("shm_latency", "rtt_us", "64 B there and back in shared memory, p50"),
     ("shm_rate", "tensors_per_s", "64 B tensors in shared memory; Sealane: calls in batches"),
     ("shm_rate_single", "tensors_per_s", "64 B tensors in shared memory; Sealane: single calls"),
+    ("shm_push", "tensors_per_s", "64 B tensors in shared memory, one way"),
     ("shm_bandwidth", "gigabytes_per_s", "4 MiB tensors in shared memory"),
 ]
 # What the lab has measured already: Sealane's experiment and perftest's.
@@ -90,12 +91,39 @@ def answer(results, section):
     section.notes += [f"Not measured: {name}: {reason}." for name, reason in missing.items()]
 
 
+def ours_and_best(metric, found):
+    best = next(row for row in best_first(metric, found) if row[0] != "Sealane")
+    return next(figure for name, figure, _ in found if name == "Sealane"), best
+
+
 def leaders(results):
     """Of each contest Sealane and the best of the others."""
     rows = []
     for what, metric, found in contests(results):
-        system, figure, by = next(row for row in best_first(metric, found) if row[0] != "Sealane")
-        ours = next(figure for name, figure, _ in found if name == "Sealane")
+        ours, (system, figure, by) = ours_and_best(metric, found)
         rows.append([what, with_spread(metric, ours), system, median(metric, figure), quotient(by), ahead(system, by)])
     heads = ["<what", "Sealane", "<best of the others", "its figure", "speed of Sealane, that = 1", "<ahead"]
     return table(heads, rows).rstrip() or "Not measured yet."
+
+
+# What the README shows of it.
+IN_BRIEF = ("tcp_latency", "shm_latency", "tcp_bandwidth")
+
+
+def in_brief(results):
+    """Four figures beside the best of the others, as quotients: three contests, and a step by plan beside gRPC with one message."""
+    chosen = {what for name, _, what in CONTESTS if name in IN_BRIEF}
+    rows = [[what, *compared(metric, found)] for what, metric, found in contests(results) if what in chosen]
+    run, metric = results.get("fuse_plan"), "step_ms"
+    ours, theirs = run.figure("sealane", None, metric), run.figure("grpc", "one message", metric)
+    if ours and theirs:
+        by = speed(metric, run.ratio("sealane/grpc, one message", metric))
+        found = [("Sealane", ours, None), ("gRPC (tonic), all in one message", theirs, by)]
+        rows.append(["a step that pulls 1000 tensors of 64 B over TCP", *compared(metric, found)])
+    return table(["<p50 or median, two CPUs, loopback", "Sealane", "best other system", "speed of Sealane, that = 1"],
+                 rows).rstrip() or "Not measured yet."
+
+
+def compared(metric, found):
+    ours, (system, figure, by) = ours_and_best(metric, found)
+    return [median(metric, ours), f"{median(metric, figure)}, {system}", quotient(by and certain(by.median))]

@@ -171,6 +171,7 @@ CONTESTS = [
         zeromq("router", "dealer", "ipc", 1)]),
     Contest("shm_rate", "tensors_per_s", SMALL, f"rate --link shm --window 256 {BASELINES}", IN_SHARED_MEMORY),
     Contest("shm_rate_single", "tensors_per_s", SMALL, "rate --link shm --window 256 --fuse off", IN_SHARED_MEMORY),
+    Contest("shm_push", "tensors_per_s", SMALL, "rate --link shm --window 256 --fuse push", IN_SHARED_MEMORY),
     Contest("shm_bandwidth", "gigabytes_per_s", LARGE, f"bandwidth --link shm --size 4MiB {BASELINES}", [
         ucx("posix", "ucp_am_bw"), ucx("posix", "tag_bw"), iceoryx2("take", "push"), zeromq(*PUSH, "ipc")]),
 ]

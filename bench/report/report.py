@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import aims
 import chapters
 import other_systems
 import pictures
@@ -168,8 +169,6 @@ def report(results):
     """The Markdown of the report, and the pictures by the names of their files: title, subtitle and picture."""
     limits = Section("What these figures can show, and what they cannot", LIMITS[0])
     limits.notes = LIMITS[1:]
-    aims = Section("Aims", "What the experiment was to show, written down before it was made.")
-    chapters.aims(results, aims)
     found = {of["name"]: chapter(of, results) for of in CHAPTERS}
     run = results.machine_run()
     subtitle = in_brief(run.report["machine"]) if run else ""
@@ -178,7 +177,7 @@ def report(results):
     text = (f"<!-- Made by `cargo xtask report` from {RESULTS}: measure anew instead of changing it. -->\n"
             f"# The parameter-server experiment, and what Sealane's parts cost\n\n{escaped(summary(results))}\n\n"
             f"```sh\ncargo xtask report\n```\n\nMeasured until {moment(last)}.\n")
-    text += limits.markdown("") + aims.markdown("")
+    text += limits.markdown("") + aims.section(results).markdown("")
     text += "".join(section.markdown(f"results/{name}.svg") for name, section in found.items())
     return text + instructions().markdown("") + machine(results).markdown("") + runs(results).markdown(""), drawn
 
@@ -186,19 +185,7 @@ def report(results):
 # Every figure that a sentence of the documentation may have: its name, the experiment, and what of it. gRPC's figures are those of
 # the better of unary calls and one stream, unless a variant is named.
 FIGURES = {
-    "latency": ("latency", "median", "sealane", "rtt_us.p50"),
-    "latency_raw": ("latency", "median", "raw", "rtt_us.p50"),
-    "latency_grpc": ("latency", "median", "grpc", "rtt_us.p50"),
     "latency_to_raw": ("latency", "ratio", "sealane/raw", "rtt_us.p50"),
-    "latency_shm": ("latency_shm", "median", "sealane", "rtt_us.p50"),
-    "latency_shm_raw": ("latency_shm", "median", "raw", "rtt_us.p50"),
-    "latency_shm_grpc": ("latency_shm", "median", "grpc", "rtt_us.p50"),
-    "plan_step": ("fuse_plan", "median", "sealane", "step_ms"),
-    "plan_step_raw": ("fuse_plan", "median", "raw", "step_ms"),
-    "plan_step_grpc": ("fuse_plan", "median", "grpc, one message", "step_ms"),
-    "bandwidth": ("bandwidth", "median", "sealane", "gigabytes_per_s"),
-    "bandwidth_raw": ("bandwidth", "median", "raw", "gigabytes_per_s"),
-    "bandwidth_grpc": ("bandwidth", "median", "grpc", "gigabytes_per_s"),
     "secret_latency": ("latency_secret", "ratio_spread", "sealane/open", "rtt_us.p50"),
     "tls_latency": ("latency_tls", "ratio_spread", "sealane/open", "rtt_us.p50"),
     "tls_latency_median": ("latency_tls", "ratio", "sealane/open", "rtt_us.p50"),
@@ -263,7 +250,7 @@ def verbs(results):
 
 def filled(page, text, results):
     """A page with its tables and single figures, each between two marks, made anew."""
-    tables = {"systems": systems, "verbs": verbs, "other_systems": other_systems.leaders}
+    tables = {"systems": systems, "verbs": verbs, "other_systems": other_systems.leaders, "in_brief": other_systems.in_brief}
 
     def made(kind, name, old):
         if "<!-- " in old:

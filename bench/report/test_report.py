@@ -5,6 +5,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import aims
 import chapters
 import measure
 import other_systems
@@ -132,6 +133,7 @@ class Peers(unittest.TestCase):
         self.assertEqual(section.notes, ["Not measured: gloo: no torch."])
         self.assertEqual(other_systems.ahead("UCX", Spread(1.1, 0.9, 1.2)), "level")
         self.assertIn(f"| {what} | 10 µs | UCX | 5 µs | 0.5 | UCX |", other_systems.leaders(results))
+        self.assertIn(f"| {what} | 10 µs | 5 µs, UCX | 0.5 |", other_systems.in_brief(results))
 
 
 class Pages(unittest.TestCase):
@@ -147,6 +149,18 @@ class Pages(unittest.TestCase):
         self.assertIn("| push 1000 x 64 B | not measured |  |  | 10 |  |  | 6 |", section.tables[0])
         self.assertEqual(section.notes, ["At least 99.50 % of the tensors' bytes went by Sealane."])
 
+    def test_an_aim_is_reached_on_its_side_of_the_bound(self):
+        rows = [row("ZeroMQ tcp, DEALER/ROUTER", "tcp_rate", "tensors_per_s", value=2.0), row("grpc-stream", "tcp_rate", "tensors_per_s", value=8.0)]
+        ratios = [ratio(f"sealane/{name}, tcp_rate", "tensors_per_s", by) for name, by in (("ZeroMQ tcp, DEALER/ROUTER", 2.0), ("grpc-stream", 0.5))]
+        results = Results({"other_systems": Run({"provenance": PROVENANCE, "results": rows, "ratios": ratios})})
+        measured = aims.by_others("tcp_rate", "grpc-stream", "ZeroMQ tcp, DEALER/ROUTER")
+        self.assertEqual(measured(results), Spread(0.5, 0.5, 0.5))
+        self.assertEqual(aims.row(aims.Aim("it", measured, 0.5), results), ["it", "at least 0.5", "0.5", "yes"])
+        self.assertEqual(aims.row(aims.Aim("it", measured, 0.6), results), ["it", "at least 0.6", "0.5", "no"])
+        figure = lambda _: Spread(10.0, 9.0, 60.0)
+        self.assertEqual(aims.row(aims.Aim("it", figure, at_most=50, metric="gap_ms"), results), ["it", "at most 50 ms", "10 ms", "yes"])
+        self.assertEqual(aims.row(aims.Aim("it", lambda _: None, at_most=0), results), ["it", "at most 0", "not measured", ""])
+
     def test_a_table_means_itself(self):
         self.assertEqual(table(["<system", "GB/s"], [["a|b", "2"]]), "| system | GB/s |\n|---|---:|\n| a\\|b | 2 |\n")
         self.assertEqual(table(["<system"], []), "")
@@ -160,11 +174,11 @@ class Pages(unittest.TestCase):
 
     def test_the_marks_of_a_page_are_filled_and_must_be_known(self):
         results = Results({"latency": SAMPLE})
-        text = "<!-- figure latency_to_raw -->old<!-- end --> and <!-- figure plan_step --><!-- end -->"
-        made = "<!-- figure latency_to_raw -->1.25<!-- end --> and <!-- figure plan_step -->(not measured)<!-- end -->"
+        text = "<!-- figure latency_to_raw -->old<!-- end --> and <!-- figure restart_gap --><!-- end -->"
+        made = "<!-- figure latency_to_raw -->1.25<!-- end --> and <!-- figure restart_gap -->(not measured)<!-- end -->"
         self.assertEqual(report.filled("page", text, results), made)
-        for wrong in ("<!-- figure speed -->1<!-- end -->", "<!-- figure plan_step -->1",
-                      "<!-- figure plan_step -->1 <!-- figure plan_step -->1<!-- end -->",
+        for wrong in ("<!-- figure speed -->1<!-- end -->", "<!-- figure restart_gap -->1",
+                      "<!-- figure restart_gap -->1 <!-- figure restart_gap -->1<!-- end -->",
                       "<!-- measured speed: made by `cargo xtask report` --><!-- end of measured -->"):
             with self.assertRaises(SystemExit, msg=wrong):
                 report.filled("page", wrong, results)

@@ -223,6 +223,7 @@ impl Plan {
             (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
+            (Bench::Rate, Link::Shm) => &[Fuse::Off, Fuse::Turn, Fuse::Push],
             (Bench::Fuse, Link::Shm) => &[Fuse::Receive, Fuse::Plan],
             (Bench::Fuse, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
             _ => &[Fuse::Off, Fuse::Turn],

@@ -191,39 +191,35 @@ impl SlicedPlan {
     /// The plans of the last pull, or new ones where it has not ended, or a daemon has come that cannot reach their memory.
     fn reopen(&mut self, timeout: Option<Duration>) -> Result<Open, Error> {
         let open = self.open.take().filter(Open::has_ended);
-        if let Puller::Daemon(attachment) = &self.puller {
-            attachment.wait_for_daemon(timeout)?;
-        }
-        let Some(open) = open else { return self.open() };
-        match &self.puller {
+        let reached = match &self.puller {
             Puller::Daemon(attachment) => {
+                attachment.wait_for_daemon(timeout)?;
                 let arena = attachment.arena_range()?;
-                let is_reached = open.wholes.iter().all(|whole| arena.contains(&whole.as_ptr()));
-                if is_reached { Ok(open) } else { self.open() }
+                open.filter(|open| open.wholes.iter().all(|whole| arena.contains(&whole.as_ptr())))
             }
             #[cfg(feature = "embedded")]
-            Puller::Embedded(_) => Ok(open),
-        }
+            Puller::Embedded(_) => open,
+        };
+        reached.map_or_else(|| self.open(), Ok)
     }
 
     /// Plans of all owners, and memory to pull into.
     fn open(&self) -> Result<Open, Error> {
-        let mut wholes = Vec::new();
-        let plans: Vec<OwnersPlan> = match &self.puller {
+        let (plans, wholes): (Vec<OwnersPlan>, Vec<Bytes>) = match &self.puller {
             Puller::Daemon(attachment) => {
                 let memory = |slicing: &Slicing| Ok(Bytes::from_owner(attachment.allocate(slicing.bytes())?));
-                wholes = self.slicings.iter().map(memory).collect::<Result<_, Error>>()?;
+                let wholes = self.slicings.iter().map(memory).collect::<Result<Vec<_>, Error>>()?;
                 let plan = |owner: &Owner| {
                     let place = |&place: &Place| wholes[place.tensor].slice(self.range(place));
                     let places = owner.slices.iter().map(place).collect();
                     AttachedPlan::with_places(attachment, &owner.name, owner.keys.clone(), places)
                 };
-                self.owners.iter().map(|owner| OwnersPlan::Daemon(Box::new(plan(owner)))).collect()
+                (self.owners.iter().map(|owner| OwnersPlan::Daemon(Box::new(plan(owner)))).collect(), wholes)
             }
             #[cfg(feature = "embedded")]
             Puller::Embedded(task) => {
                 let plan = |owner: &Owner| EmbeddedPlan::new(task.plan(&owner.name, owner.keys.clone()));
-                self.owners.iter().map(|owner| OwnersPlan::Embedded(Box::new(plan(owner)))).collect()
+                (self.owners.iter().map(|owner| OwnersPlan::Embedded(Box::new(plan(owner)))).collect(), Vec::new())
             }
         };
         let ended = plans.iter().map(|_| None).collect();

@@ -118,7 +118,7 @@ enum Command {
         window: usize,
 
         /// off: one write per message; turn: one write per turn; receive: one fused request per window; plan: one pull of a
-        /// plan per window; push: one-way pushes. Over shm only off (one call per tensor) and turn (batched calls)
+        /// plan per window; push: one-way pushes. Over shm, of these, off (one call per tensor), turn (batched calls) and push
         #[arg(long, value_name = "off|turn|receive|plan|push", default_value_t = Fuse::Turn)]
         fuse: Fuse,
     },

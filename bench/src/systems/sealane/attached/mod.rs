@@ -5,6 +5,7 @@
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
 
+mod pushes;
 mod rounds;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,6 +26,7 @@ use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::sockets::Meeting;
+use pushes::Pushes;
 use rounds::{Clients, Steps};
 
 /// Two clients of an engine, and what they do.
@@ -35,13 +37,15 @@ struct Attached {
 
 enum Play {
     Tensors(Clients),
+    Pushes(Pushes),
     Steps(Steps),
 }
 
 impl Play {
     fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, ::sealane::Error> {
-        Ok(match plan.bench {
-            Bench::Fuse => Play::Steps(Steps::new(plan, ps, worker)?),
+        Ok(match (plan.bench, plan.fuse) {
+            (Bench::Fuse, _) => Play::Steps(Steps::new(plan, ps, worker)?),
+            (_, Fuse::Push) => Play::Pushes(Pushes::new(plan, ps, worker)?),
             _ => Play::Tensors(Clients::new(plan, ps, worker)?),
         })
     }
@@ -80,6 +84,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Latency, _) => "parking, through the daemon".to_owned(),
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
         (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
+        (Bench::Rate, Fuse::Push) => "polling, push".to_owned(),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
         (Bench::Fuse, _) => "polling, batched calls".to_owned(),
@@ -91,6 +96,7 @@ impl Rounds for Attached {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         let sample = match (&mut self.clients, self.plan.bench) {
             (Play::Steps(steps), _) => steps.round(&self.plan, length),
+            (Play::Pushes(pushes), _) => pushes.round(&self.plan, length),
             (Play::Tensors(clients), Bench::Latency) => clients.round_trips(&self.plan, length),
             (Play::Tensors(clients), _) => clients.throughput(&self.plan, length),
         };
@@ -113,7 +119,12 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(0)?;
-    let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
+    let area_bytes = match (job.plan.bench, job.plan.fuse) {
+        (Bench::Fuse, _) => step_bytes(&job.plan.step),
+        // A queue has at most half of it.
+        (_, Fuse::Push) => 2 * rounds::arena_bytes(&job.plan),
+        _ => AREA_BYTES,
+    };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()
 }

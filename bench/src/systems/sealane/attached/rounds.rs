@@ -34,10 +34,10 @@ use crate::stopwatch::{RoundTrips, StepTally, Tally};
 use crate::systems::pass_gap;
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
-const BATCHES: usize = 4;
+pub(super) const BATCHES: usize = 4;
 
 /// Tensors up to this size travel in the ring, and are in no arena on either side.
-fn is_in_ring(plan: &Plan) -> bool {
+pub(super) fn is_in_ring(plan: &Plan) -> bool {
     plan.size_bytes <= INLINE_BYTES_MAX
 }
 

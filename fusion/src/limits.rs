@@ -80,6 +80,16 @@ pub(crate) const CREDIT_MESSAGES_MAX: usize = 1024;
 /// A stream's credit in bytes at most: some milliseconds of a fast link.
 pub(crate) const CREDIT_BYTES_MAX: usize = 16 << 20;
 
+/// Streams of a shard have credit in bytes for one in this many of its received tensors' memory, together: the rest is for those that
+/// say what they need, and for recvs.
+pub(crate) const CREDIT_MEMORY_SHARE: usize = 4;
+
+/// How often it is looked whether there is memory for pushes of large tensors that wait for it.
+pub(crate) const PROMISE_LOOK: Duration = Duration::from_millis(1);
+
+/// Streams that were promised memory, and bring nothing for so long, do not hold up others any more.
+pub(crate) const PROMISE_TIME: Duration = Duration::from_secs(1);
+
 // The engine.
 
 /// How long [`Engine::stop`](crate::Engine::stop) gives goodbyes to leave.

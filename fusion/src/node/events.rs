@@ -53,6 +53,7 @@ impl Node {
                 pushes.ended(deposit, count, outcome, &mut context.reporter);
             }
             Event::Opened(opened) => pushes.stream_opened(handle, opened, context),
+            Event::Wanting { stream } => pushes.stream_wants(handle, stream, context),
             Event::Closed { streams } => pushes.streams_closed(handle, &streams),
             Event::Named(named) => pulls.named(handle, named, &mut context.peers),
             Event::Forgotten { slots } => pulls.forgotten(&slots),

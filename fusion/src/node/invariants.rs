@@ -8,10 +8,10 @@ use super::peers::{Peer, Peers};
 impl Node {
     /// Panics unless every part agrees with itself and with the others.
     pub fn check_invariants(&self) {
-        let Context { pairs, peers, .. } = &self.context;
+        let Context { pairs, peers, settings, .. } = &self.context;
         pairs.check_invariants(|session| peers.get(session).map(|peer| &peer.address));
         peers.check_invariants();
-        self.pushes.check_invariants(peers);
+        self.pushes.check_invariants(peers, settings.session.tensor_bytes_max);
         self.exchange.check_invariants(&self.context);
         self.pulls.check_invariants(peers);
         #[cfg(feature = "fuzzing")]

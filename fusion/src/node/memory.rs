@@ -61,6 +61,16 @@ impl Memory {
         self.pools.get(usize::from(task))?.as_deref()
     }
 
+    /// Bytes that are free for tensors that come for a task, and all there are. A task's own pool says no: what may wait in its queues
+    /// is bounded by a share of it.
+    pub(super) fn free_for(&self, task: u16) -> (usize, usize) {
+        if self.pool(task).is_some() {
+            return (usize::MAX, usize::MAX);
+        }
+        let all = self.receive.capacity_bytes();
+        (all - self.receive.in_use_bytes(), all)
+    }
+
     /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not; nor may a
     /// device's, which a task gets only if it brings it, wherever its peer runs.
     pub(super) fn takes_as_is(&self, task: u16, payload: &Payload) -> bool {

@@ -37,6 +37,7 @@ impl Node {
         exchange.expire(now, context);
         pulls.expire_local(now, &mut context.reporter);
         pushes.expire_local(now, &mut context.reporter);
+        pushes.look_at_promises(now, context);
         while let Some(handle) = self.context.peers.take_due(now) {
             self.look_after(now, handle);
             self.context.reschedule(handle);

@@ -3,7 +3,7 @@
 use sealane_transport::limits::TRANSFERS_MAX;
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
-    Request, Response,
+    PushWant, Request, Response,
 };
 use sealane_transport::{Handle, Meta};
 
@@ -13,7 +13,7 @@ use super::script::Script;
 pub(super) const KEYS: [&str; 4] = ["w0", "w1", "dense/kernel", ""];
 
 /// Kinds of frames that [`forge`] knows.
-pub(super) const KINDS: usize = 29;
+pub(super) const KINDS: usize = 30;
 /// Most entries of a frame of several.
 const ENTRIES_MAX: usize = 5;
 /// Longest payload, metadata or text that is made up, in bytes.
@@ -169,6 +169,10 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             writer.push_failure(&PushFailure { stream, code, number, reason: text(script) });
         }
         27 => writer.push_close(handle(script)),
+        28 => {
+            let (stream, least) = (handle(script), script.number());
+            writer.push_want(&PushWant { stream, least, all: script.number().max(least) });
+        }
         _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }
 }

@@ -161,6 +161,7 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
             return Ok(as_written);
         }
         PushFrame::Grant(grant) => writer.push_grant(grant),
+        PushFrame::Want(want) => writer.push_want(want),
         PushFrame::Failure(failure) => {
             assert!(failure.reason.len() <= REASON_BYTES_MAX);
             writer.push_failure(failure);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sealane_fusion::{Code, Engine, EngineSettings};
 use sealane_transport::Handle;
-use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Response};
+use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Response, VERSION_MAX, VERSION_MIN};
 
 use crate::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, two};
 
@@ -108,7 +108,8 @@ fn another_version_is_named_on_both_sides() {
         |_| {},
     );
     let error = recv_error(&worker);
-    assert!(error.to_string().contains("wire versions 7 to 9, this side 1 to 1"), "{error}");
+    let ours = format!("{VERSION_MIN} to {VERSION_MAX}");
+    assert!(error.to_string().contains(&format!("wire versions 7 to 9, this side {ours}")), "{error}");
     server.join().unwrap();
 
     let mut caller = TcpStream::connect(worker_address(&worker)).unwrap();
@@ -120,7 +121,7 @@ fn another_version_is_named_on_both_sides() {
     let mut answer = Vec::new();
     caller.read_to_end(&mut answer).unwrap();
     let Ok(Some((Greeting::Reject(reject), _))) = Greeting::parse(&answer) else { panic!("{answer:?}") };
-    assert!(reject.reason.contains("versions 1 to 1"), "{}", reject.reason);
+    assert!(reject.reason.contains(&format!("versions {ours}")), "{}", reject.reason);
 }
 
 fn worker_address(engine: &Engine) -> String {
@@ -139,7 +140,10 @@ fn callers_that_are_not_sealane_disturb_nobody() {
             1 => bytes(10_000, 3),
             // The magic, and then nothing sensible.
             2 => [&wire::MAGIC[..], &[0xff; 100]].concat(),
-            3 => [&wire::MAGIC[..], &[1, 0, 1, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]].concat(),
+            3 => {
+                let versions = [VERSION_MIN, VERSION_MAX].map(u16::to_le_bytes).concat();
+                [&wire::MAGIC[..], &[1, 0], &versions, &[0, 0, 0xff, 0xff, 0xff, 0x7f]].concat()
+            }
             // Half a greeting, and silence or the end.
             4 | 5 => wire::MAGIC[..5].to_vec(),
             _ => Vec::new(),

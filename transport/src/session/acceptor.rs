@@ -17,12 +17,12 @@ use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{STREAM_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{INLINE_PAYLOAD_BYTES, STREAM_BYTES_MAX, STREAMS_MAX};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
 use crate::tensor::{Tensor, TensorMeta};
-use crate::wire::{Push, PushFailure, PushGrant, PushOpen, Pushes, WireError};
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushWant, Pushes, WireError};
 
 /// A stream that the peer has begun: give it credit with [`Session::grant`] when its queue has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,15 @@ pub struct Credit {
     pub messages: u64,
     /// Bytes of their payloads; the last tensor may be larger than what is left of them.
     pub bytes: u64,
+}
+
+/// Credit that a stream waits for, on top of what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Bytes without which its next tensor does not leave.
+    pub least: u64,
+    /// Bytes with which all do that are known to follow.
+    pub all: u64,
 }
 
 /// A push that was not taken.
@@ -79,6 +88,9 @@ struct Stream {
     rewind_owed: bool,
     /// Pushes that the peer sent before it heard so may still come: they are passed over until the next one in order does.
     rewound: bool,
+    /// Bytes since the stream began with which the pusher's next tensor leaves, and all that it knows of: a larger tensor than it
+    /// has credit for. The last that it said on this link.
+    wanted: (u64, u64),
     /// Something is to be told: what was taken, or more credit.
     news: bool,
     /// Metadata of the last push, which the next most often shares.
@@ -218,6 +230,7 @@ impl Acceptor {
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {
             (stream.news, stream.refused_told) = (false, 0);
             (stream.shut, stream.rewind_owed, stream.rewound) = (false, false, false);
+            stream.wanted = (0, 0);
         }
     }
 
@@ -266,6 +279,29 @@ impl<W, D: PartialEq> Session<W, D> {
     /// What a stream may bring that it has not brought; `None` if it has ended.
     pub fn credit(&self, stream: Handle) -> Option<Credit> {
         Some(self.acceptor.streams.as_ref()?.get(stream)?.credit())
+    }
+
+    /// What a stream waits for; `None` if it has it, or has ended.
+    pub fn wanted(&self, stream: Handle) -> Option<Wanted> {
+        let of = self.acceptor.streams.as_ref()?.get(stream)?;
+        let has = of.granted_bytes.max(of.bytes);
+        let (least, all) = of.wanted;
+        // No more than for one tensor, whatever the peer says; what is left of a small one that came with too little credit.
+        let most = self.limits.tensor_bytes_max + INLINE_PAYLOAD_BYTES as u64;
+        (least > has).then(|| Wanted { least: (least - has).min(most), all: all - has })
+    }
+
+    /// The peer says how much credit a stream waits for.
+    pub(super) fn push_wanted(&mut self, want: &PushWant) -> Result<(), WireError> {
+        if want.all < want.least || want.all > STREAM_BYTES_MAX {
+            return Err(WireError::BadValue { what: "bytes that a stream wants", found: want.all });
+        }
+        let Some(&stream) = self.acceptor.ids.get(&want.stream) else { return Ok(()) };
+        if let Some(of) = self.acceptor.get(stream) {
+            of.wanted = (want.least, want.all);
+            self.events.push_back(Event::Wanting { stream });
+        }
+        Ok(())
     }
 
     /// A push that came and was not taken after all.
@@ -318,6 +354,7 @@ impl<W, D: PartialEq> Session<W, D> {
             shut: false,
             rewind_owed: false,
             rewound: false,
+            wanted: (0, 0),
             news: false,
             last_meta: None,
         };

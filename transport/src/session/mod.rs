@@ -58,7 +58,7 @@ use crate::trace::Recorder;
 use crate::tray::Tray;
 
 use acceptor::Acceptor;
-pub use acceptor::{Credit, Opened};
+pub use acceptor::{Credit, Opened, Wanted};
 pub use consumer::Ask;
 use consumer::Consumer;
 use control::{Control, ControlQueue};
@@ -122,6 +122,11 @@ pub enum Event<W, D> {
     },
     /// The peer begins a stream of pushes.
     Opened(Opened),
+    /// A stream of the peer's waits for more credit: [`Session::wanted`] says how much.
+    Wanting {
+        /// The stream.
+        stream: Handle,
+    },
     /// A push came, within the credit of its stream, and counts as taken unless it is refused.
     Pushed {
         /// The stream.
@@ -383,7 +388,7 @@ impl<W, D: PartialEq> Session<W, D> {
         self.consumer.resume(&roster, &self.peer, &mut self.events);
         let not_served = consumer::not_served(&self.peer);
         self.puller.resume(&roster, &not_served, &mut self.events);
-        self.pusher.resume(&roster, &not_served, &mut self.control, &mut self.events);
+        self.pusher.resume((&roster, tensor_bytes_max), &not_served, &mut self.control, &mut self.events);
         self.producer.resume();
         self.control.push(Control::Resumed);
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });

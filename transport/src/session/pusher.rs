@@ -17,7 +17,7 @@ use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLim
 use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
 use crate::payload::Payload;
-use crate::wire::{Push, PushFailure, PushGrant, PushOpen, WireError};
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushWant, WireError};
 
 /// A push: what, and until when.
 #[derive(Debug)]
@@ -37,6 +37,9 @@ pub struct PushAsk<D> {
 /// Streams whose end is told again on the next link, although it was told on the last: far more than end within what a link may
 /// hold that never arrives.
 const TOLD_AGAIN_MAX: usize = 1024;
+
+/// Pushes that are looked at to tell the peer how much a stream wants.
+const WANTED_PUSHES_MAX: usize = 64;
 
 struct Entry<D> {
     meta: Meta,
@@ -66,6 +69,8 @@ struct Stream<D> {
     bytes_sent: u64,
     granted_messages: u64,
     granted_bytes: u64,
+    /// How much credit in bytes the peer was last told on this link that the next push waits for.
+    wanted_bytes: u64,
     /// The peer knows of it on this link.
     told: bool,
     /// The peer was told of it on some link: it keeps it until it hears of its end.
@@ -83,10 +88,29 @@ impl<D> Stream<D> {
     /// True if the next push may leave.
     #[inline]
     fn may_send(&self) -> bool {
-        let bytes = self.bytes_before + self.bytes_sent;
+        self.bytes_needed() <= self.granted_bytes && self.is_next_due()
+    }
+
+    /// True if the next push may leave but for its bytes.
+    #[inline]
+    fn is_next_due(&self) -> bool {
         let number = self.first + self.sent as u64;
-        let has_credit = number < self.granted_messages && bytes < self.granted_bytes;
-        has_credit && !self.paused && self.overtaken.is_none() && self.has_next()
+        number < self.granted_messages && !self.paused && self.overtaken.is_none() && self.has_next()
+    }
+
+    /// How much credit in bytes the next push needs, since the stream began: of a small one a single byte, since it is copied where
+    /// it arrives, of a larger one all, so that the peer has memory for it.
+    #[inline]
+    fn bytes_needed(&self) -> u64 {
+        let before = self.bytes_before + self.bytes_sent;
+        let next = self.entries.get(self.sent).map_or(0, |entry| entry.bytes);
+        if next <= INLINE_PAYLOAD_BYTES as u64 { before + 1 } else { before + next }
+    }
+
+    /// True if the peer is to be told that the next push waits for more credit in bytes than the stream has.
+    fn wants(&self) -> bool {
+        let needed = self.bytes_needed();
+        needed > self.granted_bytes && needed != self.wanted_bytes && self.told && self.is_next_due()
     }
 
     /// True if there is a push that has not left, or that is to leave again and has come back from the link.
@@ -115,11 +139,11 @@ impl<D> Stream<D> {
     /// True if the next push leaves in chunks, and too many do.
     fn is_held_back(&self, outbox: &Outbox) -> bool {
         let next_bytes = self.entries.get(self.sent).map_or(0, |entry| entry.bytes as usize);
-        self.told && outbox.is_overtaken(next_bytes) && !outbox.has_room_for_push()
+        self.told && self.may_send() && outbox.is_overtaken(next_bytes) && !outbox.has_room_for_push()
     }
 
     fn has_output(&self) -> bool {
-        (!self.told && !self.entries.is_empty()) || self.may_send()
+        (!self.told && !self.entries.is_empty()) || self.may_send() || self.wants()
     }
 }
 
@@ -336,7 +360,7 @@ impl<D: PartialEq> Pusher<D> {
     fn rewind<W>(&mut self, handle: Handle, number: u64, events: Ends<'_, W, D>) -> Result<(), WireError> {
         self.granted(&PushGrant { stream: handle, taken: number, messages: 0, bytes: 0 }, events)?;
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.first == number) {
-            (stream.sent, stream.bytes_sent, stream.paused) = (0, 0, true);
+            (stream.sent, stream.bytes_sent, stream.paused, stream.wanted_bytes) = (0, 0, true, 0);
             self.pushes -= stream.count_tried_anew();
         }
         Ok(())
@@ -350,23 +374,41 @@ impl<D: PartialEq> Pusher<D> {
         self.starved.clear();
         for (_, stream) in self.streams.iter_mut() {
             (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
-            (stream.overtaken, stream.paused) = (None, false);
+            (stream.overtaken, stream.paused, stream.wanted_bytes) = (None, false, 0);
         }
     }
 
     /// A link is up: the peer is told of streams that have ended, and of those that have something to push.
     pub(super) fn resume<W>(
         &mut self,
-        roster: &Roster,
+        (roster, tensor_bytes_max): (&Roster, u64),
         error: &Error,
         control: &mut ControlQueue,
         events: Ends<'_, W, D>,
     ) {
         self.linked = true;
+        self.end_too_large(tensor_bytes_max, events);
         self.closed.iter().for_each(|stream| control.push(Control::PushClose(*stream)));
         self.end_those(|stream| roster.place_of(stream.to).is_none(), error, events);
         for handle in self.streams.select(|stream| !stream.entries.is_empty()) {
             self.queue(handle);
+        }
+    }
+
+    /// Ends the pushes that have never left and that the peer would refuse: it would give no credit for them.
+    fn end_too_large<W>(&mut self, limit: u64, events: Ends<'_, W, D>) {
+        for (_, stream) in self.streams.iter_mut() {
+            let (mut index, before) = (0, stream.entries.len());
+            stream.entries.retain_mut(|entry| {
+                index += 1;
+                let stays = index <= stream.tried || entry.bytes <= limit;
+                if !stays && let Some(deposit) = entry.deposit.take() {
+                    let outcome = Err(too_large(entry.bytes, limit));
+                    events.push_back(Event::PushEnded { deposit, count: 1, outcome });
+                }
+                stays
+            });
+            self.pushes -= before - stream.entries.len();
         }
     }
 
@@ -381,7 +423,7 @@ impl<D: PartialEq> Pusher<D> {
                 events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
             }
             (stream.first, stream.bytes_before, stream.granted_messages, stream.granted_bytes) = (0, 0, 0, 0);
-            stream.paused = false;
+            (stream.paused, stream.wanted_bytes) = (false, 0);
         }
         for handle in self.streams.select(|stream| stream.closing) {
             self.close_if_done(handle, control);
@@ -447,7 +489,8 @@ impl<D: PartialEq> Pusher<D> {
             return;
         }
         let mut earliest: Option<Instant> = None;
-        for (_, stream) in self.streams.iter_mut() {
+        let mut changed = Vec::new();
+        for (handle, stream) in self.streams.iter_mut() {
             let (tried, queue) = (stream.tried, &stream.queue);
             let mut index = 0;
             let mut dropped = 0;
@@ -470,8 +513,15 @@ impl<D: PartialEq> Pusher<D> {
                 stays
             });
             self.pushes -= dropped;
+            if dropped > 0 {
+                changed.push(handle);
+            }
         }
         self.earliest = earliest;
+        // The push that is next now may have the credit that the one before it waited for.
+        if self.linked {
+            changed.into_iter().for_each(|handle| self.queue(handle));
+        }
     }
 
     /// Takes out the streams that `pick` (from, to) chooses and that have not been told to anyone.
@@ -487,6 +537,10 @@ impl<D: PartialEq> Pusher<D> {
     }
 }
 
+fn too_large(bytes: u64, limit: u64) -> Error {
+    Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the consumer accepts {limit}"))
+}
+
 impl<D> Stream<D> {
     /// Stages the stream's next frame, unless the link cannot read the push that is next.
     fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) -> Result<(), Unreadable> {
@@ -494,6 +548,14 @@ impl<D> Stream<D> {
             (self.told, self.known) = (true, true);
             let open = PushOpen { stream: handle, first: self.first, from: self.from, to, queue: &self.queue };
             outbox.stage(|writer| writer.push_open(&open));
+            return Ok(());
+        }
+        if !self.may_send() {
+            let least = self.bytes_needed();
+            let following = self.entries.iter().skip(self.sent + 1).take(WANTED_PUSHES_MAX);
+            let all = least + following.map(|entry| entry.bytes).sum::<u64>();
+            self.wanted_bytes = least;
+            outbox.stage(|writer| writer.push_want(&PushWant { stream: handle, least, all }));
             return Ok(());
         }
         let number = self.first + self.sent as u64;
@@ -593,6 +655,7 @@ impl<W, D: PartialEq> Session<W, D> {
             bytes_sent: 0,
             granted_messages: 0,
             granted_bytes: 0,
+            wanted_bytes: 0,
             told: false,
             known: false,
             queued: false,
@@ -625,8 +688,7 @@ impl<W, D: PartialEq> Session<W, D> {
             && bytes > attached.tensor_bytes_max
         {
             let limit = attached.tensor_bytes_max;
-            let reason = format!("the tensor has {bytes} bytes, the consumer accepts {limit}");
-            return Err((Error::full("transport.tensor_bytes_max", reason), deposit));
+            return Err((too_large(bytes, limit), deposit));
         }
         stream.entries.push_back(Entry {
             meta,

@@ -197,6 +197,7 @@ impl<W, D: PartialEq> Session<W, D> {
             PushFrame::Push(_) | PushFrame::Pushes(_) => unreachable!("the caller lands these"),
             PushFrame::Open(open) => self.stream_opened(&open)?,
             PushFrame::Close { stream } => self.stream_closed(stream),
+            PushFrame::Want(want) => self.push_wanted(&want)?,
             PushFrame::Grant(grant) => {
                 self.pusher.granted(&grant, &mut self.events)?;
                 self.pusher.close_if_done(grant.stream, &mut self.control);

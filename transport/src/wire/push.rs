@@ -5,7 +5,8 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{
-    KIND_PUSH, KIND_PUSH_CLOSE, KIND_PUSH_FAILURE, KIND_PUSH_GRANT, KIND_PUSH_OPEN, KIND_PUSHES, bounded, cut, reason,
+    KIND_PUSH, KIND_PUSH_CLOSE, KIND_PUSH_FAILURE, KIND_PUSH_GRANT, KIND_PUSH_OPEN, KIND_PUSH_WANT, KIND_PUSHES,
+    bounded, cut, reason,
 };
 use super::group::{split, walk};
 use super::{FrameWriter, WireError, fixed, text};
@@ -42,11 +43,19 @@ struct GrantFixed {
     bytes: U64,
 }
 
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct WantFixed {
+    least: U64,
+    all: U64,
+}
+
 const _: () = {
     assert!(size_of::<OpenFixed>() == 12);
     assert!(size_of::<PushFixed>() == 16);
     assert!(size_of::<PushEntry>() == 4);
     assert!(size_of::<GrantFixed>() == 24);
+    assert!(size_of::<WantFixed>() == 16);
 };
 
 /// In place of the length of metadata: the same as that of the entry before.
@@ -126,8 +135,20 @@ pub struct PushGrant {
     pub taken: u64,
     /// Pushes before this number may be sent.
     pub messages: u64,
-    /// A push may be sent while the payloads before it, since the stream began, have fewer bytes than this.
+    /// A push may be sent while the payloads before it, since the stream began, have fewer bytes than this; a large one is sent
+    /// when its own have come into them as well.
     pub bytes: u64,
+}
+
+/// What a pusher waits for whose next tensor is large: credit in bytes, since the stream began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushWant {
+    /// The stream.
+    pub stream: Handle,
+    /// With so many the next push may leave.
+    pub least: u64,
+    /// With so many all those may that are known to follow; at least `least`.
+    pub all: u64,
 }
 
 /// A push that was not taken, and whose number counts as taken.
@@ -151,6 +172,7 @@ pub enum PushFrame<'a> {
     Push(Push<'a>),
     Pushes(Pushes<'a>),
     Grant(PushGrant),
+    Want(PushWant),
     Failure(PushFailure<'a>),
     /// The pusher will push nothing more into a stream.
     Close {
@@ -181,6 +203,10 @@ impl<'a> PushFrame<'a> {
                 let (fields, _) = fixed::<GrantFixed>("grant of pushes", body)?;
                 let (taken, messages, bytes) = (fields.taken.get(), fields.messages.get(), fields.bytes.get());
                 PushFrame::Grant(PushGrant { stream, taken, messages, bytes })
+            }
+            KIND_PUSH_WANT => {
+                let (fields, _) = fixed::<WantFixed>("want of a push", body)?;
+                PushFrame::Want(PushWant { stream, least: fields.least.get(), all: fields.all.get() })
             }
             KIND_PUSH_OPEN => {
                 let (fields, queue) = fixed::<OpenFixed>("stream of pushes", body)?;
@@ -233,6 +259,12 @@ impl<'w> FrameWriter<'w> {
         let (taken, messages, bytes) = (U64::new(grant.taken), U64::new(grant.messages), U64::new(grant.bytes));
         let fields = GrantFixed { taken, messages, bytes };
         self.frame(KIND_PUSH_GRANT, 0, grant.stream.to_bits(), fields.as_bytes(), &[]);
+    }
+
+    /// Writes how much credit a stream waits for.
+    pub fn push_want(&mut self, want: &PushWant) {
+        let fields = WantFixed { least: U64::new(want.least), all: U64::new(want.all) };
+        self.frame(KIND_PUSH_WANT, 0, want.stream.to_bits(), fields.as_bytes(), &[]);
     }
 
     /// Writes that a push was not taken.
@@ -304,6 +336,8 @@ mod tests {
         assert_eq!(read(&written(|w| w.push(&push))), PushFrame::Push(push));
         let grant = PushGrant { stream, taken: 1, messages: 2, bytes: u64::MAX };
         assert_eq!(read(&written(|w| w.push_grant(&grant))), PushFrame::Grant(grant));
+        let want = PushWant { stream, least: 3, all: 1 << 40 };
+        assert_eq!(read(&written(|w| w.push_want(&want))), PushFrame::Want(want));
         let failure = PushFailure { stream, code: 8, number: 5, reason: "full" };
         assert_eq!(read(&written(|w| w.push_failure(&failure))), PushFrame::Failure(failure));
         assert_eq!(read(&written(|w| w.push_close(stream))), PushFrame::Close { stream });

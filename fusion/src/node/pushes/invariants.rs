@@ -1,6 +1,7 @@
 //! What holds of queues, streams and groups between any two calls of their node.
 
 use sealane_transport::Handle;
+use sealane_transport::limits::QUEUE_BYTES_MAX;
 
 use super::Pushes;
 use super::queues::{Queue, QueueName, StreamKey};
@@ -9,18 +10,20 @@ use crate::node::peers::Peers;
 
 impl Pushes {
     /// Panics unless queues, streams and groups agree with each other, and streams with their sessions.
-    pub(in crate::node) fn check_invariants(&self, peers: &Peers) {
+    pub(in crate::node) fn check_invariants(&self, peers: &Peers, tensor_bytes_max: u64) {
         assert_eq!(self.names.len(), self.queues.len(), "a queue that is not found by its name is made a second time");
         for (handle, queue) in self.queues.iter() {
             self.check_queue(handle, queue);
         }
         for key in self.streams.keys() {
-            self.check_stream(key, peers);
+            self.check_stream(key, peers, tensor_bytes_max);
         }
         if let Some((key, queue, _)) = &self.last_stream {
             let leads = self.streams.get(key).map(|stream| stream.queue);
             assert_eq!(leads, Some(*queue), "the next tensor of the last stream would go into a wrong queue");
         }
+        let promised: u64 = self.queues.iter().map(|(_, queue)| queue.promises.bytes).sum();
+        assert_eq!(promised, self.promised, "the shard would promise more memory than it has, or none for ever");
         for (handle, group) in self.groups.iter() {
             let waiting = self.queues.iter().flat_map(|(_, queue)| &queue.local);
             let here = waiting.filter(|push| push.group == handle).count();
@@ -41,6 +44,11 @@ impl Pushes {
             let leads = self.streams.get(key).map(|stream| stream.queue);
             assert_eq!(leads, Some(handle), "queue '{name}' is fed by {key:?}, which leads elsewhere");
         }
+        let promised: u64 = queue.streams.iter().map(|key| self.streams[key].promised).sum();
+        assert_eq!(
+            promised, queue.promises.bytes,
+            "'{name}' would promise more than it has room for, or nothing for ever"
+        );
         for push in &queue.local {
             assert!(self.groups.get(push.group).is_some(), "nobody would hear how a push into '{name}' ended");
             let ends = self.earliest.is_some_and(|earliest| earliest <= push.deadline);
@@ -48,7 +56,7 @@ impl Pushes {
         }
     }
 
-    fn check_stream(&self, key: &StreamKey, peers: &Peers) {
+    fn check_stream(&self, key: &StreamKey, peers: &Peers, tensor_bytes_max: u64) {
         let stream = &self.streams[key];
         let queue = self.queues.get(stream.queue).unwrap_or_else(|| panic!("{key:?} leads nowhere"));
         let name = &queue.name;
@@ -56,9 +64,17 @@ impl Pushes {
         assert_eq!(listed, 1, "{key:?} feeds '{name}' {listed} times, which decides about the credit of all");
         let hungry = queue.hungry.iter().filter(|&other| other == key).count();
         assert_eq!(hungry, usize::from(stream.hungry), "{key:?} of '{name}' would get no credit, or another's");
+        let waiting = queue.promises.waiting.iter().filter(|&other| other == key).count();
+        assert_eq!(
+            waiting,
+            usize::from(stream.wants),
+            "{key:?} of '{name}' would wait for ever, or have another's turn"
+        );
         let credit = peers.session(key.0).and_then(|session| session.credit(key.1));
         let credit = credit.unwrap_or_else(|| panic!("{key:?} has ended in its session, and '{name}' keeps it"));
-        let (messages, bytes) = (CREDIT_MESSAGES_MAX as u64, CREDIT_BYTES_MAX as u64);
+        // Besides its share at most what a whole queue has room for, or one tensor.
+        let promised = (QUEUE_BYTES_MAX as u64).max(tensor_bytes_max);
+        let (messages, bytes) = (CREDIT_MESSAGES_MAX as u64, CREDIT_BYTES_MAX as u64 + 2 * promised);
         assert!(credit.messages <= messages && credit.bytes <= bytes, "{key:?} may flood '{name}': {credit:?}");
     }
 }

@@ -5,6 +5,7 @@
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
 mod local;
+mod promises;
 mod queues;
 
 use std::sync::Arc;
@@ -78,6 +79,12 @@ pub(super) struct Pushes {
     filled: Vec<Handle>,
     /// No deadline of a push to a task of this node is earlier.
     earliest: Option<Instant>,
+    /// Bytes that queues have promised to streams.
+    promised: u64,
+    /// The queue that has waited longest for memory for its streams: until it has it, others get none.
+    waits_for_memory: Option<Handle>,
+    /// When it is looked whether there is memory for streams that wait for it.
+    look_again: Option<Instant>,
 }
 
 impl Pushes {
@@ -90,6 +97,9 @@ impl Pushes {
             last_stream: None,
             filled: Vec::new(),
             earliest: None,
+            promised: 0,
+            waits_for_memory: None,
+            look_again: None,
         }
     }
 
@@ -97,6 +107,12 @@ impl Pushes {
     #[cfg(test)]
     pub(super) fn streams(&self) -> usize {
         self.streams.len()
+    }
+
+    /// Bytes that were promised to streams and have not come.
+    #[cfg(test)]
+    pub(super) fn promised(&self) -> u64 {
+        self.promised
     }
 
     /// So many pushes begin that end together.

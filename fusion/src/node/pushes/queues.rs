@@ -8,7 +8,8 @@ use sealane_transport::{Error, Handle, Tensor};
 
 use super::Pushes;
 use super::local::LocalPush;
-use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX};
+use super::promises::Promises;
+use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MEMORY_SHARE, CREDIT_MESSAGES_MAX};
 use crate::node::context::Context;
 use crate::node::pairs::STRANGER;
 use crate::queue::{AcceptQueue, Accepted};
@@ -28,10 +29,19 @@ pub(super) struct Queue {
     pub(super) streams: Vec<StreamKey>,
     /// Those of them that may have more credit than they have.
     pub(super) hungry: VecDeque<StreamKey>,
+    /// What streams were promised besides their share of the credit.
+    pub(super) promises: Promises,
     /// Pushes of this node that wait for room.
     pub(super) local: VecDeque<LocalPush>,
     /// Tensors that came in this turn; none without a queue.
     pub(super) arrived: Vec<Accepted>,
+}
+
+impl Queue {
+    /// The next stream that may have more credit, if there is room. Who finds none is told when there is.
+    fn next_hungry(&mut self, shared: &AcceptQueue) -> Option<StreamKey> {
+        if self.hungry.is_empty() || shared.room().is_none() { None } else { self.hungry.pop_front() }
+    }
 }
 
 /// The engine stops: acceptors must not wait forever.
@@ -49,6 +59,10 @@ pub(super) struct Stream {
     from: Arc<str>,
     /// It is in the queue's list of those who want more credit.
     pub(super) hungry: bool,
+    /// It waits for more than its share, for a tensor that is larger.
+    pub(super) wants: bool,
+    /// Bytes of its credit, where that is more than its share.
+    pub(super) promised: u64,
 }
 
 /// The name of a queue, borrowed.
@@ -74,6 +88,7 @@ impl Pushes {
             left: None,
             streams: Vec::new(),
             hungry: VecDeque::new(),
+            promises: Promises::default(),
             local: VecDeque::new(),
             arrived: Vec::new(),
         };
@@ -188,12 +203,12 @@ impl Pushes {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
         let streams = queue.streams.len() + 1;
+        let memory = context.memory.free_for(queue.task).1 / CREDIT_MEMORY_SHARE / self.streams.len().max(1);
         let most = Credit {
             messages: (shared.capacity() / streams).clamp(1, CREDIT_MESSAGES_MAX) as u64,
-            bytes: (shared.bytes_max() / streams).clamp(1, CREDIT_BYTES_MAX) as u64,
+            bytes: (shared.bytes_max() / streams).min(memory).clamp(1, CREDIT_BYTES_MAX) as u64,
         };
-        while !queue.hungry.is_empty() && shared.room().is_some() {
-            let Some(key) = queue.hungry.pop_front() else { break };
+        while let Some(key) = self.queues.get_mut(handle).and_then(|queue| queue.next_hungry(&shared)) {
             let Some(stream) = self.streams.get_mut(&key) else { continue };
             stream.hungry = false;
             let Some(session) = context.peers.session_mut(key.0) else { continue };
@@ -202,7 +217,9 @@ impl Pushes {
             let bytes = most.bytes.saturating_sub(has.bytes);
             session.grant(key.1, Credit { messages, bytes });
             context.peers.mark_dirty(key.0);
+            self.settle_promise(key, if has.bytes > most.bytes { has.bytes } else { 0 });
         }
+        self.promise(handle, context);
     }
 
     /// A peer begins a stream.
@@ -217,7 +234,7 @@ impl Pushes {
         let handle = self.queue_named(to, &queue);
         let key = (session, stream);
         self.queues.get_mut(handle).expect("just found").streams.push(key);
-        self.streams.insert(key, Stream { queue: handle, from, hungry: false });
+        self.streams.insert(key, Stream { queue: handle, from, hungry: false, wants: false, promised: 0 });
         self.wants_credit(key);
         self.replenish(handle, context);
     }
@@ -227,6 +244,7 @@ impl Pushes {
         self.last_stream = None;
         for &stream in streams {
             let key = (session, stream);
+            self.settle_promise(key, 0);
             let Some(Stream { queue: handle, .. }) = self.streams.remove(&key) else { continue };
             let Some(queue) = self.queues.get_mut(handle) else { continue };
             queue.streams.retain(|other| *other != key);
@@ -246,6 +264,7 @@ impl Pushes {
         self.last_stream = None;
         while let Some(handle) = self.filled.pop() {
             self.deliver(handle, context);
+            self.settle_promises(handle, context);
             self.replenish(handle, context);
         }
     }

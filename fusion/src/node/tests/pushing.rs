@@ -3,36 +3,55 @@
 use sealane_transport::LinkError;
 
 use super::*;
+use crate::limits::{PROMISE_LOOK, PROMISE_TIME};
 use crate::node::PushRequest;
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
 
-const WORKER: (usize, &str) = (1, "worker:1");
+pub(super) const WORKER: (usize, &str) = (1, "worker:1");
 const NEIGHBOUR: (usize, &str) = (0, "ps:2");
 
 /// A queue of ps:1 at node 0, whose owner looks for room when it has taken something.
 fn accept(net: &mut Net, tensors_max: usize, bytes_max: usize) -> Arc<AcceptQueue> {
+    accept_at(net, "q", tensors_max, bytes_max)
+}
+
+pub(super) fn accept_at(net: &mut Net, name: &str, tensors_max: usize, bytes_max: usize) -> Arc<AcceptQueue> {
     let queue = Arc::new(AcceptQueue::new(AcceptOptions { tensors_max, bytes_max }, Box::new(|| {})));
     let task = net.nodes[0].local_task("ps:1").unwrap();
-    net.nodes[0].open_queue(task, "q", queue.clone()).unwrap();
+    net.nodes[0].open_queue(task, name, queue.clone()).unwrap();
     queue
 }
 
 fn push(net: &mut Net, from: (usize, &str), values: impl IntoIterator<Item = u8>, bytes: usize) -> Sent {
+    push_to(net, from, "q", values, bytes)
+}
+
+pub(super) fn push_to(
+    net: &mut Net,
+    from: (usize, &str),
+    queue: &str,
+    values: impl IntoIterator<Item = u8>,
+    bytes: usize,
+) -> Sent {
     let pair = net.number(from.0, from.1, "ps:1");
     let tensor = |value| Tensor::from_elements(&[bytes as u64], &vec![value; bytes]).unwrap();
     let tensors: Vec<_> = values.into_iter().map(tensor).collect();
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + SOON, SendWaiter::Channel(sender));
     let tensors = tensors.into_iter();
-    net.nodes[from.0].push(net.now, PushRequest { pair, queue: "q", tensors, deadline, waiter });
+    net.nodes[from.0].push(net.now, PushRequest { pair, queue, tensors, deadline, waiter });
     Sent(receiver)
 }
 
 /// What is in the queue, by its first byte; and there is room again.
 fn taken(net: &mut Net, queue: &AcceptQueue, most: usize) -> Vec<u8> {
+    taken_from(net, ("q", queue), most)
+}
+
+pub(super) fn taken_from(net: &mut Net, (name, queue): (&str, &AcceptQueue), most: usize) -> Vec<u8> {
     let mut items: Vec<Accepted> = Vec::new();
     queue.take(most, &mut items).unwrap();
-    net.nodes[0].replenish_named(0, "q");
+    net.nodes[0].replenish_named(0, name);
     items.iter().map(|item| item.tensor.bytes()[0]).collect()
 }
 
@@ -98,6 +117,44 @@ fn a_tensor_larger_than_the_queue_goes_alone() {
         net.rest();
         sent.outcome().unwrap();
     }
+}
+
+/// Memory for three of ten that are pushed at once.
+#[test]
+fn large_tensors_wait_at_their_pushers_until_there_is_memory() {
+    let mut net = Net::pair();
+    let names: Vec<_> = (0..10).map(|at| format!("q{at}")).collect();
+    let queues: Vec<_> = names.iter().map(|name| accept_at(&mut net, name, 4, 100_000)).collect();
+    let sent: Vec<_> =
+        names.iter().zip(1..).map(|(name, value)| push_to(&mut net, WORKER, name, [value], 300_000)).collect();
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        net.rest();
+        let came: Vec<u8> =
+            names.iter().zip(&queues).flat_map(|(name, queue)| taken_from(&mut net, (name, queue), 9)).collect();
+        assert!(came.len() <= 3, "{} tensors of 300,000 bytes lay in {SLAB_BYTES}", came.len());
+        all.extend(came);
+        net.pass(PROMISE_LOOK);
+    }
+    assert_eq!(all, (1..=10).collect::<Vec<_>>(), "in the order of asking");
+    sent.into_iter().for_each(|sent| sent.outcome().unwrap());
+    assert_eq!(net.nodes[0].pushes.promised(), 0);
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_tensor_for_which_there_is_no_memory_is_refused_in_time() {
+    let mut net = Net::pair();
+    let held = net.nodes[0].context.memory.receive_slab().allocate(SLAB_BYTES / 2).unwrap();
+    let queue = accept(&mut net, 4, 100_000);
+    let (waits, never) = (push(&mut net, WORKER, [1], 700_000), push(&mut net, WORKER, [2], 2 * SLAB_BYTES));
+    net.rest();
+    assert!(taken(&mut net, &queue, 9).is_empty());
+    net.pass(PROMISE_TIME);
+    assert_eq!(waits.outcome().unwrap_err().code(), Code::ResourceExhausted);
+    net.rest();
+    assert_eq!(never.outcome().unwrap_err().code(), Code::ResourceExhausted, "at once: it never fits");
+    drop(held);
 }
 
 #[test]

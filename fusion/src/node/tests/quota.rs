@@ -2,10 +2,12 @@
 
 use sealane_transport::lane::lane;
 use sealane_transport::outbox::Outbox;
-use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, parse};
+use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, parse};
 use sealane_transport::{Keys, Tray};
 
+use super::pushing::{WORKER, accept_at, push_to, taken_from};
 use super::*;
+use crate::limits::PROMISE_TIME;
 use crate::node::{PullRequest, PullWaiter, PushRequest};
 use crate::queue::{AcceptOptions, AcceptQueue};
 
@@ -291,4 +293,28 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
     let mut items = Vec::new();
     queue.take(9, &mut items).unwrap();
     assert_eq!(items.len(), 3);
+}
+
+/// It asks for nearly all memory, and brings nothing.
+#[test]
+fn who_is_promised_memory_and_does_not_use_it_holds_others_up_for_a_while_only() {
+    let mut net = Net::new([ps(), worker()]);
+    let queues = ["idle", "busy"].map(|name| accept_at(&mut net, name, 4, 100_000));
+    let mut idler = intruder(&mut net, OTHER, (0, 1));
+    assert_eq!(idler.open(&mut net, 1, "idle"), ["grant"]);
+    let want = |least| PushWant { stream: id(1), least, all: least };
+    assert_eq!(idler.say(&mut net, |writer| writer.push_want(&want(900_000))), ["grant"]);
+    assert_eq!(net.nodes[0].pushes.promised(), 900_000);
+    assert_eq!(idler.say(&mut net, |writer| writer.push_want(&want(800_000))), [""; 0], "it has that");
+    let sent = push_to(&mut net, WORKER, "busy", [2], 500_000);
+    net.rest();
+    assert!(sent.waits() && taken_from(&mut net, ("busy", &queues[1]), 9).is_empty());
+    net.pass(PROMISE_TIME);
+    assert_eq!(taken_from(&mut net, ("busy", &queues[1]), 9), [2]);
+    net.rest();
+    sent.outcome().unwrap();
+    // Whatever it says that it wants, it gets no more than for one tensor.
+    assert_eq!(idler.say(&mut net, |writer| writer.push_want(&want(1 << 60))), ["grant"]);
+    drop(idler);
+    net.rest();
 }

@@ -365,6 +365,13 @@ impl<'s> End<'s> {
                     }
                     self.session.grant(opened.stream, CREDIT);
                 }
+                Event::Wanting { stream } => {
+                    if let Some(wanted) = self.session.wanted(stream)
+                        && script.below(4) > 0
+                    {
+                        self.session.grant(stream, Credit { messages: 0, bytes: wanted.least });
+                    }
+                }
                 Event::Pushed { stream, number, tensor } => {
                     assert!(tensor.bytes().len() as u64 <= TENSOR_BYTES_MAX);
                     if script.below(8) == 0 {

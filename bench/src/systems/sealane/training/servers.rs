@@ -27,9 +27,8 @@ use crate::systems::training::{self, Share};
 /// Gradients accepted at once at most.
 const ACCEPTED_MAX: usize = 4096;
 
-/// Memory for gradients that are not the largest, for the largest of each worker and ps so often, and for all at most.
+/// Memory for gradients, besides that for the largest of each ps twice: workers whose next finds none wait. And of all at most.
 const SLAB_BYTES: usize = 256 << 20;
-const SLABS_A_WORKER: usize = 2;
 const SLAB_BYTES_MAX: usize = 3 << 30;
 
 /// The same over verbs, besides the gradients that all workers push in a step.
@@ -108,10 +107,8 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     let deposited = AHEAD * training.size.workers * plan.step.len();
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
     settings.fuse = engine::fuse(plan);
-    // A gradient has memory from its first byte on, so each worker's largest at each ps may be there in part.
     let largest: usize = training::shares(plan).map(|share| share.pushed.into_iter().max().unwrap_or_default()).sum();
-    let wanted = SLAB_BYTES + SLABS_A_WORKER * training.size.workers * largest;
-    settings.slab_receive_bytes = wanted.min(SLAB_BYTES_MAX);
+    settings.slab_receive_bytes = (SLAB_BYTES + 2 * largest).min(SLAB_BYTES_MAX);
     match plan.link {
         // What the device reaches is taken from the machine at once: no more than what lies there.
         Link::Verbs => {

@@ -97,6 +97,8 @@ impl<T> Arena<T> {
     fn place(&mut self, make: impl FnOnce() -> T) -> Handle {
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
+            // So that the new value need not make room for one that might be there.
+            slot.value = None;
             slot.value = Some(make());
             return Handle::new(index, slot.generation);
         }

@@ -26,7 +26,7 @@ impl Node {
     fn settle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
         let Node { exchange, pulls, pushes, context, .. } = self;
         match event {
-            Event::Asked(asked) => exchange.asked(handle, asked, context),
+            Event::Asked(asked) => exchange.asked_behind_events(handle, &asked, context),
             Event::Withdrawn(id) => exchange.withdrawn(handle, id, &mut context.peers),
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {

@@ -3,21 +3,28 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Sink, Untaken};
+use sealane_transport::session::{Asked, Sink, Untaken};
 use sealane_transport::trace::Moment;
+use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Payload, Tensor};
 
-use super::cells::{RecvWaiter, Sender};
+use super::cells::RecvWaiter;
+use super::exchange::{Asker, Exchange};
 use super::outcomes::unheard;
+use super::pairs::Pairs;
+use super::peers::PeerSession;
 use super::pushes::Arrivals;
 use super::reporter::Reporter;
 use crate::metrics::{Run, Way};
-use crate::rendezvous::Table;
 
 /// See the module.
 pub(super) struct Rx<'a> {
-    pub(super) table: &'a mut Table<Sender>,
+    pub(super) exchange: &'a mut Exchange,
+    pub(super) pairs: &'a mut Pairs,
     pub(super) reporter: &'a mut Reporter,
+    /// Who asks.
+    pub(super) asker: Asker<'a>,
+    pub(super) is_draining: bool,
     /// The way that what is received has come.
     pub(super) way: Way,
     pub(super) now: Instant,
@@ -37,6 +44,12 @@ impl Rx<'_> {
 
 impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
+    fn asked(&mut self, session: &mut PeerSession, asked: &Asked, key: &[u8]) -> Result<(), WireError> {
+        let Rx { exchange, pairs, reporter, asker, is_draining, .. } = self;
+        exchange.asked(session, (asked, key), asker, (pairs, reporter, *is_draining))
+    }
+
+    #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
         if !self.reporter.outcomes.listens(&waiter) {
             // A fused receive to which nobody listens ends with its last, as any does.
@@ -54,7 +67,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     fn taken(&mut self, deposit: Handle, payload: Payload) {
         self.reporter.count_sent(payload.len());
         self.reporter.trace(deposit, || Moment::SendReleased);
-        if let Some(sender) = self.table.settle_taken(deposit, payload) {
+        if let Some(sender) = self.exchange.table().settle_taken(deposit, payload) {
             self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
             self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
         }

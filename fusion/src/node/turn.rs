@@ -168,11 +168,12 @@ impl Node {
     #[inline]
     fn read(&mut self, now: Instant, handle: Handle) -> Result<usize, LinkError> {
         let Node { exchange, pushes, context, .. } = self;
-        let Context { peers, reporter, memory, .. } = context;
-        peers.read(now, handle, |link, session, way| {
+        let Context { peers, pairs, reporter, memory, draining, .. } = context;
+        let is_draining = *draining;
+        peers.read(now, handle, |link, session, way, asker| {
             let (recvs, sends) = (Run::new(Operation::Recv, now), Run::new(Operation::Send, now));
             let arrivals = Arrivals { session: handle, pushes };
-            let mut rx = Rx { table: exchange.table(), reporter, way, now, recvs, sends, arrivals };
+            let mut rx = Rx { exchange, pairs, reporter, asker, is_draining, way, now, recvs, sends, arrivals };
             let result = link.receive(&mut session.inbound_to(now, &*memory, &mut rx), RECEIVE_BUDGET_BYTES);
             if !matches!(result, Ok(0)) {
                 rx.record_latencies();

@@ -69,10 +69,10 @@ impl<S> Table<S> {
     fn end(&mut self, handles: Vec<Handle>, error: &Error) -> Ended<S> {
         let mut ended = Ended { unsent: Vec::new(), parked: Vec::new() };
         for handle in handles {
-            match &mut self.entries.get_mut(handle).expect("just selected").state {
-                State::Pending { .. } => ended.unsent.extend(self.take_unsent(handle)),
-                State::Lent { barred, .. } => *barred = Some(Box::new(error.clone())),
-                State::Wanted(_) => ended.parked.extend(self.take_wanted(handle)),
+            match self.entries.get_mut(handle).expect("just selected") {
+                Entry { tensor: Some(_), .. } => ended.unsent.extend(self.take_unsent(handle)),
+                Entry { state: State::Sent { barred, .. }, .. } => *barred = Some(Box::new(error.clone())),
+                Entry { state: State::Wanted(_), .. } => ended.parked.extend(self.take_wanted(handle)),
             }
         }
         ended
@@ -85,7 +85,7 @@ impl<S> Table<S> {
 
     /// Takes out the tensors that wait for which `pick` says yes.
     pub(super) fn take_those(&mut self, pick: impl Fn(&Entry<S>) -> bool) -> Vec<Unsent<S>> {
-        let chosen = self.entries.select(|entry| matches!(entry.state, State::Pending { .. }) && pick(entry));
+        let chosen = self.entries.select(|entry| entry.tensor.is_some() && pick(entry));
         chosen.into_iter().filter_map(|handle| self.take_unsent(handle)).collect()
     }
 
@@ -93,11 +93,7 @@ impl<S> Table<S> {
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
         let key = self.entries.get(handle)?.key.clone();
-        match self.remove(handle)? {
-            Entry { state: State::Pending { sender, deadline, .. }, step, .. } => {
-                Some(Unsent { sender, key, step, deadline })
-            }
-            _ => None,
-        }
+        let Entry { step, state: State::Sent { sender, deadline, .. }, .. } = self.remove(handle)? else { return None };
+        Some(Unsent { sender: sender?, key, step, deadline: deadline? })
     }
 }

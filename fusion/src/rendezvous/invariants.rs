@@ -4,6 +4,13 @@ use sealane_transport::Handle;
 
 use super::{Entry, MatchKey, Parked, State, Table};
 
+impl<S> Entry<S> {
+    /// True if its tensor was sent and is lent.
+    fn is_lent(&self) -> bool {
+        self.tensor.is_none() && matches!(self.state, State::Sent { .. })
+    }
+}
+
 impl<S> Table<S> {
     /// Panics unless what waits is found, counted and ended in time. `is_there` says whether somebody still waits as whom a
     /// request is parked.
@@ -19,7 +26,7 @@ impl<S> Table<S> {
         assert_eq!(self.local_requests, local, "requests that wait are counted, and are not there");
         let parked = count(|state| matches!(state, State::Wanted(Parked::Peer { .. })));
         assert_eq!(self.parked.len(), parked, "a peer could not take its request back");
-        let lent = count(|state| matches!(state, State::Lent { .. }));
+        let lent = self.entries.iter().filter(|(_, entry)| entry.is_lent()).count();
         assert_eq!(self.index.len(), self.entries.len() - lent, "what is lent would be found, or what waits would not");
         for (handle, entry) in self.entries.iter() {
             self.check_entry(handle, entry, &is_there);
@@ -33,22 +40,24 @@ impl<S> Table<S> {
     }
 
     fn check_entry(&self, handle: Handle, entry: &Entry<S>, is_there: &impl Fn(Parked) -> bool) {
-        let Entry { pair, step, key, state } = entry;
+        let Entry { pair, step, key, tensor, state } = entry;
         assert!(self.steps.of((*pair, *step)).contains(&handle), "'{key}' would outlive step {step}");
         let found = self.slot(MatchKey { pair: *pair, step: *step, key }).entry;
         let deadline = match state {
-            State::Pending { deadline, .. } => Some(*deadline),
-            State::Lent { deadline, sender, .. } => {
+            State::Sent { deadline, sender, barred } => {
                 assert!(sender.is_some(), "nobody would hear that '{key}' was taken");
-                assert_ne!(found, Some(handle), "'{key}' would be lent twice");
+                let waits = tensor.is_some();
+                assert!(waits || found != Some(handle), "'{key}' would be lent twice");
+                assert!(!waits || (deadline.is_some() && barred.is_none()), "'{key}' would wait without an end");
                 *deadline
             }
             State::Wanted(by) => {
+                assert!(tensor.is_none(), "who wants '{key}' would not get it");
                 assert!(is_there(*by), "'{key}' would be kept from others by a request that nobody made");
                 None
             }
         };
-        if !matches!(state, State::Lent { .. }) {
+        if !entry.is_lent() {
             assert_eq!(found, Some(handle), "'{key}' of step {step} would meet nobody");
         }
         let ends = deadline.is_none_or(|deadline| self.earliest.is_some_and(|earliest| earliest <= deadline));

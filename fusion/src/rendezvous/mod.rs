@@ -12,7 +12,7 @@ mod invariants;
 use std::hash::BuildHasher;
 use std::time::Instant;
 
-use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable, hash_table};
 use sealane_transport::{Arena, Chains, Error, Handle, Payload};
 
 pub use ended::{EndedSteps, Scope};
@@ -30,6 +30,24 @@ pub struct MatchKey<'a> {
     pub step: i64,
     /// The tensor's name within the step.
     pub key: &'a str,
+}
+
+/// A [`MatchKey`] whose key a peer has sent: it is looked at only if it is to be kept.
+#[derive(Debug, Clone, Copy)]
+pub struct RawMatchKey<'a> {
+    /// Producer and consumer, by the owner's number of the pair.
+    pub pair: u32,
+    /// The step.
+    pub step: i64,
+    /// The tensor's name within the step, if it is text.
+    pub key: &'a [u8],
+}
+
+impl<'a> From<MatchKey<'a>> for RawMatchKey<'a> {
+    #[inline]
+    fn from(MatchKey { pair, step, key }: MatchKey<'a>) -> Self {
+        RawMatchKey { pair, step, key: key.as_bytes() }
+    }
 }
 
 /// A request that waits in the table.
@@ -85,6 +103,8 @@ pub enum Found {
     Tensor((TensorMeta, Payload), Handle),
     /// Nothing yet: the request waits in the table.
     Parked,
+    /// Nothing, and nothing can come: the key is no text.
+    NotText,
 }
 
 /// A pending send that ended without being taken.
@@ -112,17 +132,13 @@ pub struct Late<'a> {
 }
 
 enum State<S> {
-    Pending {
-        tensor: (TensorMeta, Payload),
-        sender: S,
-        deadline: Instant,
-    },
-    /// `barred`: what its sender hears if it comes back, instead of its waiting again.
-    Lent {
+    /// A tensor was sent: it waits while the entry has it, and is lent else.
+    Sent {
         /// Taken with the release.
         sender: Option<S>,
         /// `None` once it has passed, and the sender was told.
         deadline: Option<Instant>,
+        /// What the sender hears if a lent tensor comes back, instead of its waiting again.
         barred: Option<Box<Error>>,
     },
     Wanted(Parked),
@@ -132,7 +148,28 @@ struct Entry<S> {
     pair: u32,
     step: i64,
     key: String,
+    tensor: Option<(TensorMeta, Payload)>,
     state: State<S>,
+}
+
+impl<S> Entry<S> {
+    /// What is hashed of it.
+    fn at(&self) -> (u32, i64, &[u8]) {
+        (self.pair, self.step, self.key.as_bytes())
+    }
+
+    /// When the send of its tensor is late, if there is one and its sender was not told yet.
+    fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            State::Sent { deadline, .. } => deadline,
+            State::Wanted(_) => None,
+        }
+    }
+
+    #[inline]
+    fn is(&self, at: RawMatchKey<'_>) -> bool {
+        self.at() == (at.pair, at.step, at.key)
+    }
 }
 
 /// Where a request of a peer waits, and until when at most.
@@ -189,39 +226,15 @@ impl<S> Table<S> {
     }
 
     #[inline]
-    fn hash(&self, at: MatchKey<'_>) -> u64 {
+    fn hash(&self, at: RawMatchKey<'_>) -> u64 {
         self.hasher.hash_one((at.pair, at.step, at.key))
     }
 
-    #[inline]
-    fn find(&self, hash: u64, at: MatchKey<'_>) -> Option<Handle> {
-        let entries = &self.entries;
-        let same = |handle: &Handle| {
-            entries
-                .get(*handle)
-                .is_some_and(|entry| (entry.pair, entry.step, entry.key.as_str()) == (at.pair, at.step, at.key))
-        };
-        self.index.find(hash, same).copied()
-    }
-
-    #[inline]
-    fn insert(&mut self, hash: u64, at: MatchKey<'_>, state: State<S>) -> Handle {
-        let mut key = self.spare_keys.pop().unwrap_or_default();
-        key.clear();
-        key.push_str(at.key);
-        let entry = Entry { pair: at.pair, step: at.step, key, state };
-        let Ok(handle) = self.entries.insert(entry) else { unreachable!("2^32 entries do not fit in memory") };
-        self.steps.add(handle, (at.pair, at.step));
-        self.link(hash, handle);
-        handle
-    }
-
-    fn link(&mut self, hash: u64, handle: Handle) {
-        let (entries, hasher) = (&self.entries, &self.hasher);
-        self.index.insert_unique(hash, handle, |other| {
-            let entry = entries.get(*other).expect("the index holds live entries");
-            hasher.hash_one((entry.pair, entry.step, entry.key.as_str()))
-        });
+    /// Puts a request into the index; false if something is there.
+    fn insert_wanted(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Option<Handle> {
+        let Self { entries, index, hasher, steps, spare_keys, .. } = self;
+        let slot = vacant(index, (entries, hasher), hash, at).ok()?;
+        Some(enter(slot, (entries, steps, spare_keys), at, || (None, State::Wanted(by))))
     }
 
     /// Takes an entry out of the index, so that its slot is free again.
@@ -233,8 +246,7 @@ impl<S> Table<S> {
     }
 
     fn hash_of(&self, handle: Handle) -> u64 {
-        let entry = self.entries.get(handle).expect("the caller holds a live entry");
-        self.hasher.hash_one((entry.pair, entry.step, entry.key.as_str()))
+        self.hasher.hash_one(self.entries.get(handle).expect("the caller holds a live entry").at())
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Entry<S>> {
@@ -256,17 +268,18 @@ impl<S> Table<S> {
     /// Looks the slot of a match key up.
     #[inline]
     pub fn slot(&self, at: MatchKey<'_>) -> Slot {
-        let hash = self.hash(at);
-        Slot { hash, entry: self.find(hash, at) }
+        let hash = self.hash(at.into());
+        let is_it = |handle: &Handle| self.entries.get(*handle).is_some_and(|entry| entry.is(at.into()));
+        Slot { hash, entry: self.index.find(hash, is_it).copied() }
     }
 
     /// What waits in a slot.
     #[inline]
     pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
-        match &self.entries.get(slot.entry?)?.state {
-            State::Pending { tensor, .. } => Some(Waiting::Tensor(&tensor.1)),
-            State::Wanted(by) => Some(Waiting::Request(*by)),
-            State::Lent { .. } => None,
+        match self.entries.get(slot.entry?)? {
+            Entry { tensor: Some((_, payload)), .. } => Some(Waiting::Tensor(payload)),
+            Entry { state: State::Wanted(by), .. } => Some(Waiting::Request(*by)),
+            Entry { state: State::Sent { .. }, .. } => None,
         }
     }
 
@@ -274,11 +287,11 @@ impl<S> Table<S> {
     #[inline]
     pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
         let handle = slot.entry?;
-        let State::Pending { .. } = self.entries.get(handle)?.state else { return None };
+        let tensor = self.entries.get_mut(handle)?.tensor.take()?;
         self.unlink(slot.hash, handle);
         match self.remove(handle)?.state {
-            State::Pending { tensor, sender, .. } => Some((tensor, sender)),
-            _ => unreachable!("just looked at"),
+            State::Sent { sender, .. } => Some((tensor, sender?)),
+            State::Wanted(_) => unreachable!("it had a tensor"),
         }
     }
 
@@ -298,7 +311,7 @@ impl<S> Table<S> {
     pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
         debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
         self.local_requests += 1;
-        self.insert(slot.hash, at, State::Wanted(Parked::Local(by)))
+        self.insert_wanted(slot.hash, at, Parked::Local(by)).expect("nothing waits there")
     }
 
     /// Forgets a request of this node's that waits; false if it has been answered already.
@@ -338,52 +351,69 @@ impl<S> Table<S> {
             let reason = format!("{} tensors wait to be received or released", self.pending_sends);
             return Err((Error::full("fusion.deposited_tensors_max", reason), sender));
         }
-        let hash = self.hash(at);
-        let Some(handle) = self.find(hash, at) else {
-            self.pending_sends += 1;
-            self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-            return Ok(Sent::Kept(self.insert(hash, at, State::Pending { tensor, sender, deadline })));
+        let hash = self.hash(at.into());
+        let Self { entries, index, hasher, steps, spare_keys, .. } = self;
+        let handle = match vacant(index, (entries, hasher), hash, at) {
+            Ok(slot) => {
+                let state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
+                let handle = enter(slot, (entries, steps, spare_keys), at, || (Some(tensor), state));
+                self.count_pending(deadline);
+                return Ok(Sent::Kept(handle));
+            }
+            Err(handle) => handle,
         };
-        let entry = self.entries.get_mut(handle).expect("the index holds live entries");
+        let entry = entries.get_mut(handle).expect("the index holds live entries");
         let State::Wanted(by) = entry.state else {
             let reason =
                 format!("a tensor for step {} key '{}' is already waiting; one send matches one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
-        entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
-        self.pending_sends += 1;
-        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        entry.state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
+        self.count_pending(deadline);
         self.forget_parked(by);
         self.unlink(hash, handle);
         Ok(Sent::Wanted { by, tensor, pending: handle })
+    }
+
+    /// A tensor waits until then, or is lent.
+    #[inline]
+    fn count_pending(&mut self, deadline: Instant) {
+        self.pending_sends += 1;
+        if self.earliest.is_none_or(|earliest| deadline < earliest) {
+            self.earliest = Some(deadline);
+        }
     }
 
     /// Looks for the tensor of a request; parks the request of a peer if it is not there yet.
     ///
     /// # Errors
     /// InvalidArgument if another request waits there already, or this one's id is in use.
-    pub fn want(&mut self, at: MatchKey<'_>, by: Parked) -> Result<Found, Error> {
-        let hash = self.hash(at);
-        let Some(handle) = self.find(hash, at) else {
-            if self.parked.contains_key(&by) {
-                return Err(Error::invalid("the id is that of another request, which waits"));
-            }
-            let handle = self.insert(hash, at, State::Wanted(by));
-            self.parked.insert(by, Waits { entry: handle, until: None });
-            return Ok(Found::Parked);
+    #[inline]
+    pub fn want<'a>(&mut self, at: impl Into<RawMatchKey<'a>>, by: Parked) -> Result<Found, Error> {
+        let at = at.into();
+        let (hash, entries) = (self.hash(at), &mut self.entries);
+        let is_it = |handle: &Handle| entries.get(*handle).is_some_and(|entry| entry.is(at));
+        let Ok(found) = self.index.find_entry(hash, is_it) else { return self.park(hash, at, by) };
+        let handle = *found.get();
+        let entry = entries.get_mut(handle).expect("the index holds live entries");
+        let Some(tensor) = entry.tensor.take() else {
+            let key = String::from_utf8_lossy(at.key);
+            return Err(asked_twice(MatchKey { pair: at.pair, step: at.step, key: &key }));
         };
-        let entry = self.entries.get_mut(handle).expect("the index holds live entries");
-        if let State::Wanted(_) = entry.state {
-            return Err(asked_twice(at));
-        }
-        // The placeholder for the state is overwritten on the next line.
-        let nobody = State::Wanted(Parked::Local(handle));
-        let State::Pending { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
-            unreachable!("lent entries are not in the index")
-        };
-        entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
-        self.unlink(hash, handle);
+        found.remove();
         Ok(Found::Tensor(tensor, handle))
+    }
+
+    /// Parks a request for which nothing is there.
+    fn park(&mut self, hash: u64, at: RawMatchKey<'_>, by: Parked) -> Result<Found, Error> {
+        if self.parked.contains_key(&by) {
+            return Err(Error::invalid("the id is that of another request, which waits"));
+        }
+        let Ok(key) = std::str::from_utf8(at.key) else { return Ok(Found::NotText) };
+        let at = MatchKey { pair: at.pair, step: at.step, key };
+        let entry = self.insert_wanted(hash, at, by).expect("nothing is there");
+        self.parked.insert(by, Waits { entry, until: None });
+        Ok(Found::Parked)
     }
 
     /// Ends the loan of a pending send that was taken; its sender.
@@ -397,8 +427,8 @@ impl<S> Table<S> {
                 spare_keys.push(std::mem::take(&mut entry.key));
             }
             match &mut entry.state {
-                State::Lent { sender, .. } => sender.take(),
-                State::Pending { .. } | State::Wanted(_) => unreachable!("only what is lent comes back"),
+                State::Sent { sender, .. } => sender.take(),
+                State::Wanted(_) => unreachable!("only what is lent comes back"),
             }
         })?;
         self.steps.remove(pending);
@@ -418,7 +448,7 @@ impl<S> Table<S> {
         }
         let key = entry.key.clone();
         let at = MatchKey { pair: entry.pair, step: entry.step, key: &key };
-        let Some(Entry { state: State::Lent { sender: Some(sender), deadline, barred }, .. }) = self.remove(pending)
+        let Some(Entry { state: State::Sent { sender: Some(sender), deadline, barred }, .. }) = self.remove(pending)
         else {
             return Settled::Gone;
         };
@@ -469,23 +499,54 @@ impl<S> Table<S> {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return Vec::new();
         }
-        for (_, Entry { step, key, state, .. }) in self.entries.iter_mut() {
-            if let State::Lent { sender: Some(sender), deadline, barred } = state
+        for (_, Entry { step, key, tensor, state, .. }) in self.entries.iter_mut() {
+            if tensor.is_none()
+                && let State::Sent { sender: Some(sender), deadline, barred } = state
                 && let Some(deadline) = deadline.take_if(|deadline| *deadline <= now)
             {
                 *barred = Some(Box::new(tell(sender, Late { key, step: *step, deadline })));
             }
         }
-        let expired =
-            self.take_those(|entry| matches!(entry.state, State::Pending { deadline, .. } if deadline <= now));
-        let deadline = |entry: &Entry<S>| match entry.state {
-            State::Pending { deadline, .. } => Some(deadline),
-            State::Lent { deadline, .. } => deadline,
-            State::Wanted(_) => None,
-        };
-        self.earliest = self.entries.iter().filter_map(|(_, entry)| deadline(entry)).min();
+        let expired = self.take_those(|entry| entry.deadline().is_some_and(|deadline| deadline <= now));
+        self.earliest = self.entries.iter().filter_map(|(_, entry)| entry.deadline()).min();
         expired
     }
+}
+
+/// The place of a new entry in the index; the entry that has it already, if there is one.
+#[inline]
+fn vacant<'a, S>(
+    index: &'a mut HashTable<Handle>,
+    (entries, hasher): (&Arena<Entry<S>>, &DefaultHashBuilder),
+    hash: u64,
+    at: MatchKey<'_>,
+) -> Result<hash_table::VacantEntry<'a, Handle>, Handle> {
+    let live = |handle: &Handle| entries.get(*handle).expect("the index holds live entries");
+    match index.entry(hash, |other| live(other).is(at.into()), |other| hasher.hash_one(live(other).at())) {
+        hash_table::Entry::Occupied(found) => Err(*found.get()),
+        hash_table::Entry::Vacant(slot) => Ok(slot),
+    }
+}
+
+/// Fills the place of a new entry.
+#[inline]
+fn enter<S>(
+    slot: hash_table::VacantEntry<'_, Handle>,
+    (entries, steps, spare_keys): (&mut Arena<Entry<S>>, &mut Chains, &mut Vec<String>),
+    at: MatchKey<'_>,
+    make: impl FnOnce() -> (Option<(TensorMeta, Payload)>, State<S>),
+) -> Handle {
+    let mut key = spare_keys.pop().unwrap_or_default();
+    key.clear();
+    key.push_str(at.key);
+    let entry = || {
+        let (tensor, state) = make();
+        Entry { pair: at.pair, step: at.step, key, tensor, state }
+    };
+    let handle = entries.insert_with(entry).expect("2^32 entries do not fit in memory");
+    slot.insert(handle);
+    steps.add(handle, (at.pair, at.step));
+    handle
 }
 
 /// Why a second request for the same tensor is refused.

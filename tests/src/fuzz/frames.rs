@@ -5,7 +5,7 @@ use sealane_transport::Handle;
 use sealane_transport::limits::{
     FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, SET_KEYS_MAX,
 };
-use sealane_transport::wire::{FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse};
+use sealane_transport::wire::{FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse, text};
 
 use super::assert_says;
 
@@ -46,7 +46,7 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
             for request in requests.iter() {
                 let (id, step, key) = request?;
                 assert!(key.len() <= KEY_BYTES_MAX);
-                group.push(id, step, key);
+                group.push(id, step, text("key", key)?);
             }
             group.end();
         }

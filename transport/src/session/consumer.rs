@@ -71,6 +71,39 @@ struct Wanted<W> {
     waiter: Option<W>,
 }
 
+impl<W> Wanted<W> {
+    /// It is sent now.
+    #[inline]
+    fn begin(&mut self) -> &Self {
+        (self.state, self.asked) = (State::Asked, true);
+        self
+    }
+}
+
+/// What the requests in a frame have in common.
+struct Common {
+    consumer: u16,
+    producer: u32,
+    /// The producer's place in the peer's list.
+    place: u16,
+    deadline: Instant,
+    timeout_ms: u32,
+}
+
+impl Common {
+    /// True if a request may share the frame. Those that were made together have one deadline.
+    #[inline]
+    fn has<W>(&self, wanted: &Wanted<W>, now: Instant) -> bool {
+        (wanted.consumer, wanted.producer) == (self.consumer, self.producer)
+            && (wanted.deadline == self.deadline || timeout_ms(wanted.deadline, now) == self.timeout_ms)
+    }
+}
+
+#[inline]
+fn timeout_ms(deadline: Instant, now: Instant) -> u32 {
+    deadline.saturating_duration_since(now).as_millis().min(u128::from(u32::MAX)) as u32
+}
+
 /// Why a request has its waiter.
 const HAS_WAITER: &str = "a waiter goes with its request";
 
@@ -90,7 +123,7 @@ pub(super) struct Consumer<W> {
     to_ask: VecDeque<Handle>,
     /// The same for those that do not wait for the window.
     to_ask_fused: VecDeque<Handle>,
-    /// Requests that share the frame that is being staged; kept to reuse its memory.
+    /// Requests of the frame that is being staged, where somebody is to be told of each; kept to reuse its memory.
     group: Vec<Handle>,
     in_flight: usize,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
@@ -187,11 +220,86 @@ impl<W> Consumer<W> {
         }
     }
 
-    /// Tells the link where the answers to a group of requests are to go.
-    fn announce(&mut self, outbox: &mut Outbox) {
-        for &request in &self.group {
+    pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {
+        self.releases.stage(outbox);
+    }
+
+    /// Stages one frame of requests: all that the next has in common with those behind it, or with `alone` the next
+    /// alone. False if there is none.
+    #[inline]
+    pub(super) fn stage_requests(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
+        let fused = !self.to_ask_fused.is_empty();
+        let most = if fused { usize::MAX } else { self.window - self.in_flight };
+        if self.releases.is_full() || most == 0 {
+            return false;
+        }
+        let Some((common, id)) = self.next_asked(now, roster, fused) else { return false };
+        let is_told = outbox.announces() || self.recorder.is_some();
+        let Self { wanted, to_ask, to_ask_fused, group, .. } = self;
+        let queue = if fused { to_ask_fused } else { to_ask };
+        let mut count = 0;
+        if alone || most == 1 || queue.len() == 1 {
+            queue.pop_front();
+            let (timeout_ms, consumer, producer) = (common.timeout_ms, common.consumer, common.place);
+            let Wanted { step, key, .. } = wanted.get_mut(id).expect("just looked at").begin();
+            outbox.stage(|writer| writer.request(&Request { id, step: *step, timeout_ms, consumer, producer, key }));
+            group.extend(is_told.then_some(id));
+            count = 1;
+        } else {
+            outbox.stage(|writer| {
+                let mut frame = writer.requests(common.timeout_ms, common.consumer, common.place);
+                let mut bytes = 0;
+                while count < most
+                    && bytes < GROUP_BYTES
+                    && let Some(&id) = queue.front()
+                {
+                    if let Some(wanted) = wanted.get_mut(id) {
+                        if !common.has(wanted, now) {
+                            break;
+                        }
+                        let Wanted { step, key, .. } = wanted.begin();
+                        frame.push(id, *step, key);
+                        bytes += REQUEST_ENTRY_BYTES + key.len();
+                        count += 1;
+                        if is_told {
+                            group.push(id);
+                        }
+                    }
+                    queue.pop_front();
+                }
+                frame.end();
+            });
+        }
+        self.in_flight += if fused { 0 } else { count };
+        if is_told {
+            self.tell_asked(outbox);
+        }
+        true
+    }
+
+    /// The request that is to be sent next, and what others must have in common with it to share its frame.
+    #[inline]
+    fn next_asked(&mut self, now: Instant, roster: &Roster, fused: bool) -> Option<(Common, Handle)> {
+        let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
+        while let Some(&id) = queue.front() {
+            if let Some(&Wanted { consumer, producer, deadline, .. }) = self.wanted.get(id)
+                && let Some(place) = roster.place_of(producer)
+            {
+                let timeout_ms = timeout_ms(deadline, now);
+                return Some((Common { consumer, producer, place, deadline, timeout_ms }, id));
+            }
+            queue.pop_front();
+        }
+        None
+    }
+
+    /// Tells the link where the answers to the requests of a frame are to go, and the trace that they leave.
+    fn tell_asked(&mut self, outbox: &mut Outbox) {
+        for request in self.group.drain(..) {
+            trace::tell(self.recorder.as_ref(), request, || Moment::RecvOnTheWire);
             let wanted = self.wanted.get_mut(request).expect("just looked at");
-            if let Some(destination) = &mut wanted.destination
+            if outbox.announces()
+                && let Some(destination) = &mut wanted.destination
                 && destination.len() > INLINE_PAYLOAD_BYTES
                 && destination.device().is_none()
             {
@@ -201,82 +309,6 @@ impl<W> Consumer<W> {
                 outbox.announce(Announcement { request, address, bytes, memory });
             }
         }
-    }
-
-    pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {
-        self.releases.stage(outbox);
-    }
-
-    /// Stages one frame of requests: all that the next has in common with those behind it, or with `alone` the next
-    /// alone. False if there is none.
-    pub(super) fn stage_requests(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
-        if self.releases.is_full() {
-            return false;
-        }
-        let fused = !self.to_ask_fused.is_empty();
-        let most = match (alone, fused) {
-            (true, true) => 1,
-            (true, false) => 1.min(self.window - self.in_flight),
-            (false, true) => usize::MAX,
-            (false, false) => self.window - self.in_flight,
-        };
-        let Some((timeout_ms, consumer, producer)) = self.take_group(now, roster, fused, most) else { return false };
-        if outbox.announces() {
-            self.announce(outbox);
-        }
-        let (wanted, group) = (&self.wanted, &mut self.group);
-        let asked = |id: Handle| wanted.get(id).expect("just looked at");
-        if let [id] = group[..] {
-            let Wanted { step, key, .. } = asked(id);
-            outbox.stage(|writer| writer.request(&Request { id, step: *step, timeout_ms, consumer, producer, key }));
-        } else {
-            outbox.stage(|writer| {
-                let mut frame = writer.requests(timeout_ms, consumer, producer);
-                for &id in &*group {
-                    let Wanted { step, key, .. } = asked(id);
-                    frame.push(id, *step, key);
-                }
-                frame.end();
-            });
-        }
-        if self.recorder.is_some() {
-            group.iter().for_each(|&id| trace::tell(self.recorder.as_ref(), id, || Moment::RecvOnTheWire));
-        }
-        group.clear();
-        true
-    }
-
-    /// Moves requests that can share a frame from the front of their queue to `group`, `most` of them at most; what
-    /// they have in common.
-    #[inline]
-    fn take_group(&mut self, now: Instant, roster: &Roster, fused: bool, most: usize) -> Option<(u32, u16, u16)> {
-        let mut common = None;
-        let mut place = 0;
-        let mut bytes = 0;
-        while self.group.len() < most && bytes < GROUP_BYTES {
-            let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
-            let Some(id) = queue.pop_front() else { break };
-            let Some(wanted) = self.wanted.get_mut(id) else { continue };
-            let left = wanted.deadline.saturating_duration_since(now);
-            let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
-            let traits = (timeout_ms, wanted.consumer, wanted.producer);
-            match common {
-                None => match roster.place_of(wanted.producer) {
-                    Some(producer) => (common, place) = (Some(traits), producer),
-                    None => continue,
-                },
-                Some(common) if common == traits => {}
-                Some(_) => {
-                    queue.push_front(id);
-                    break;
-                }
-            }
-            (wanted.state, wanted.asked) = (State::Asked, true);
-            bytes += REQUEST_ENTRY_BYTES + wanted.key.len();
-            self.in_flight += usize::from(!fused);
-            self.group.push(id);
-        }
-        common.map(|(timeout_ms, consumer, _)| (timeout_ms, consumer, place))
     }
 
     /// All open requests are sent again, in slot order; those that the peer does not serve end.

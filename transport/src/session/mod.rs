@@ -77,7 +77,7 @@ pub use server::{EmptyStore, Named, Store, Wait};
 /// [`Sink`] gets tensors without one.
 #[derive(Debug)]
 pub enum Event<W, D> {
-    /// The peer requests a tensor: answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
+    /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
     Asked(Asked),
     /// The peer no longer waits for a request that was parked.
     Withdrawn(Handle),
@@ -165,7 +165,7 @@ pub struct Asked {
     pub step: i64,
     /// How long the peer still waits, in milliseconds.
     pub timeout_ms: u32,
-    /// Where the key is: see [`Session::key`].
+    /// Where the key is, in an event: see [`Session::key`].
     key: Range<usize>,
 }
 

@@ -51,8 +51,6 @@ pub(super) struct Producer<D> {
     to_answer: VecDeque<Handle>,
     /// The same for tensors that leave in chunks, which the others pass.
     to_answer_in_chunks: VecDeque<Handle>,
-    /// Tensors that share the frame that is being staged; kept to reuse its memory.
-    group: Vec<Handle>,
     in_flight: Flight,
     in_flight_in_chunks: Flight,
     chunk_bytes: usize,
@@ -75,7 +73,6 @@ impl<D> Producer<D> {
             served: Arena::new(limits.parked_requests_max),
             to_answer: VecDeque::new(),
             to_answer_in_chunks: VecDeque::new(),
-            group: Vec::new(),
             in_flight: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             chunk_bytes: limits.chunk_bytes,
@@ -102,8 +99,7 @@ impl<D> Producer<D> {
     pub(super) fn has_answers(&self, outbox: &Outbox) -> bool {
         let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
             let Some(&next) = queue.front() else { return false };
-            flight.has_room(self.length_of(next).map_or(0, |(_, payload_bytes)| payload_bytes))
-                && !(outbox.awaits_copies() && self.is_on_device(next))
+            flight.has_room(self.length_of(next).unwrap_or(0)) && !(outbox.awaits_copies() && self.is_on_device(next))
         };
         may_leave(&self.to_answer, &self.in_flight) || may_leave(&self.to_answer_in_chunks, &self.in_flight_in_chunks)
     }
@@ -132,6 +128,7 @@ impl<D> Producer<D> {
     }
 
     /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
+    #[inline]
     pub(super) fn full(&self, undecided: usize) -> Option<usize> {
         let most = self.share.used(Held::Parked).max(self.served.len()) + undecided;
         (most >= self.parked_max).then_some(self.parked_max)
@@ -144,9 +141,13 @@ impl<D> Producer<D> {
     }
 
     /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
+    #[inline]
     pub(super) fn answer_again(&mut self, request: Handle) -> bool {
+        if self.stale.is_empty() {
+            return false;
+        }
         let Some(token) = self.stale.remove(&request) else { return false };
-        let bytes = self.length_of(token).map_or(0, |(_, payload_bytes)| payload_bytes);
+        let bytes = self.length_of(token).unwrap_or(0);
         self.queue(token, bytes);
         true
     }
@@ -175,7 +176,7 @@ impl<D> Producer<D> {
     /// Begins to hand out the next tensor that leaves in chunks; false if there is none, or too many are on their way.
     fn begin_transfer<W>(&mut self, outbox: &mut Outbox, events: &mut VecDeque<Event<W, D>>) -> bool {
         while let Some(&token) = self.to_answer_in_chunks.front() {
-            let Some((_, payload_bytes)) = self.length_of(token) else {
+            let Some(payload_bytes) = self.length_of(token) else {
                 self.to_answer_in_chunks.pop_front();
                 continue;
             };
@@ -193,18 +194,10 @@ impl<D> Producer<D> {
         false
     }
 
-    /// Answers are written for the link.
-    fn tell_on_the_wire(&self, tokens: &[Handle]) {
-        if self.recorder.is_some() {
-            let tell = |&token: &Handle| trace::tell(self.recorder.as_ref(), token, || Moment::AnswerOnTheWire);
-            tokens.iter().for_each(tell);
-        }
-    }
-
     /// Hands one tensor out in a frame of its own.
     #[inline]
     fn post(&mut self, token: Handle, outbox: &mut Outbox) {
-        self.tell_on_the_wire(&[token]);
+        trace::tell(self.recorder.as_ref(), token, || Moment::AnswerOnTheWire);
         let served = self.served.get_mut(token).expect("just looked at");
         served.in_flight = true;
         let payload = served.payload.take().expect("just looked at");
@@ -226,69 +219,71 @@ impl<D> Producer<D> {
         if !self.to_answer_in_chunks.is_empty() && self.begin_transfer(outbox, events) {
             return true;
         }
-        let (mut bytes, mut failed) = (0, false);
-        while bytes < GROUP_BYTES
-            && (self.group.is_empty() || !alone)
-            && let Some(&token) = self.to_answer.front()
-        {
-            let Some((length, payload_bytes)) = self.length_of(token) else {
+        let mut failed = false;
+        while let Some(&token) = self.to_answer.front() {
+            let Some(payload) = self.served.get(token).and_then(|served| served.payload.as_ref()) else {
                 self.to_answer.pop_front();
                 continue;
             };
-            let small = payload_bytes <= INLINE_PAYLOAD_BYTES;
-            if !small && !self.group.is_empty() {
-                break;
-            }
+            let payload_bytes = payload.len();
             if !self.in_flight.has_room(payload_bytes) {
                 break;
             }
-            let served = self.served.get_mut(token).expect("just looked at");
-            served.in_flight = served.payload.as_ref().is_some_and(|payload| payload.host_bytes().is_some());
-            if !served.in_flight {
-                let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
-                if !is_readable {
-                    self.to_answer.pop_front();
-                    failed = true;
-                    continue;
-                }
-                self.served.get_mut(token).expect("just looked at").in_flight = true;
+            let is_alone = alone || payload_bytes > INLINE_PAYLOAD_BYTES || self.to_answer.len() == 1;
+            if !is_alone && payload.host_bytes().is_some() {
+                self.stage_group(outbox);
+                return true;
             }
+            let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
             self.to_answer.pop_front();
-            self.in_flight.bytes += payload_bytes;
-            bytes += length;
-            self.group.push(token);
-            if !small {
-                break;
+            if is_readable {
+                self.in_flight.bytes += payload_bytes;
+                self.post(token, outbox);
+                return true;
             }
+            failed = true;
         }
-        match self.group[..] {
-            [] => return failed,
-            [token] => self.post(token, outbox),
-            _ => {
-                self.tell_on_the_wire(&self.group);
-                outbox.count_small(self.group.len() as u64);
-                outbox.stage(|writer| {
-                    let mut frame = writer.responses();
-                    for &token in &self.group {
-                        let served = self.served.get_mut(token).expect("just looked at");
-                        let payload = served.payload.as_mut().expect("just looked at");
-                        frame.push(served.request, token, &served.meta, payload.volatile());
-                        payload.drop_host_copy();
-                    }
-                    frame.end();
-                })
-            }
-        }
-        self.group.clear();
-        true
+        failed
     }
 
-    /// Bytes that a tensor which waits to be handed out takes in a group, and those of its payload alone.
+    /// Stages small tensors that share a frame, of which there is one at least.
     #[inline]
-    fn length_of(&self, token: Handle) -> Option<(usize, usize)> {
-        let served = self.served.get(token)?;
-        let payload_bytes = served.payload.as_ref()?.len();
-        Some((RESPONSE_ENTRY_BYTES + served.meta.len() + payload_bytes, payload_bytes))
+    fn stage_group(&mut self, outbox: &mut Outbox) {
+        let Self { served, to_answer, in_flight, recorder, .. } = self;
+        let mut count = 0;
+        outbox.stage(|writer| {
+            let mut frame = writer.responses();
+            let mut bytes = 0;
+            while bytes < GROUP_BYTES
+                && let Some(&token) = to_answer.front()
+            {
+                if let Some(served) = served.get_mut(token)
+                    && let Some(payload) = &mut served.payload
+                {
+                    let Some(host_bytes) = payload.host_bytes() else { break };
+                    let payload_bytes = host_bytes.len();
+                    if payload_bytes > INLINE_PAYLOAD_BYTES || !in_flight.has_room(payload_bytes) {
+                        break;
+                    }
+                    frame.push(served.request, token, &served.meta, host_bytes);
+                    payload.drop_host_copy();
+                    served.in_flight = true;
+                    in_flight.bytes += payload_bytes;
+                    bytes += RESPONSE_ENTRY_BYTES + served.meta.len() + payload_bytes;
+                    count += 1;
+                    trace::tell(recorder.as_ref(), token, || Moment::AnswerOnTheWire);
+                }
+                to_answer.pop_front();
+            }
+            frame.end();
+        });
+        outbox.count_small(count);
+    }
+
+    /// Bytes of a tensor that waits to be handed out.
+    #[inline]
+    fn length_of(&self, token: Handle) -> Option<usize> {
+        Some(self.served.get(token)?.payload.as_ref()?.len())
     }
 
     /// A payload that the link is done with comes home.
@@ -412,6 +407,7 @@ impl<W, D: PartialEq> Session<W, D> {
     ///
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
+    #[inline]
     pub fn answer(
         &mut self,
         id: Handle,
@@ -425,26 +421,21 @@ impl<W, D: PartialEq> Session<W, D> {
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, deposit));
         }
-        let served = Served {
-            request: id,
-            meta,
-            payload: Some(payload),
-            deposit: Some(deposit),
-            in_flight: false,
-            settled: None,
-        };
-        match self.producer.served.insert(served) {
-            Ok(token) => {
-                self.producer.queue(token, bytes);
-                Ok(token)
-            }
-            Err(served) => {
-                let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
-                self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
-                let payload = served.payload.expect("not handed to a link yet");
-                Err((served.meta, payload, served.deposit.expect("just put there")))
-            }
+        if self.producer.served.is_full() {
+            let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
+            self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
+            return Err((meta, payload, deposit));
         }
+        let (payload, deposit) = (Some(payload), Some(deposit));
+        let served = || Served { request: id, meta, payload, deposit, in_flight: false, settled: None };
+        let token = self.producer.served.insert_with(served).expect("just looked");
+        self.producer.queue(token, bytes);
+        Ok(token)
+    }
+
+    /// A tensor was not answered with after all: it comes back as [`Event::Settled`], as if the consumer had returned it.
+    pub fn give_back(&mut self, meta: Meta, payload: Payload, deposit: D) {
+        self.events.push_back(Event::Settled { deposit, tensor: Box::new((meta, payload)), taken: false });
     }
 
     /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.

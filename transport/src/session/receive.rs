@@ -30,8 +30,15 @@ pub trait ReceiveMemory {
     }
 }
 
-/// An owner that takes tensors and releases as they arrive, instead of as events afterwards.
+/// An owner that takes requests, tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
+    /// The peer requests a tensor, and no event waits: [answer](Session::answer), [park](Session::park) or [refuse](Session::refuse) it. The
+    /// key is what came.
+    ///
+    /// # Errors
+    /// The key is to be kept, and is no text.
+    fn asked(&mut self, session: &mut Session<W, D>, asked: &Asked, key: &[u8]) -> Result<(), WireError>;
+
     /// The tensor of a request that stood `since` then; false if its waiter no longer listens, so that the tensor goes back
     /// to its producer.
     fn arrived(&mut self, waiter: W, since: Instant, meta: &[u8], buffer: Buffer) -> bool;
@@ -113,38 +120,31 @@ impl<W, D: PartialEq> Session<W, D> {
         Ok(Some(number))
     }
 
+    /// False for a request that is answered already: as on an earlier link, or because the peer has too many.
     #[inline]
-    fn handle_request(&mut self, consumer: u32, producer: u16, timeout_ms: u32, (id, step, key): (Handle, i64, &str)) {
+    fn admit(&mut self, id: Handle) -> bool {
         if self.producer.answer_again(id) {
-            return;
+            return false;
         }
-        if let Some(limit) = self.producer.full(self.undecided) {
-            let reason = format!("{limit} requests of this peer are parked or unreleased");
-            self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
-            return;
-        }
+        let Some(limit) = self.producer.full(self.undecided) else { return true };
+        let reason = format!("{limit} requests of this peer are parked or unreleased");
+        self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
+        false
+    }
+
+    /// Keeps a request for an owner without a [`Sink`], or that has other events to handle first.
+    fn keep_request(&mut self, mut asked: Asked, key: &str) {
         self.undecided += 1;
         let start = self.event_keys.len();
         self.event_keys.push_str(key);
-        let key = start..self.event_keys.len();
-        self.events.push_back(Event::Asked(Asked { id, consumer, producer, step, timeout_ms, key }));
+        asked.key = start..self.event_keys.len();
+        self.events.push_back(Event::Asked(asked));
     }
 
-    /// Every kind but the response, which brings bytes of its own.
+    /// Every kind but those that bring tensors, requests or releases.
     fn handle_frame(&mut self, now: Instant, frame: Frame<'_>) -> Result<(), WireError> {
         match frame {
-            Frame::Request(Request { id, step, timeout_ms, consumer, producer, key }) => {
-                if let Some(consumer) = self.asking(consumer, producer)? {
-                    self.handle_request(consumer, producer, timeout_ms, (id, step, key));
-                }
-            }
-            Frame::Requests(requests) => {
-                if let Some(consumer) = self.asking(requests.consumer, requests.producer)? {
-                    for request in requests.iter() {
-                        self.handle_request(consumer, requests.producer, requests.timeout_ms, request?);
-                    }
-                }
-            }
+            Frame::Request(_) | Frame::Requests(_) => unreachable!("the caller takes these in"),
             Frame::Response(_) | Frame::Responses(_) | Frame::Chunk(_) => unreachable!("the caller lands these"),
             Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
@@ -224,6 +224,30 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
         session.consumer.land(response, moves_device, self.memory, &mut session.events)
     }
 
+    /// Takes in requests that have these in common.
+    #[inline]
+    fn asked<'k>(
+        &mut self,
+        (consumer, producer, timeout_ms): (u16, u16, u32),
+        requests: impl Iterator<Item = Result<(Handle, i64, &'k [u8]), WireError>>,
+    ) -> Result<(), WireError> {
+        let session = &mut *self.session;
+        let Some(consumer) = session.asking(consumer, producer)? else { return Ok(()) };
+        for request in requests {
+            let (id, step, key) = request?;
+            if !session.admit(id) {
+                continue;
+            }
+            let asked = Asked { id, consumer, producer, step, timeout_ms, key: 0..0 };
+            match &mut self.sink {
+                // Not before what came before it: a request that takes the place of one that is cancelled comes behind that.
+                Some(sink) if session.events.is_empty() => sink.asked(session, &asked, key)?,
+                _ => session.keep_request(asked, wire::text("key", key)?),
+            }
+        }
+        Ok(())
+    }
+
     fn released(&mut self, release: &Release<'_>) -> Result<(), WireError> {
         let session = &mut *self.session;
         let entries = release.entries.iter();
@@ -279,6 +303,16 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 }
                 Frame::Release(release) => {
                     self.released(&release)?;
+                    continue;
+                }
+                Frame::Request(Request { id, step, timeout_ms, consumer, producer, key }) => {
+                    let request = std::iter::once(Ok((id, step, key.as_bytes())));
+                    self.asked((consumer, producer, timeout_ms), request)?;
+                    continue;
+                }
+                Frame::Requests(requests) => {
+                    let common = (requests.consumer, requests.producer, requests.timeout_ms);
+                    self.asked(common, requests.iter())?;
                     continue;
                 }
                 frame => {

@@ -19,7 +19,7 @@ use crate::arena::Handle;
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Receiver};
 use crate::payload::Payload;
-use crate::wire::{Frame, FrameWriter, WireError, parse};
+use crate::wire::{Frame, FrameWriter, WireError, parse, text};
 
 /// The owner's number of the one task at the other end.
 const PEER_TASK: u32 = 7;
@@ -247,7 +247,9 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
         let mut skip = length;
         words.push(match frame {
             Frame::Requests(requests) => {
-                words.extend(requests.iter().map(|request| format!("request {}", request.unwrap().2)));
+                words.extend(
+                    requests.iter().map(|request| format!("request {}", text("key", request.unwrap().2).unwrap())),
+                );
                 bytes = &bytes[skip..];
                 continue;
             }

@@ -7,7 +7,7 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::bounded;
-use super::{FrameWriter, WireError, fixed, text};
+use super::{FrameWriter, WireError, fixed};
 use crate::arena::Handle;
 use crate::limits::{FRAME_BODY_BYTES_MAX, GROUP_BYTES, INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, META_BYTES_MAX};
 
@@ -70,8 +70,10 @@ impl<'a> Requests<'a> {
         Ok(Requests { timeout_ms: fields.timeout_ms.get(), consumer, producer, entries })
     }
 
-    /// Each request: its id, its step, its key.
-    pub fn iter(self) -> impl Iterator<Item = Result<(Handle, i64, &'a str), WireError>> {
+    /// Each request: its id, its step, and the bytes of its key, which are looked at by who takes them for
+    /// [text](super::text).
+    #[inline]
+    pub fn iter(self) -> impl Iterator<Item = Result<(Handle, i64, &'a [u8]), WireError>> {
         let mut rest = self.entries;
         walk(move || {
             if rest.is_empty() {
@@ -80,7 +82,7 @@ impl<'a> Requests<'a> {
             let (entry, tail) = fixed::<RequestEntry>("request of several", rest)?;
             let (key, tail) = split("key", tail, usize::from(entry.key_bytes.get()), KEY_BYTES_MAX)?;
             rest = tail;
-            Ok(Some((Handle::from_bits(entry.id.get()), entry.step.get(), text("key", key)?)))
+            Ok(Some((Handle::from_bits(entry.id.get()), entry.step.get(), key)))
         })
     }
 }
@@ -242,7 +244,7 @@ mod tests {
         let Ok(Some((Frame::Requests(requests), length))) = parse(&bytes) else { panic!("not requests") };
         assert_eq!((requests.timeout_ms, requests.consumer, requests.producer, length), (9, 1, 2, bytes.len()));
         let read: Result<Vec<_>, _> = requests.iter().collect();
-        assert_eq!(read, Ok(vec![(handle(3), -4, "w/0"), (handle(4), 5, "")]));
+        assert_eq!(read, Ok(vec![(handle(3), -4, &b"w/0"[..]), (handle(4), 5, b"")]));
 
         let mut bytes = Vec::new();
         let mut writer = FrameWriter(&mut bytes);

@@ -80,6 +80,10 @@ where
     T::ref_from_prefix(body).map_err(|_| WireError::Truncated { what, found: body.len() })
 }
 
-fn text<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, WireError> {
+/// Bytes as text.
+///
+/// # Errors
+/// They are no UTF-8.
+pub fn text<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8(what))
 }

@@ -11,17 +11,19 @@ use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Asked, Unanswered};
 use sealane_transport::trace::Moment;
+use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
 use super::context::{Context, draining};
 use super::outcomes::Outcomes;
-use super::pairs::STRANGER;
-use super::peers::Peers;
+use super::pairs::{Pairs, STRANGER};
+use super::peers::{PeerSession, Peers};
+use super::reporter::Reporter;
 use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
-use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, Sent, Settled, Table, Unsent};
+use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table, Unsent};
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{Tensor, TensorMeta};
@@ -44,6 +46,18 @@ pub struct RecvRequest<'a> {
     /// One of many that are asked for together: it does not wait for the window.
     pub fused: bool,
 }
+
+/// The session that brings requests, while it is lent to its link.
+pub(super) struct Asker<'a> {
+    pub(super) session: Handle,
+    /// What a trace calls it.
+    pub(super) traced_as: u64,
+    /// The pair of its last request, which most often is that of the next.
+    pub(super) last_pair: &'a mut LastPair,
+}
+
+/// (Producer, consumer) and the number of their pair.
+pub(super) type LastPair = Option<((u16, u32), u32)>;
 
 /// See the module.
 pub(super) struct Exchange {
@@ -183,14 +197,26 @@ impl Exchange {
         if context.draining && matches!(waiter, SendWaiter::Client(_)) {
             return context.reporter.finish_send(waiter, Err(draining()));
         }
-        let mut tensor = tensor.into_parts();
-        if context.pairs[pair].mirror.is_some() {
-            let slot = self.table.slot(at);
-            match self.send_here(slot, key, tensor, context) {
-                Some(back) => tensor = back,
-                None => return context.reporter.finish_send(waiter, Ok(())),
-            }
+        if context.pairs[pair].mirror.is_none() {
+            return self.keep(at, tensor.into_parts(), deadline, waiter, context);
         }
+        let slot = self.table.slot(at);
+        match self.send_here(slot, key, tensor.into_parts(), context) {
+            Some(back) => self.keep(at, back, deadline, waiter, context),
+            None => context.reporter.finish_send(waiter, Ok(())),
+        }
+    }
+
+    /// Puts a tensor into the table, or answers the request that waits for it there.
+    fn keep(
+        &mut self,
+        at: MatchKey<'_>,
+        tensor: (TensorMeta, Payload),
+        deadline: Instant,
+        waiter: SendWaiter,
+        context: &mut Context,
+    ) {
+        let MatchKey { step, key, .. } = at;
         let sender = Sender { waiter, since: context.reporter.clock };
         let bytes = tensor.1.len() as u64;
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
@@ -204,56 +230,78 @@ impl Exchange {
         }
     }
 
-    /// A peer asks for a tensor.
-    pub(super) fn asked(&mut self, handle: Handle, asked: Asked, context: &mut Context) {
+    /// A peer asks for a tensor by these bytes.
+    ///
+    /// # Errors
+    /// The request has to wait, and its key is no text.
+    #[inline]
+    pub(super) fn asked(
+        &mut self,
+        session: &mut PeerSession,
+        (asked, key): (&Asked, &[u8]),
+        asker: &mut Asker<'_>,
+        (pairs, reporter, is_draining): (&mut Pairs, &mut Reporter, bool),
+    ) -> Result<(), WireError> {
         let ends = (asked.producer, asked.consumer);
-        let peer = context.peers.get_mut(handle).expect("its session just reported");
-        let pair = match peer.last_pair {
+        let pair = match *asker.last_pair {
             Some((last, pair)) if last == ends => pair,
             _ if asked.consumer == STRANGER => {
                 let reason = "the requesting task is not in the endpoint map of the producer's host".into();
                 let task = "the requesting task".into();
-                peer.session.refuse(asked.id, &Error::NotFound { task, reason });
-                return;
+                session.refuse(asked.id, &Error::NotFound { task, reason });
+                return Ok(());
             }
             _ => {
-                let pair = context.pairs.pair_of(asked.producer, asked.consumer);
-                peer.last_pair = Some((ends, pair));
+                let pair = pairs.pair_of(asked.producer, asked.consumer);
+                *asker.last_pair = Some((ends, pair));
                 pair
             }
         };
-        if !context.pairs[pair].owned {
+        if !pairs[pair].owned {
             let reason = "the pair is served by another shard: the two sides disagree on lanes";
-            peer.session.refuse(asked.id, &Error::invalid(reason));
-            return;
+            session.refuse(asked.id, &Error::invalid(reason));
+            return Ok(());
         }
         if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
-            peer.session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
-            return;
+            session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
+            return Ok(());
         }
-        let at = MatchKey { pair, step: asked.step, key: peer.session.key(&asked) };
-        let by = Parked::Peer { session: handle, id: asked.id };
+        let at = RawMatchKey { pair, step: asked.step, key };
+        let by = Parked::Peer { session: asker.session, id: asked.id };
         match self.table.want(at, by) {
             Ok(Found::Tensor((meta, payload), pending)) => {
-                let session = peer.traced_as;
-                match peer.session.answer(asked.id, meta.into_wire(), payload, pending) {
-                    Ok(answer) => context.reporter.trace(pending, || Moment::SendMatched { session, answer }),
-                    Err((meta, payload, pending)) => {
-                        self.settled(pending, (TensorMeta::from_own_wire(meta), payload), false, context);
+                match session.answer(asked.id, meta.into_wire(), payload, pending) {
+                    Ok(answer) => {
+                        let session = asker.traced_as;
+                        reporter.trace(pending, || Moment::SendMatched { session, answer });
                     }
+                    Err((meta, payload, pending)) => session.give_back(meta, payload, pending),
                 }
             }
-            Ok(Found::Parked) if context.draining => {
+            Ok(Found::Parked) if is_draining => {
                 self.table.withdraw(by);
-                peer.session.refuse(asked.id, &draining());
+                session.refuse(asked.id, &draining());
             }
             Ok(Found::Parked) => {
-                peer.session.park(asked.id);
-                let until = context.reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
+                session.park(asked.id);
+                let until = reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
                 self.table.park_until(by, until);
             }
-            Err(error) => peer.session.refuse(asked.id, &error),
+            Ok(Found::NotText) => return Err(WireError::NotUtf8("key")),
+            Err(error) => session.refuse(asked.id, &error),
         }
+        Ok(())
+    }
+
+    /// The same for a request that came behind other events.
+    #[cold]
+    pub(super) fn asked_behind_events(&mut self, handle: Handle, asked: &Asked, context: &mut Context) {
+        let Context { peers, pairs, reporter, draining, .. } = context;
+        let peer = peers.get_mut(handle).expect("its session just reported");
+        let key = peer.session.key(asked).to_owned();
+        let (session, mut asker) = peer.asking(handle);
+        let heard = self.asked(session, (asked, key.as_bytes()), &mut asker, (pairs, reporter, *draining));
+        debug_assert!(heard.is_ok(), "its key is text");
     }
 
     /// A peer takes a request back.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_transport::Link;
 use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::{Handle, Link};
 
 use super::PeerSession;
 use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
+use crate::node::exchange::{Asker, LastPair};
 
 /// The state of the connection while there is no link, or that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +64,8 @@ pub(in crate::node) struct Peer {
     pub(super) stuck: bool,
     /// The earliest entry in the schedule.
     pub(super) scheduled: Option<Instant>,
-    /// The pair of the last request, which most often is the pair of the next: (producer, consumer) and its number.
-    pub(in crate::node) last_pair: Option<((u16, u32), u32)>,
+    /// The pair of the last request.
+    pub(super) last_pair: LastPair,
     /// The peer named tasks that the endpoint map did not have when the link was made.
     pub(in crate::node) has_strangers: bool,
     /// The way that its tensors go.
@@ -78,6 +79,11 @@ pub(in crate::node) struct Peer {
 }
 
 impl Peer {
+    /// The session, and who asks by it.
+    pub(in crate::node) fn asking(&mut self, handle: Handle) -> (&mut PeerSession, Asker<'_>) {
+        (&mut self.session, Asker { session: handle, traced_as: self.traced_as, last_pair: &mut self.last_pair })
+    }
+
     pub(super) fn new(
         via: u16,
         address: TransportAddress,

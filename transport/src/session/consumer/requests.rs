@@ -19,6 +19,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
     /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. The waiter
     /// and the destination come back with each.
+    #[inline]
     pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
         self.enter(now, ask, false)
     }
@@ -27,34 +28,21 @@ impl<W, D: PartialEq> Session<W, D> {
     ///
     /// # Errors
     /// Those of [`request`](Self::request).
+    #[inline]
     pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
         self.enter(now, ask, true)
     }
 
+    #[inline]
     fn enter(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
-        let refused = |error, ask: Ask<'_, W>| Err((Unanswered { error, destination: ask.destination }, ask.waiter));
-        if ask.key.len() > KEY_BYTES_MAX {
-            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
-            return refused(Error::invalid(reason), ask);
-        }
-        if let Some(reason) = &self.going_away {
-            return refused(Error::unavailable(&self.peer, reason.clone()), ask);
-        }
-        if let Some(attached) = &self.attached
-            && attached.roster.place_of(ask.producer).is_none()
-        {
-            return refused(not_served(&self.peer), ask);
+        if let Some(error) = self.refusal(&ask) {
+            return Err((Unanswered { error, destination: ask.destination }, ask.waiter));
         }
         let consumer = &mut self.consumer;
-        if consumer.to_ask.len() + consumer.to_ask_fused.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
-            let wanted = &consumer.wanted;
-            consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
-            consumer.to_ask_fused.retain(|&handle| wanted.get(handle).is_some());
-        }
         let mut key = consumer.spare_keys.pop().unwrap_or_default();
         key.clear();
         key.push_str(ask.key);
-        let wanted = Wanted {
+        let wanted = || Wanted {
             consumer: ask.consumer,
             producer: ask.producer,
             step: ask.step,
@@ -69,22 +57,42 @@ impl<W, D: PartialEq> Session<W, D> {
             destination: ask.destination,
             waiter: Some(ask.waiter),
         };
-        match consumer.wanted.insert(wanted) {
-            Ok(handle) => {
-                let (step, key) = (ask.step, ask.key);
-                trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
-                consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
-                consumer.queue(handle, fused);
-                consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));
-                Ok(handle)
-            }
-            Err(wanted) => {
-                let reason =
-                    format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
-                let error = Error::full("fusion.queued_requests_max", reason);
-                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(HAS_WAITER)))
-            }
+        let handle = consumer.wanted.insert_with(wanted).expect("there is room");
+        let (step, key) = (ask.step, ask.key);
+        trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
+        consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
+        consumer.queue(handle, fused);
+        if consumer.earliest.is_none_or(|earliest| ask.deadline < earliest) {
+            consumer.earliest = Some(ask.deadline);
         }
+        Ok(handle)
+    }
+
+    /// Why a request cannot be made, if it cannot.
+    #[inline]
+    fn refusal(&mut self, ask: &Ask<'_, W>) -> Option<Error> {
+        if ask.key.len() > KEY_BYTES_MAX {
+            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
+            return Some(Error::invalid(reason));
+        }
+        if let Some(reason) = &self.going_away {
+            return Some(Error::unavailable(&self.peer, reason.clone()));
+        }
+        if let Some(attached) = &self.attached
+            && attached.roster.place_of(ask.producer).is_none()
+        {
+            return Some(not_served(&self.peer));
+        }
+        let consumer = &mut self.consumer;
+        if consumer.to_ask.len() + consumer.to_ask_fused.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
+            let wanted = &consumer.wanted;
+            consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
+            consumer.to_ask_fused.retain(|&handle| wanted.get(handle).is_some());
+        }
+        consumer.wanted.is_full().then(|| {
+            let reason = format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
+            Error::full("fusion.queued_requests_max", reason)
+        })
     }
 
     /// Cancels a request: no answer is reported for it. Returns its waiter and, unless the tensor is arriving at this moment,

@@ -49,9 +49,6 @@ pub(crate) const LIVES_MAX: u64 = 1 << 20;
 
 // Sends and recvs.
 
-/// Keys kept for reuse, so that a send allocates nothing: at most this many.
-pub(crate) const SPARE_KEYS: usize = 4096;
-
 /// Aborted steps remembered, all owners together.
 pub(crate) const ENDED_STEPS_MAX: usize = 16_384;
 

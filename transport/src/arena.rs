@@ -2,6 +2,8 @@
 //!
 //! Lives on one shard; bounded by the limit given at construction; allocates only while it grows.
 
+use crate::limits::SPARE_KEY_BYTES;
+
 /// Names one entry of one [`Arena`], and never a later entry in the same slot.
 ///
 /// 63 bits: the slot's index in the low 32, its generation (1 to 2^31 - 1) above. Zero is never a valid handle.
@@ -15,8 +17,9 @@ impl Handle {
     /// The handle of nothing.
     pub const NONE: Handle = Handle(0);
 
-    fn new(index: u32, generation: u32) -> Self {
-        Self(u64::from(generation) << 32 | u64::from(index))
+    #[inline]
+    fn new(index: u32, generation: u64) -> Self {
+        Self(generation << 32 | u64::from(index))
     }
 
     /// The handle as a number, for a wire field or a work request id.
@@ -45,9 +48,23 @@ impl std::fmt::Debug for Handle {
     }
 }
 
+/// Above every generation: the slot is free.
+const FREE: u64 = 1 << 32;
+
 struct Slot<T> {
-    generation: u32,
+    /// The generation of the value; of the next one, and [`FREE`], while there is none.
+    tag: u64,
+    /// In a free slot, what [`retire`](Arena::retire) has left.
     value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    /// Ends the generation.
+    #[inline]
+    fn free(&mut self) {
+        let next = if self.tag == u64::from(GENERATION_MAX) { 1 } else { self.tag + 1 };
+        self.tag = next | FREE;
+    }
 }
 
 /// A bounded set of values with stable generational handles.
@@ -97,51 +114,68 @@ impl<T> Arena<T> {
     fn place(&mut self, make: impl FnOnce() -> T) -> Handle {
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
-            // So that the new value need not make room for one that might be there.
-            slot.value = None;
+            slot.tag &= !FREE;
             slot.value = Some(make());
-            return Handle::new(index, slot.generation);
+            return Handle::new(index, slot.tag);
         }
         let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 1, value: Some(make()) });
+        self.slots.push(Slot { tag: 1, value: Some(make()) });
         Handle::new(index, 1)
     }
 
     /// The value of `handle`, unless it is gone.
     pub fn get(&self, handle: Handle) -> Option<&T> {
         let slot = self.slots.get(handle.index())?;
-        if u64::from(slot.generation) != handle.generation() { None } else { slot.value.as_ref() }
+        if slot.tag != handle.generation() { None } else { slot.value.as_ref() }
     }
 
     /// The value of `handle`, unless it is gone.
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index())?;
-        if u64::from(slot.generation) != handle.generation() { None } else { slot.value.as_mut() }
+        if slot.tag != handle.generation() { None } else { slot.value.as_mut() }
     }
 
     /// Removes the value of `handle`; the handle becomes invalid.
     pub fn remove(&mut self, handle: Handle) -> Option<T> {
         let slot = self.slots.get_mut(handle.index())?;
-        if u64::from(slot.generation) != handle.generation() {
+        if slot.tag != handle.generation() {
             return None;
         }
         let value = slot.value.take()?;
-        slot.generation = if slot.generation == GENERATION_MAX { 1 } else { slot.generation + 1 };
+        slot.free();
         self.free.push(handle.index() as u32);
         Some(value)
     }
 
-    /// Lets `f` take what it needs from the value of `handle`, and drops the rest in place; the handle becomes invalid. For
-    /// values that are expensive to move.
+    /// A value where one was [retired](Self::retire) or, if there is none, that `make` creates, to be given what is its own.
+    /// `None` if the arena is full. For values that are expensive to move.
     #[inline]
-    pub fn remove_with<R>(&mut self, handle: Handle, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub fn renew(&mut self, make: impl FnOnce() -> T) -> Option<(Handle, &mut T)> {
+        if self.is_full() {
+            return None;
+        }
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Slot { tag: 1 | FREE, value: None });
+                self.slots.len() as u32 - 1
+            }
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.tag &= !FREE;
+        Some((Handle::new(index, slot.tag), slot.value.get_or_insert_with(make)))
+    }
+
+    /// Lets `f` take what it needs from the value of `handle`, which becomes invalid. What `f` leaves stays for the next that is
+    /// [renewed](Self::renew) there.
+    #[inline]
+    pub fn retire<R>(&mut self, handle: Handle, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let slot = self.slots.get_mut(handle.index())?;
-        if u64::from(slot.generation) != handle.generation() {
+        if slot.tag != handle.generation() {
             return None;
         }
         let taken = f(slot.value.as_mut()?);
-        slot.value = None;
-        slot.generation = if slot.generation == GENERATION_MAX { 1 } else { slot.generation + 1 };
+        slot.free();
         self.free.push(handle.index() as u32);
         Some(taken)
     }
@@ -151,7 +185,8 @@ impl<T> Arena<T> {
         self.slots
             .iter()
             .enumerate()
-            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.generation), slot.value.as_ref()?)))
+            .filter(|(_, slot)| slot.tag & FREE == 0)
+            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.tag), slot.value.as_ref()?)))
     }
 
     /// Every value, mutably, with its handle, in slot order.
@@ -159,12 +194,22 @@ impl<T> Arena<T> {
         self.slots
             .iter_mut()
             .enumerate()
-            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.generation), slot.value.as_mut()?)))
+            .filter(|(_, slot)| slot.tag & FREE == 0)
+            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.tag), slot.value.as_mut()?)))
     }
 
     /// The handles of all values for which `pick` says yes, in slot order.
     pub fn select(&self, mut pick: impl FnMut(&T) -> bool) -> Vec<Handle> {
         self.iter().filter(|(_, value)| pick(value)).map(|(handle, _)| handle).collect()
+    }
+}
+
+/// Empties a key that is retired. The memory of a long one is not kept.
+#[inline]
+pub fn reuse_key(key: &mut String) {
+    key.clear();
+    if key.capacity() > SPARE_KEY_BYTES {
+        *key = String::new();
     }
 }
 
@@ -203,5 +248,22 @@ mod tests {
             assert_eq!(arena.get(Handle::from_bits(bits)), None);
             assert_eq!(arena.remove(Handle::from_bits(bits)), None);
         }
+    }
+
+    #[test]
+    fn what_is_retired_is_not_found_until_it_is_renewed() {
+        let mut arena = Arena::new(1);
+        let (first, value) = arena.renew(Vec::new).unwrap();
+        value.push("a");
+        assert_eq!(arena.renew(Vec::new), None, "full");
+        assert_eq!(arena.retire(first, |value| value.len()), Some(1));
+        let next = Handle::from_bits(first.to_bits() + (1 << 32));
+        for handle in [first, next, Handle::from_bits(next.to_bits() | 1 << 63)] {
+            assert_eq!(arena.get(handle), None);
+            assert_eq!(arena.retire(handle, |_| ()), None);
+        }
+        assert_eq!((arena.iter().count(), arena.len()), (0, 0));
+        assert_eq!(arena.renew(Vec::new), Some((next, &mut vec!["a"])));
+        assert_eq!(arena.remove(next), Some(vec!["a"]));
     }
 }

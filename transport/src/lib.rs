@@ -60,7 +60,7 @@ pub mod wire;
 pub use self::link::{Link, LinkKind};
 #[cfg(not(loom))]
 pub use self::{
-    arena::{Arena, Handle},
+    arena::{Arena, Handle, reuse_key},
     call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     chains::Chains,
     error::{Code, Error, LinkError, Operation},

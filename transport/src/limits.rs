@@ -3,6 +3,9 @@
 /// Longest key of a tensor, in bytes. TensorFlow's rendezvous keys reach about 300.
 pub const KEY_BYTES_MAX: usize = 4096;
 
+/// Memory for a key that is kept for the next in its place, so that a call allocates nothing: enough for TensorFlow's.
+pub const SPARE_KEY_BYTES: usize = 512;
+
 /// Longest tensor metadata, in bytes: 254 dimensions of 8 bytes and a fixed part.
 pub const META_BYTES_MAX: usize = 2048 + 64;
 

@@ -31,6 +31,10 @@ impl Context {
     /// Something was asked of a session that is to end by `deadline`.
     #[inline]
     pub(super) fn asked(&mut self, now: Instant, session: Handle, deadline: Instant) {
+        // Most often others were asked in this turn, and sooner.
+        if self.peers.is_looked_after(session, deadline) {
+            return;
+        }
         self.peers.mark_dirty(session);
         self.peers.schedule_by(session, deadline);
         self.want_link(now, session);

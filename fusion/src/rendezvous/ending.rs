@@ -92,8 +92,9 @@ impl<S> Table<S> {
     fn take_unsent(&mut self, handle: Handle) -> Option<Unsent<S>> {
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
-        let key = self.entries.get(handle)?.key.clone();
-        let Entry { step, state: State::Sent { sender, deadline, .. }, .. } = self.remove(handle)? else { return None };
+        let entry = self.entries.get(handle)?;
+        let (step, key) = (entry.step, entry.key.clone());
+        let (_, State::Sent { sender, deadline, .. }) = self.remove(handle)? else { return None };
         Some(Unsent { sender: sender?, key, step, deadline: deadline? })
     }
 }

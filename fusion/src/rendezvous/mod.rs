@@ -13,13 +13,11 @@ use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable, hash_table};
-use sealane_transport::{Arena, Chains, Error, Handle, Payload};
+use sealane_transport::{Arena, Chains, Error, Handle, Payload, reuse_key};
 
 pub use ended::{EndedSteps, Scope};
 pub use ending::Ended;
 use sealane_transport::tensor::TensorMeta;
-
-use crate::limits::SPARE_KEYS;
 
 /// What a send and a recv must have in common to match: one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +129,9 @@ pub struct Late<'a> {
     pub deadline: Instant,
 }
 
+/// A tensor.
+type Parts = (TensorMeta, Payload);
+
 enum State<S> {
     /// A tensor was sent: it waits while the entry has it, and is lent else.
     Sent {
@@ -144,11 +145,16 @@ enum State<S> {
     Wanted(Parked),
 }
 
+impl<S> State<S> {
+    /// That of a place without an entry.
+    const NOTHING: State<S> = State::Wanted(Parked::Local(Handle::NONE));
+}
+
 struct Entry<S> {
     pair: u32,
     step: i64,
     key: String,
-    tensor: Option<(TensorMeta, Payload)>,
+    tensor: Option<Parts>,
     state: State<S>,
 }
 
@@ -194,7 +200,6 @@ pub struct Table<S> {
     pending_sends: usize,
     pending_sends_max: usize,
     earliest: Option<Instant>,
-    spare_keys: Vec<String>,
 }
 
 impl<S> Table<S> {
@@ -211,7 +216,6 @@ impl<S> Table<S> {
             pending_sends: 0,
             pending_sends_max,
             earliest: None,
-            spare_keys: Vec::new(),
         }
     }
 
@@ -230,11 +234,13 @@ impl<S> Table<S> {
         self.hasher.hash_one((at.pair, at.step, at.key))
     }
 
-    /// Puts a request into the index; false if something is there.
-    fn insert_wanted(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Option<Handle> {
-        let Self { entries, index, hasher, steps, spare_keys, .. } = self;
-        let slot = vacant(index, (entries, hasher), hash, at).ok()?;
-        Some(enter(slot, (entries, steps, spare_keys), at, || (None, State::Wanted(by))))
+    /// Puts a request where nothing is.
+    fn insert_wanted(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Handle {
+        let Self { entries, index, hasher, steps, .. } = self;
+        let slot = vacant(index, (entries, hasher), hash, at).expect("nothing is there");
+        let (handle, entry) = enter(slot, (entries, steps), at);
+        entry.state = State::Wanted(by);
+        handle
     }
 
     /// Takes an entry out of the index, so that its slot is free again.
@@ -249,20 +255,28 @@ impl<S> Table<S> {
         self.hasher.hash_one(self.entries.get(handle).expect("the caller holds a live entry").at())
     }
 
-    fn remove(&mut self, handle: Handle) -> Option<Entry<S>> {
-        let mut entry = self.entries.remove(handle)?;
+    /// Takes the tensor and the state of an entry out, which is no more.
+    #[inline]
+    fn remove(&mut self, handle: Handle) -> Option<(Option<Parts>, State<S>)> {
+        let (tensor, state) = self.entries.retire(handle, |entry| {
+            reuse_key(&mut entry.key);
+            (entry.tensor.take(), std::mem::replace(&mut entry.state, State::NOTHING))
+        })?;
         self.steps.remove(handle);
-        if !matches!(entry.state, State::Wanted(_)) {
-            debug_assert!(self.pending_sends > 0, "the table would be full for ever");
-            self.pending_sends -= 1;
-            if self.pending_sends == 0 {
-                self.earliest = None;
-            }
+        if !matches!(state, State::Wanted(_)) {
+            self.uncount_pending();
         }
-        if self.spare_keys.len() < SPARE_KEYS {
-            self.spare_keys.push(std::mem::take(&mut entry.key));
+        Some((tensor, state))
+    }
+
+    /// A tensor waits no more, nor is it lent.
+    #[inline]
+    fn uncount_pending(&mut self) {
+        debug_assert!(self.pending_sends > 0, "the table would be full for ever");
+        self.pending_sends -= 1;
+        if self.pending_sends == 0 {
+            self.earliest = None;
         }
-        Some(entry)
     }
 
     /// Looks the slot of a match key up.
@@ -287,11 +301,11 @@ impl<S> Table<S> {
     #[inline]
     pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
         let handle = slot.entry?;
-        let tensor = self.entries.get_mut(handle)?.tensor.take()?;
+        self.entries.get(handle)?.tensor.as_ref()?;
         self.unlink(slot.hash, handle);
-        match self.remove(handle)?.state {
-            State::Sent { sender, .. } => Some((tensor, sender?)),
-            State::Wanted(_) => unreachable!("it had a tensor"),
+        match self.remove(handle)? {
+            (Some(tensor), State::Sent { sender: Some(sender), .. }) => Some((tensor, sender)),
+            _ => unreachable!("just looked at"),
         }
     }
 
@@ -311,7 +325,7 @@ impl<S> Table<S> {
     pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
         debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
         self.local_requests += 1;
-        self.insert_wanted(slot.hash, at, Parked::Local(by)).expect("nothing waits there")
+        self.insert_wanted(slot.hash, at, Parked::Local(by))
     }
 
     /// Forgets a request of this node's that waits; false if it has been answered already.
@@ -352,11 +366,12 @@ impl<S> Table<S> {
             return Err((Error::full("fusion.deposited_tensors_max", reason), sender));
         }
         let hash = self.hash(at.into());
-        let Self { entries, index, hasher, steps, spare_keys, .. } = self;
+        let Self { entries, index, hasher, steps, .. } = self;
         let handle = match vacant(index, (entries, hasher), hash, at) {
             Ok(slot) => {
-                let state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
-                let handle = enter(slot, (entries, steps, spare_keys), at, || (Some(tensor), state));
+                let (handle, entry) = enter(slot, (entries, steps), at);
+                entry.tensor = Some(tensor);
+                entry.state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
                 self.count_pending(deadline);
                 return Ok(Sent::Kept(handle));
             }
@@ -411,7 +426,7 @@ impl<S> Table<S> {
         }
         let Ok(key) = std::str::from_utf8(at.key) else { return Ok(Found::NotText) };
         let at = MatchKey { pair: at.pair, step: at.step, key };
-        let entry = self.insert_wanted(hash, at, by).expect("nothing is there");
+        let entry = self.insert_wanted(hash, at, by);
         self.parked.insert(by, Waits { entry, until: None });
         Ok(Found::Parked)
     }
@@ -421,21 +436,18 @@ impl<S> Table<S> {
     pub fn settle_taken(&mut self, pending: Handle, payload: Payload) -> Option<S> {
         // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
         drop(payload);
-        let spare_keys = &mut self.spare_keys;
-        let sender = self.entries.remove_with(pending, |entry| {
-            if spare_keys.len() < SPARE_KEYS {
-                spare_keys.push(std::mem::take(&mut entry.key));
-            }
+        let sender = self.entries.retire(pending, |entry| {
+            reuse_key(&mut entry.key);
             match &mut entry.state {
-                State::Sent { sender, .. } => sender.take(),
+                State::Sent { sender, barred, .. } => {
+                    *barred = None;
+                    sender.take()
+                }
                 State::Wanted(_) => unreachable!("only what is lent comes back"),
             }
         })?;
         self.steps.remove(pending);
-        self.pending_sends -= 1;
-        if self.pending_sends == 0 {
-            self.earliest = None;
-        }
+        self.uncount_pending();
         sender
     }
 
@@ -448,8 +460,7 @@ impl<S> Table<S> {
         }
         let key = entry.key.clone();
         let at = MatchKey { pair: entry.pair, step: entry.step, key: &key };
-        let Some(Entry { state: State::Sent { sender: Some(sender), deadline, barred }, .. }) = self.remove(pending)
-        else {
+        let Some((_, State::Sent { sender: Some(sender), deadline, barred })) = self.remove(pending) else {
             return Settled::Gone;
         };
         if let Some(error) = barred {
@@ -528,25 +539,20 @@ fn vacant<'a, S>(
     }
 }
 
-/// Fills the place of a new entry.
+/// Puts a new entry in its place in the index: without a tensor, and with a state of its own to come.
 #[inline]
-fn enter<S>(
+fn enter<'a, S>(
     slot: hash_table::VacantEntry<'_, Handle>,
-    (entries, steps, spare_keys): (&mut Arena<Entry<S>>, &mut Chains, &mut Vec<String>),
+    (entries, steps): (&'a mut Arena<Entry<S>>, &mut Chains),
     at: MatchKey<'_>,
-    make: impl FnOnce() -> (Option<(TensorMeta, Payload)>, State<S>),
-) -> Handle {
-    let mut key = spare_keys.pop().unwrap_or_default();
-    key.clear();
-    key.push_str(at.key);
-    let entry = || {
-        let (tensor, state) = make();
-        Entry { pair: at.pair, step: at.step, key, tensor, state }
-    };
-    let handle = entries.insert_with(entry).expect("2^32 entries do not fit in memory");
+) -> (Handle, &'a mut Entry<S>) {
+    let empty = || Entry { pair: 0, step: 0, key: String::new(), tensor: None, state: State::NOTHING };
+    let (handle, entry) = entries.renew(empty).expect("2^32 entries do not fit in memory");
+    (entry.pair, entry.step) = (at.pair, at.step);
+    entry.key.push_str(at.key);
     slot.insert(handle);
     steps.add(handle, (at.pair, at.step));
-    handle
+    (handle, entry)
 }
 
 /// Why a second request for the same tensor is refused.

@@ -11,7 +11,7 @@ use super::control::{Control, ControlQueue};
 use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Unanswered};
-use crate::arena::{Arena, Handle};
+use crate::arena::{Arena, Handle, reuse_key};
 use crate::chains::Chains;
 use crate::error::{Error, Operation};
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
@@ -72,6 +72,27 @@ struct Wanted<W> {
 }
 
 impl<W> Wanted<W> {
+    /// What a place begins with.
+    #[cold]
+    fn nothing() -> Self {
+        let now = Instant::now();
+        Wanted {
+            consumer: 0,
+            producer: 0,
+            step: 0,
+            key: String::new(),
+            since: now,
+            deadline: now,
+            state: State::Queued,
+            asked: false,
+            fused: false,
+            destination: None,
+            brought: false,
+            announced: false,
+            waiter: None,
+        }
+    }
+
     /// It is sent now.
     #[inline]
     fn begin(&mut self) -> &Self {
@@ -107,9 +128,6 @@ fn timeout_ms(deadline: Instant, now: Instant) -> u32 {
 /// Why a request has its waiter.
 const HAS_WAITER: &str = "a waiter goes with its request";
 
-/// Keys kept for reuse, so that a request allocates nothing: at most this many.
-const SPARE_KEYS: usize = 4096;
-
 /// The queue is cleared of ended requests when it holds this many entries more than twice the requests that stand: a
 /// peer that cannot be reached must not make it grow.
 pub(super) const QUEUE_SLACK: usize = 256;
@@ -131,7 +149,6 @@ pub(super) struct Consumer<W> {
     releases: ReleaseLog,
     /// Announced places whose requests have ended, or were answered in another way.
     revoked: Vec<Revocation>,
-    spare_keys: Vec<String>,
     tensor_bytes_max: u64,
     pub(super) recorder: Option<Recorder>,
 }
@@ -150,7 +167,6 @@ impl<W> Consumer<W> {
             earliest: None,
             releases: ReleaseLog::default(),
             revoked: Vec::new(),
-            spare_keys: Vec::new(),
             tensor_bytes_max: limits.tensor_bytes_max,
             recorder: None,
         }
@@ -192,9 +208,6 @@ impl<W> Consumer<W> {
         self.steps.remove(handle);
         if wanted.state == State::Asked && !wanted.fused {
             self.in_flight -= 1;
-        }
-        if self.spare_keys.len() < SPARE_KEYS {
-            self.spare_keys.push(std::mem::take(&mut wanted.key));
         }
         if self.wanted.is_empty() {
             self.earliest = None;
@@ -610,12 +623,11 @@ impl<W> Consumer<W> {
     /// Takes a request out that has its tensor: who waits for it, and since when.
     #[inline]
     fn finish(&mut self, handle: Handle, bytes: usize) -> Option<(W, Instant)> {
-        let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
-        let finished = self.wanted.remove_with(handle, |wanted| {
+        let in_flight = &mut self.in_flight;
+        let finished = self.wanted.retire(handle, |wanted| {
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
-            if spare_keys.len() < SPARE_KEYS {
-                spare_keys.push(std::mem::take(&mut wanted.key));
-            }
+            reuse_key(&mut wanted.key);
+            wanted.destination = None;
             wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;
         trace::tell(self.recorder.as_ref(), handle, || Moment::RecvDelivered { bytes: bytes as u64 });

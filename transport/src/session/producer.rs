@@ -330,7 +330,10 @@ impl<D> Producer<D> {
         if self.served.get(token).is_none_or(|served| served.payload.is_none()) || !self.stale.is_empty() {
             return self.settle(token, true, events);
         }
-        let taken = self.served.remove_with(token, |served| {
+        let taken = self.served.retire(token, |served| {
+            if served.meta.spilled() {
+                served.meta = Meta::new();
+            }
             (served.deposit.take(), served.payload.take().unwrap_or_default(), served.in_flight)
         });
         let Some((deposit, payload, in_flight)) = taken else { return };
@@ -426,9 +429,20 @@ impl<W, D: PartialEq> Session<W, D> {
             self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
             return Err((meta, payload, deposit));
         }
-        let (payload, deposit) = (Some(payload), Some(deposit));
-        let served = || Served { request: id, meta, payload, deposit, in_flight: false, settled: None };
-        let token = self.producer.served.insert_with(served).expect("just looked");
+        let nothing = || Served {
+            request: Handle::NONE,
+            meta: Meta::new(),
+            payload: None,
+            deposit: None,
+            in_flight: false,
+            settled: None,
+        };
+        let (token, served) = self.producer.served.renew(nothing).expect("just looked");
+        served.request = id;
+        served.meta = meta;
+        served.payload = Some(payload);
+        served.deposit = Some(deposit);
+        (served.in_flight, served.settled) = (false, None);
         self.producer.queue(token, bytes);
         Ok(token)
     }

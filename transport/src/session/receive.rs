@@ -127,9 +127,14 @@ impl<W, D: PartialEq> Session<W, D> {
             return false;
         }
         let Some(limit) = self.producer.full(self.undecided) else { return true };
+        self.refuse_past(limit, id);
+        false
+    }
+
+    #[cold]
+    fn refuse_past(&mut self, limit: usize, id: Handle) {
         let reason = format!("{limit} requests of this peer are parked or unreleased");
         self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
-        false
     }
 
     /// Keeps a request for an owner without a [`Sink`], or that has other events to handle first.

@@ -121,8 +121,7 @@ impl Exchange {
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let ask = Ask { consumer, producer, step, key, deadline, destination, waiter };
         let with = context.peers.session_mut(session).expect("the caller found it");
-        let asked = if fused { with.request_fused(now, ask) } else { with.request(now, ask) };
-        match asked {
+        match with.request_as(now, ask, fused) {
             Ok(request) => {
                 context.asked(now, session, deadline);
                 Some(Ticket::Peer { session, request })

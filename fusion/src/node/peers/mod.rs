@@ -264,6 +264,15 @@ impl Peers {
         }
     }
 
+    /// True if a session has a link, something to send that is known, and a timeout by `time`.
+    #[inline]
+    pub(super) fn is_looked_after(&self, handle: Handle, time: Instant) -> bool {
+        self.arena.get(handle).is_some_and(|peer| {
+            let is_expected = peer.in_dirty && peer.connection == Connection::Attached;
+            is_expected && peer.scheduled.is_some_and(|scheduled| scheduled <= time)
+        })
+    }
+
     #[inline]
     pub(super) fn schedule_by(&mut self, handle: Handle, time: Instant) {
         let Some(peer) = self.arena.get_mut(handle) else { return };

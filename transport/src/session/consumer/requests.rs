@@ -21,7 +21,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// and the destination come back with each.
     #[inline]
     pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.enter(now, ask, false)
+        self.request_as(now, ask, false)
     }
 
     /// As [`request`](Self::request), for one of many that are asked for together: it does not wait for the window.
@@ -30,34 +30,27 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Those of [`request`](Self::request).
     #[inline]
     pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.enter(now, ask, true)
+        self.request_as(now, ask, true)
     }
 
+    /// Either, as `fused` says.
+    ///
+    /// # Errors
+    /// Those of [`request`](Self::request).
     #[inline]
-    fn enter(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
+    pub fn request_as(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
         if let Some(error) = self.refusal(&ask) {
             return Err((Unanswered { error, destination: ask.destination }, ask.waiter));
         }
         let consumer = &mut self.consumer;
-        let mut key = consumer.spare_keys.pop().unwrap_or_default();
-        key.clear();
-        key.push_str(ask.key);
-        let wanted = || Wanted {
-            consumer: ask.consumer,
-            producer: ask.producer,
-            step: ask.step,
-            key,
-            since: now,
-            deadline: ask.deadline,
-            state: State::Queued,
-            asked: false,
-            announced: false,
-            fused,
-            brought: ask.destination.is_some(),
-            destination: ask.destination,
-            waiter: Some(ask.waiter),
-        };
-        let handle = consumer.wanted.insert_with(wanted).expect("there is room");
+        let (handle, wanted) = consumer.wanted.renew(Wanted::nothing).expect("there is room");
+        (wanted.consumer, wanted.producer, wanted.step) = (ask.consumer, ask.producer, ask.step);
+        wanted.key.push_str(ask.key);
+        (wanted.since, wanted.deadline, wanted.state) = (now, ask.deadline, State::Queued);
+        (wanted.asked, wanted.announced, wanted.fused) = (false, false, fused);
+        wanted.brought = ask.destination.is_some();
+        wanted.destination = ask.destination;
+        wanted.waiter = Some(ask.waiter);
         let (step, key) = (ask.step, ask.key);
         trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
         consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));

@@ -46,7 +46,7 @@ impl Chains {
     ///
     /// # Panics
     /// If the value is in a chain already (only with debug assertions).
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, handle: Handle, kind: Kind) {
         let hash = self.hash(kind);
         if handle.index() >= self.links.len() {

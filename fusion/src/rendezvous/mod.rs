@@ -354,6 +354,7 @@ impl<S> Table<S> {
     ///
     /// # Errors
     /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already; the sender comes back.
+    #[inline]
     pub fn send(
         &mut self,
         at: MatchKey<'_>,
@@ -525,7 +526,7 @@ impl<S> Table<S> {
 }
 
 /// The place of a new entry in the index; the entry that has it already, if there is one.
-#[inline]
+#[inline(always)]
 fn vacant<'a, S>(
     index: &'a mut HashTable<Handle>,
     (entries, hasher): (&Arena<Entry<S>>, &DefaultHashBuilder),
@@ -540,7 +541,7 @@ fn vacant<'a, S>(
 }
 
 /// Puts a new entry in its place in the index: without a tensor, and with a state of its own to come.
-#[inline]
+#[inline(always)]
 fn enter<'a, S>(
     slot: hash_table::VacantEntry<'_, Handle>,
     (entries, steps): (&'a mut Arena<Entry<S>>, &mut Chains),

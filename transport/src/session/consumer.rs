@@ -470,7 +470,7 @@ impl<W> Consumer<W> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn place<D>(
         &mut self,
         response: &Response<'_>,
@@ -621,7 +621,7 @@ impl<W> Consumer<W> {
     }
 
     /// Takes a request out that has its tensor: who waits for it, and since when.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, handle: Handle, bytes: usize) -> Option<(W, Instant)> {
         let in_flight = &mut self.in_flight;
         let finished = self.wanted.retire(handle, |wanted| {
@@ -644,7 +644,7 @@ impl<W> Consumer<W> {
 }
 
 /// Gives a waiter its tensor: at once where the owner wants it so, else as an event. False if it does not take it.
-#[inline]
+#[inline(always)]
 fn deliver<W, D>(
     (waiter, since): (W, Instant),
     meta: &[u8],

@@ -233,7 +233,7 @@ impl Exchange {
     ///
     /// # Errors
     /// The request has to wait, and its key is no text.
-    #[inline]
+    #[inline(always)]
     pub(super) fn asked(
         &mut self,
         session: &mut PeerSession,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Ended, Found, Late, MatchKey, Parked, Sent, Settled, Table};
+use super::{Ended, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -282,4 +282,15 @@ fn an_id_that_waits_already_cannot_wait_for_another_tensor() {
     assert!(table.want(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
     table.withdraw_session(Handle::from_bits(1 << 32));
     assert_eq!((table.parked(), table.entries.len()), (0, 0));
+}
+
+#[test]
+fn a_key_that_is_no_text_finds_nothing_and_does_not_wait() {
+    let mut table = Table::<&str>::new(8);
+    assert!(matches!(table.send(at("w"), tensor(1), "a", Instant::now()), Ok(Sent::Kept(_))));
+    let MatchKey { pair, step, .. } = at("w");
+    let asked = |key| RawMatchKey { pair, step, key };
+    assert!(matches!(table.want(asked(b"\xff"), request(1)), Ok(Found::NotText)));
+    assert_eq!((table.parked(), table.pending_sends()), (0, 1));
+    assert!(matches!(table.want(asked(b"w"), request(1)), Ok(Found::Tensor(..))), "its id is free");
 }

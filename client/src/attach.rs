@@ -157,6 +157,17 @@ impl Attach {
     pub fn attach(self) -> Result<Task, Error> {
         Attachment::new(self.0).map(Task::of)
     }
+
+    /// Attaches to what the caller has made in place of a daemon, and does not ask whether it lives: for the drives in `tests/`, which
+    /// are to do the same at any speed.
+    ///
+    /// # Errors
+    /// Unavailable if the system gives no page, or no eventfd.
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub fn attach_to(self, attached: Attached) -> Result<Task, Error> {
+        Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER).map(Task::of)
+    }
 }
 
 /// Has the conversation with the daemon; what it gives, and what to call it. An arena of up to `populate_max` bytes is mapped page

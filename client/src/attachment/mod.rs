@@ -38,7 +38,10 @@ use std::{
 };
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, shm::limits::ARENA_POPULATED_BYTES_MAX};
+use sealane_transport::{
+    Error,
+    shm::{attach::Attached, limits::ARENA_POPULATED_BYTES_MAX},
+};
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
@@ -116,10 +119,22 @@ impl Attachment {
     /// # Errors
     /// As [`Attach::attach`](crate::Attach::attach) says.
     pub(crate) fn new(settings: Settings) -> Result<Arc<Attachment>, Error> {
+        let connected = attach::connect(&settings, ARENA_POPULATED_BYTES_MAX)?;
+        Attachment::over(settings, connected, Tick::now())
+    }
+
+    /// Over the memory that a daemon of that name has given. Whether it lives is asked from `first_check` on.
+    ///
+    /// # Errors
+    /// Unavailable if the system gives no page, or no eventfd.
+    pub(crate) fn over(
+        settings: Settings,
+        (attached, daemon): (Attached, Box<str>),
+        first_check: Tick,
+    ) -> Result<Arc<Attachment>, Error> {
         let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
         let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
         let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
-        let (attached, daemon) = attach::connect(&settings, ARENA_POPULATED_BYTES_MAX)?;
         Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
             let freed: Weak<dyn Freed> = me.clone();
             let link = Link::new(0, attached, daemon, (&mark, &freed), settings.backlog);
@@ -134,7 +149,7 @@ impl Attachment {
                 parked: Vec::new(),
                 next_parked: 0,
                 spinning: 0,
-                next_check: Tick::now(),
+                next_check: first_check,
                 driver: Driver::default(),
                 aftermath: Aftermath::default(),
                 unlooked: 0,

@@ -1,29 +1,40 @@
-//! Steps of one client of a shard, which sends to itself: records into the client's ring, the shard's turns, and records out of it.
+//! Steps of one client of a shard, which sends to itself: records into the client's ring, the shard's turns, and records out of it,
+//! by hand or by the calls of the client library.
 
 use std::time::Instant;
 
+use sealane::{Attach, Error, Receiving, RecvOptions, RecvOutcome, Sending, Task, Tensor};
 use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::{DType, Fuse, TensorMeta};
+use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::{Completion, NO_TIMEOUT, PayloadAt, Record, Submission};
 
 use super::keys;
 use crate::two_nodes::{PS, node};
 
 const MEMORY_BYTES: u64 = 1 << 20;
+/// The client, which is its own peer.
+const TASK: &str = "ps:1";
+const BYTES: [u8; 64] = [7; 64];
 /// The client's number of its peer.
 const PEER: u16 = 0;
 /// Turns of one step at most.
 const TURNS_MAX: usize = 1_000;
 
+fn attachment() -> Result<(Attachment, Attached), String> {
+    let made = Attachment::new(node(PS, TASK, Fuse::Turn)?, 0, MEMORY_BYTES, MEMORY_BYTES);
+    made.map_err(|error| error.to_string())
+}
+
 /// Sends and receives all tensors of a step at once; each is short enough to travel in the rings.
 pub(super) fn exchanges(tensors: usize, steps: i64) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
-    let made = Attachment::new(node(PS, "ps:1", Fuse::Turn)?, 0, MEMORY_BYTES, MEMORY_BYTES);
-    let (mut shard, mut end) = made.map_err(|error| said(&error))?;
+    let (mut shard, Attached { mut shards, .. }) = attachment()?;
+    let (mut end, _) = shards.pop().expect("there is one shard");
     let (keys, now, mut record) = (keys(tensors), Instant::now(), Record::new());
     let meta = TensorMeta::new(DType::U8, &[64]).map_err(|error| said(&error))?;
-    let (peer, timeout_ms, payload) = (PEER, NO_TIMEOUT, PayloadAt::Inline(&[7; 64]));
-    Submission::Peer { number: PEER, name: "ps:1" }.encode(&mut record).map_err(|error| said(&error))?;
+    let (peer, timeout_ms, payload) = (PEER, NO_TIMEOUT, PayloadAt::Inline(&BYTES));
+    Submission::Peer { number: PEER, name: TASK }.encode(&mut record).map_err(|error| said(&error))?;
     end.submissions.push(&record).map_err(|error| said(&error))?;
     for step in 0..steps {
         for (number, key) in keys.iter().enumerate() {
@@ -56,4 +67,71 @@ pub(super) fn exchanges(tensors: usize, steps: i64) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The same by the calls of the client library, one for each tensor.
+pub(super) fn calls(tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut library, mut receivings, mut sendings) = (Library::new()?, Vec::new(), Vec::new());
+    let keys = keys(tensors);
+    for step in 0..steps {
+        for key in &keys {
+            receivings.push(library.task.recv(TASK, step, key));
+            sendings.push(library.task.send(TASK, step, key, library.tensor.share()));
+        }
+        library.turn()?;
+        for (receiving, sending) in receivings.drain(..).zip(sendings.drain(..)) {
+            check(receiving.wait())?;
+            sending.wait().map_err(said)?;
+        }
+    }
+    Ok(())
+}
+
+/// The same by its calls for many tensors.
+pub(super) fn batches(tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut library, keys) = (Library::new()?, keys(tensors));
+    for step in 0..steps {
+        let wanted = keys.iter().map(|key| (key, RecvOptions::default()));
+        let receivings = library.task.recv_all(TASK, step, wanted);
+        let sendings = library.task.send_all(TASK, step, keys.iter().map(|key| (key, library.tensor.share())));
+        library.turn()?;
+        Receiving::wait_all(receivings).into_iter().try_for_each(check)?;
+        Sending::wait_all(sendings).into_iter().try_for_each(|outcome| outcome.map_err(said))?;
+    }
+    Ok(())
+}
+
+/// A task of the client library that is attached to the shard.
+struct Library {
+    shard: Attachment,
+    task: Task,
+    tensor: Tensor,
+    now: Instant,
+}
+
+impl Library {
+    fn new() -> Result<Library, String> {
+        let (shard, attached) = attachment()?;
+        let task = Attach::new(TASK).attach_to(attached).map_err(said)?;
+        let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
+        Ok(Library { shard, task, tensor, now: Instant::now() })
+    }
+
+    /// A turn of the shard. All that was asked is in the ring and is carried out in it, so that no call waits.
+    fn turn(&mut self) -> Result<(), String> {
+        self.shard.turn(self.now);
+        match self.shard.under_way() {
+            0 => Ok(()),
+            calls => Err(format!("{calls} calls have not ended")),
+        }
+    }
+}
+
+fn check(received: RecvOutcome) -> Result<(), String> {
+    let tensor = received.map_err(|unreceived| said(unreceived.error))?;
+    if tensor.bytes() == BYTES { Ok(()) } else { Err("other bytes came".into()) }
+}
+
+fn said(error: Error) -> String {
+    error.to_string()
 }

@@ -7,7 +7,7 @@ mod client;
 mod node;
 mod wires;
 
-use wires::{Loop, Tcp};
+use wires::{Loop, Rdma, Tcp};
 
 /// One of the ways through the code.
 pub struct Drive {
@@ -48,6 +48,18 @@ pub const DRIVES: &[Drive] = &[
         steps: |tensors, steps| node::recvs(Tcp, tensors, steps),
     },
     Drive {
+        name: "recv-verbs",
+        about: "a send and its recv between two nodes over RDMA devices in memory, theirs included, one at a time",
+        tensors: 1,
+        steps: |tensors, steps| node::recvs(Rdma::new(), tensors, steps),
+    },
+    Drive {
+        name: "recv-verbs-window",
+        about: "the same, 256 at a time",
+        tensors: 256,
+        steps: |tensors, steps| node::recvs(Rdma::new(), tensors, steps),
+    },
+    Drive {
         name: "plan",
         about: "a published tensor, pulled by a plan of 1,000 between two nodes over memory",
         tensors: 1000,
@@ -72,6 +84,19 @@ pub const DRIVES: &[Drive] = &[
         steps: client::exchanges,
     },
     Drive { name: "client-window", about: "the same, 64 at a time", tensors: 64, steps: client::exchanges },
+    Drive {
+        name: "client-library",
+        about: "the same by the calls of the client library, one at a time",
+        tensors: 1,
+        steps: client::calls,
+    },
+    Drive { name: "client-library-window", about: "the same, 64 at a time", tensors: 64, steps: client::calls },
+    Drive {
+        name: "client-library-batch",
+        about: "the same, 64 at a time by the calls for many tensors",
+        tensors: 64,
+        steps: client::batches,
+    },
 ];
 
 impl Drive {

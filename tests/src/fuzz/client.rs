@@ -9,6 +9,7 @@ use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::node::{PushRequest, RecvRequest, RecvWaiter, SendWaiter};
 use sealane_fusion::{AcceptOptions, AcceptQueue, RecvOutcome, SendOutcome, Tensor};
 use sealane_transport::Meta;
+use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
     ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
@@ -48,7 +49,9 @@ struct World {
 
 /// Follows the input from word to word.
 pub(super) fn run(input: &[u8]) {
-    let (shard, end) = Attachment::new(shard(), CLIENT, ARENA_BYTES, AREA_BYTES).expect("memory for a client");
+    let (shard, attached) = Attachment::new(shard(), CLIENT, ARENA_BYTES, AREA_BYTES).expect("memory for a client");
+    let Attached { mut shards, .. } = attached;
+    let (end, _) = shards.pop().expect("there is one shard");
     let (record, now) = (Record::new(), Instant::now());
     let (tokens, sends, recvs) = (Vec::new(), Vec::new(), Vec::new());
     let mut world = World { shard, end, record, now, tokens, sends, recvs, queue: None, has_plan: false };

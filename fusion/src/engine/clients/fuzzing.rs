@@ -7,11 +7,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_transport::Handle;
-use sealane_transport::shm::{ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError};
+use sealane_transport::shm::attach::{Attached, VERSION, Welcome};
+use sealane_transport::shm::{
+    ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError, segment_bytes,
+};
 
 use super::client::{Client, Who};
 use crate::node::{ClientCall, ClientOutcome, Node};
 
+/// What calls have that say nothing else, in milliseconds.
+const TIMEOUT_MS: u64 = 60_000;
 /// The node's name for the client's calls.
 const CLIENT: Handle = Handle::NONE;
 
@@ -20,28 +25,43 @@ pub struct Attachment {
     /// The node.
     pub node: Node,
     client: Client,
-    /// The other end of the socket on which the client would be rung for.
-    _ear: UnixStream,
     record: Record,
     outcomes: VecDeque<(ClientCall, ClientOutcome)>,
 }
 
 impl Attachment {
-    /// Attaches a client as the task number `task` of `node`; also, the client's end.
+    /// Attaches a client as the task number `task` of `node`; also, what the client gets.
     ///
     /// # Errors
     /// There is no memory, or no descriptor, for it.
-    pub fn new(mut node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, ClientEnd), ShmError> {
-        let (arena, _) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
+    pub fn new(mut node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, Attached), ShmError> {
+        let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
+        let theirs = SharedMemory::open(&theirs, arena.len(), false)?;
         let (end, segment) = DaemonEnd::create(area_bytes, false)?;
-        let theirs = ClientEnd::open(&segment, area_bytes, false)?;
+        let area_bytes = end.area().len();
+        let doorbell = Doorbell::create()?;
         let made = UnixStream::pair();
         let (socket, ear) = made.map_err(|source| ShmError::System { operation: "making a socket", source })?;
+        let attached = Attached {
+            welcome: Welcome {
+                version: VERSION,
+                shards: 1,
+                arena_bytes: arena.len(),
+                segment_bytes: segment_bytes(area_bytes),
+                area_bytes,
+                request_timeout_ms: TIMEOUT_MS,
+                tensor_bytes_max: arena_bytes,
+                daemon_pid: std::process::id(),
+            },
+            arena: theirs,
+            shards: vec![(ClientEnd::open(&segment, area_bytes, false)?, doorbell.duplicate()?.into())],
+            socket: ear.into(),
+        };
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let mut client = Client::new(Who { task, name: String::new(), pid: 1 }, end, Doorbell::create()?, bell, arena);
+        let mut client = Client::new(Who { task, name: String::new(), pid: 1 }, end, doorbell, bell, arena);
         client.handle = CLIENT;
         node.set_pool(task, Some(client.pool()));
-        Ok((Self { node, client, _ear: ear, record: Record::new(), outcomes: VecDeque::new() }, theirs))
+        Ok((Self { node, client, record: Record::new(), outcomes: VecDeque::new() }, attached))
     }
 
     /// One turn of the shard.

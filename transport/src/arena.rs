@@ -124,18 +124,21 @@ impl<T> Arena<T> {
     }
 
     /// The value of `handle`, unless it is gone.
+    #[inline]
     pub fn get(&self, handle: Handle) -> Option<&T> {
         let slot = self.slots.get(handle.index())?;
         if slot.tag != handle.generation() { None } else { slot.value.as_ref() }
     }
 
     /// The value of `handle`, unless it is gone.
+    #[inline]
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index())?;
         if slot.tag != handle.generation() { None } else { slot.value.as_mut() }
     }
 
     /// Removes the value of `handle`; the handle becomes invalid.
+    #[inline]
     pub fn remove(&mut self, handle: Handle) -> Option<T> {
         let slot = self.slots.get_mut(handle.index())?;
         if slot.tag != handle.generation() {

@@ -289,6 +289,7 @@ impl<'a> Completion<'a> {
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let unknown_flag = Err(Malformed { what: "an unknown flag" });
         let (completion, sections) = match (record.kind, record.flags) {
+            // Made where it is wanted: there are most of these.
             (kind::RECEIVED, place) => {
                 let (fixed, mut sections) = record.parts::<ArrivedFixed>()?;
                 let payload = match place {
@@ -297,7 +298,8 @@ impl<'a> Completion<'a> {
                     _ => return unknown_flag,
                 };
                 let meta = sections.bytes("metadata", fixed.meta_bytes, META_BYTES_MAX)?;
-                (Completion::Received { call: fixed.number, meta, payload }, sections)
+                sections.end()?;
+                return Ok(Completion::Received { call: fixed.number, meta, payload });
             }
             (kind @ (kind::SENT | kind::RETURNED | kind::PUBLISHED), 0) => {
                 let (count, mut sections) = record.parts()?;

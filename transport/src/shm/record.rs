@@ -11,13 +11,14 @@ pub struct Record {
     pub(super) kind: u8,
     pub(super) flags: u8,
     pub(super) len: usize,
-    pub(super) words: Box<[u64; RECORD_WORDS_MAX]>,
+    /// The content, and a word of zeros behind it.
+    pub(super) words: Box<[u64; RECORD_WORDS_MAX + 1]>,
 }
 
 impl Record {
     /// An empty record.
     pub fn new() -> Self {
-        Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX]) }
+        Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX + 1]) }
     }
 
     /// What it is, and the byte of flags.
@@ -36,8 +37,16 @@ impl Record {
     /// # Panics
     /// With more than [`RECORD_WORDS_MAX`] words.
     pub fn set(&mut self, kind: u8, flags: u8, content: &[u64]) {
+        assert!(content.len() <= RECORD_WORDS_MAX, "a record of {} words", content.len());
         self.words[..content.len()].copy_from_slice(content);
-        (self.kind, self.flags, self.len) = (kind, flags, content.len());
+        self.become_record(kind, flags, content.len());
+    }
+
+    /// The first `len` words are the content of a record from now on.
+    #[inline]
+    pub(super) fn become_record(&mut self, kind: u8, flags: u8, len: usize) {
+        self.words[len] = 0;
+        (self.kind, self.flags, self.len) = (kind, flags, len);
     }
 }
 

@@ -65,12 +65,36 @@ fn commit_word<M: RingMemory>(position: u64, record: &Record) -> u64 {
 /// How often the ring has been gone round, never 0, since fresh memory is.
 #[inline]
 fn lap<M: RingMemory>(position: u64) -> u32 {
-    (position / M::SLOTS as u64 % u64::from(u32::MAX)) as u32 + 1
+    let round = position / M::SLOTS as u64;
+    // A division costs as much as the copy of a short record, and is needed after four billion rounds.
+    if round < u64::from(u32::MAX) { round as u32 + 1 } else { (round % u64::from(u32::MAX)) as u32 + 1 }
 }
 
 #[inline]
 fn slots_of(words: usize) -> u64 {
     words.div_ceil(CONTENT_WORDS).max(1) as u64
+}
+
+/// Writes the first content words of a slot, four at a time: the compiler unrolls no loop of unknown length over atomics.
+#[inline]
+fn store(slot: &[AtomicU64; SLOT_WORDS], content: &[u64]) {
+    let ((fours, rest), (from_fours, from_rest)) = (slot[1..=content.len()].as_chunks(), content.as_chunks::<4>());
+    for (words, values) in fours.iter().zip(from_fours) {
+        let words: &[AtomicU64; 4] = words;
+        (0..4).for_each(|at| words[at].store(values[at], Ordering::Relaxed));
+    }
+    rest.iter().zip(from_rest).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+}
+
+/// Reads them, likewise.
+#[inline]
+fn load(slot: &[AtomicU64; SLOT_WORDS], into: &mut [u64]) {
+    let ((fours, rest), (into_fours, into_rest)) = (slot[1..=into.len()].as_chunks(), into.as_chunks_mut::<4>());
+    for (words, values) in fours.iter().zip(into_fours) {
+        let words: &[AtomicU64; 4] = words;
+        (0..4).for_each(|at| values[at] = words[at].load(Ordering::Relaxed));
+    }
+    rest.iter().zip(into_rest).for_each(|(word, value)| *value = word.load(Ordering::Relaxed));
 }
 
 /// The end that writes records.
@@ -99,11 +123,8 @@ impl<M: RingMemory> Writer<M> {
         if self.tail - self.head + slots > M::SLOTS as u64 && self.free_slots()? < slots {
             return Err(PushError::Full);
         }
-        let content = record.content();
-        for (position, part) in (self.tail..).zip(content.chunks(CONTENT_WORDS)) {
-            for (word, value) in self.memory.slot(position)[1..].iter().zip(part) {
-                word.store(*value, Ordering::Relaxed);
-            }
+        for (position, part) in (self.tail..).zip(record.content().chunks(CONTENT_WORDS)) {
+            store(self.memory.slot(position), part);
         }
         // COMMIT: Release here, Acquire in `pop`, so that a reader that sees the commit word sees the content.
         self.memory.slot(self.tail)[0].store(commit_word::<M>(self.tail, record), Ordering::Release);
@@ -161,11 +182,9 @@ impl<M: RingMemory> Reader<M> {
             return Err(Broken { what: "a record is longer than any may be", found: len as u64 });
         }
         for (position, part) in (self.position..).zip(into.words[..len].chunks_mut(CONTENT_WORDS)) {
-            for (word, value) in self.memory.slot(position)[1..].iter().zip(part) {
-                *value = word.load(Ordering::Relaxed);
-            }
+            load(self.memory.slot(position), part);
         }
-        (into.kind, into.flags, into.len) = ((commit >> 8) as u8, commit as u8, len);
+        into.become_record((commit >> 8) as u8, commit as u8, len);
         self.position += slots;
         if self.position - self.published >= M::SLOTS as u64 / 4 {
             self.publish();

@@ -409,10 +409,12 @@ impl<'a> Submission<'a> {
             return Err(Malformed { what: "an unknown flag" });
         }
         let (submission, sections) = match record.kind {
+            // Those of which there are most are made where they are wanted.
             kind::SEND => {
                 let (fixed, key, meta, payload, sections) = tensor(record)?;
                 let CallFixed { number: step, call, timeout_ms, peer, .. } = fixed;
-                (Submission::Send { call, peer, step, timeout_ms, key, meta, payload }, sections)
+                sections.end()?;
+                return Ok(Submission::Send { call, peer, step, timeout_ms, key, meta, payload });
             }
             kind::PUBLISH => {
                 let (fixed, key, meta, payload, sections) = tensor(record)?;
@@ -424,7 +426,8 @@ impl<'a> Submission<'a> {
                 let CallFixed { number: step, call, timeout_ms, peer, key_bytes, .. } = fixed;
                 let destination = if flags & FLAG_ARENA == 0 { None } else { Some(sections.fixed()?) };
                 let (key, fused) = (sections.text("key", key_bytes, KEY_BYTES_MAX)?, flags & FLAG_FUSED != 0);
-                (Submission::Recv { call, peer, step, timeout_ms, key, destination, fused }, sections)
+                sections.end()?;
+                return Ok(Submission::Recv { call, peer, step, timeout_ms, key, destination, fused });
             }
             kind::FREE => {
                 let (count, mut sections) = record.parts()?;

@@ -10,7 +10,7 @@ mod slot;
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived};
+use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived, tensor::LastKind};
 
 use super::{
     aftermath::Aftermath,
@@ -39,6 +39,7 @@ pub(crate) struct Calls {
     watched: usize,
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
+    kinds: LastKind,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
 }

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived};
+use sealane_transport::tensor::LastKind;
+use sealane_transport::{Error, RecvOutcome, SendOutcome, Tray};
 
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::exchange::batches::Batches;
@@ -18,36 +19,15 @@ pub(super) struct Outcomes {
     pub(super) batches: Batches,
     pub(super) wakers: Vec<Waker>,
     pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
-    /// Metadata and length of the last tensor that came: the next is most often of the same kind, and known to be sound.
-    last_kind: Option<(TensorMeta, usize)>,
+    kinds: LastKind,
 }
 
 impl Outcomes {
     /// A tensor that came over the wire.
     #[inline]
     pub(super) fn tensor_of(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
-        match &self.last_kind {
-            Some((last, bytes)) if last.as_wire() == meta && *bytes == buffer.len() => {
-                Ok(Tensor::from_parts(last.clone(), buffer))
-            }
-            _ => self.check(meta, buffer),
-        }
-    }
-
-    /// A tensor of a kind that the last was not of.
-    fn check(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
-        let bad = |error| {
-            Unreceived::from(Error::unavailable(
-                "the peer",
-                format!(
-                    "it sent an invalid tensor: \
-            {error}"
-                ),
-            ))
-        };
-        let tensor = Tensor::from_wire(meta, buffer).map_err(bad)?;
-        self.last_kind = Some((tensor.meta().clone(), tensor.len()));
-        Ok(tensor)
+        let bad = |error| Error::unavailable("the peer", format!("it sent an invalid tensor: {error}")).into();
+        self.kinds.tensor(meta, buffer).map_err(bad)
     }
 
     /// False if the waiter was dropped; its tensor goes back to the producer.

@@ -171,9 +171,53 @@ impl Tensor {
     }
 }
 
+/// Combines untrusted metadata and bytes, as [`Tensor::from_wire`] does, and remembers the last kind of tensor: the next is most
+/// often of the same, and known to be sound.
+#[derive(Debug, Default)]
+pub struct LastKind(Option<(TensorMeta, usize)>);
+
+impl LastKind {
+    /// The tensor.
+    ///
+    /// # Errors
+    /// InvalidArgument if the metadata is invalid or does not match the number of bytes.
+    // Its only cost is to call it.
+    #[inline(always)]
+    pub fn tensor(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
+        match &self.0 {
+            Some((last, bytes)) if last.as_wire() == meta && *bytes == data.len() => {
+                Ok(Tensor::from_parts(last.clone(), data))
+            }
+            _ => self.check(meta, data),
+        }
+    }
+
+    /// A tensor of a kind that the last was not of.
+    #[cold]
+    fn check(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
+        let tensor = Tensor::from_wire(meta, data)?;
+        self.0 = Some((tensor.meta().clone(), tensor.len()));
+        Ok(tensor)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_differs_from_the_last_kind_is_checked_anew() {
+        let (mut kinds, meta) = (LastKind::default(), TensorMeta::new(DType::F32, &[2]).unwrap());
+        let mut other = meta.as_wire().to_vec();
+        other[8] = 3;
+        for _ in 0..2 {
+            assert_eq!(kinds.tensor(meta.as_wire(), Buffer::of_len(8)).unwrap().shape().as_slice(), [2]);
+            assert!(kinds.tensor(meta.as_wire(), Buffer::of_len(12)).is_err(), "other bytes of the same kind");
+            assert!(kinds.tensor(&other, Buffer::of_len(8)).is_err(), "as many bytes of another kind");
+            assert!(kinds.tensor(&other[..15], Buffer::of_len(8)).is_err());
+        }
+        assert_eq!(kinds.tensor(&other, Buffer::of_len(12)).unwrap().shape().as_slice(), [3]);
+    }
 
     #[test]
     fn a_tensor_without_bytes_has_elements_all_the_same() {

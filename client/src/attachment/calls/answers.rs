@@ -125,7 +125,7 @@ impl Calls {
         };
         slot.daemon = Daemon::Done;
         if waiting {
-            match Tensor::from_wire(meta, data) {
+            match self.kinds.tensor(meta, data) {
                 Ok(tensor) => slot.tensor = Some(tensor),
                 // Metadata that is no tensor's ends the call.
                 Err(error) => {

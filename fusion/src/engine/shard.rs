@@ -240,7 +240,7 @@ impl ShardEngine {
     pub(super) fn show(&self) {
         self.metrics.counters.write(&self.counters());
         self.borrow_node(|node| {
-            node.show_peers();
+            node.show();
             node.flush_trace();
         });
     }

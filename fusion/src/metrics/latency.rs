@@ -112,6 +112,7 @@ impl Run {
     }
 
     /// Records what has run together.
+    #[inline]
     pub(crate) fn record(&mut self, (latencies, way, now): (&Latencies, Way, Instant)) {
         if self.count > 0 {
             latencies.record_many(self.operation, way, (self.since, self.count), now);

@@ -5,7 +5,7 @@
 //! and before each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy
 //! from there, and retry if a write interfered. So values may be a few milliseconds old, and tests wait for the value they
 //! expect. Histograms are written directly; calls that begin in one turn and end in one turn are recorded together, so a tensor
-//! costs one comparison. Latencies are kept by kind of call and path, not by peer: with three thousand peers, a scrape would be
+//! costs one comparison: those over a link when it was read, those between tasks of a shard at its next turn or before it sleeps. Latencies are kept by kind of call and path, not by peer: with three thousand peers, a scrape would be
 //! megabytes of empty buckets.
 
 mod client;

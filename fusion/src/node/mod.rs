@@ -151,8 +151,9 @@ impl Node {
         &self.context.reporter.metrics
     }
 
-    /// Shows other threads what has changed of the sessions.
-    pub(crate) fn show_peers(&mut self) {
+    /// Shows other threads what has changed of the sessions, and what has ended since the last turn.
+    pub(crate) fn show(&mut self) {
+        self.context.reporter.record_runs();
         self.context.peers.show();
     }
 

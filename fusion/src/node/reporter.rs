@@ -9,7 +9,7 @@ use sealane_transport::{Handle, LinkKind, RecvOutcome, SendOutcome, Tray};
 use super::Counters;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
 use super::outcomes::Outcomes;
-use crate::metrics::{NodeMetrics, Operation, Way};
+use crate::metrics::{NodeMetrics, Operation, Run, Way};
 
 /// See the module.
 pub(super) struct Reporter {
@@ -20,17 +20,23 @@ pub(super) struct Reporter {
     pub(super) recorder: Option<Recorder>,
     /// The time of the last turn, for what need not be exact.
     pub(super) clock: Instant,
+    /// Calls between tasks of this node that have ended since then, if any have.
+    in_memory: [Run; Operation::ALL.len()],
+    has_runs: bool,
 }
 
 impl Reporter {
     /// Of a node whose links may be of these kinds besides TCP.
     pub(super) fn new(kinds: &[LinkKind]) -> Reporter {
+        let clock = Instant::now();
         Reporter {
             outcomes: Outcomes::default(),
             counters: Counters::default(),
             metrics: Arc::new(NodeMetrics::new(kinds)),
             recorder: None,
-            clock: Instant::now(),
+            clock,
+            in_memory: Operation::ALL.map(|operation| Run::new(operation, clock)),
+            has_runs: false,
         }
     }
 
@@ -42,8 +48,24 @@ impl Reporter {
 
     /// A call has ended well that began at `since`.
     #[inline]
-    pub(super) fn record(&self, operation: Operation, way: Way, since: Instant) {
-        self.metrics.latencies.record(operation, way, since, self.clock);
+    pub(super) fn record(&mut self, operation: Operation, way: Way, since: Instant) {
+        let latencies = &self.metrics.latencies;
+        if way == Way::MEMORY {
+            self.has_runs = true;
+            self.in_memory[operation as usize].ended(since, (latencies, way, self.clock));
+        } else {
+            latencies.record(operation, way, since, self.clock);
+        }
+    }
+
+    /// Records what has ended since the last turn: before the next, and before others are shown how things stand.
+    #[inline]
+    pub(super) fn record_runs(&mut self) {
+        if std::mem::take(&mut self.has_runs) {
+            for run in &mut self.in_memory {
+                run.record((&self.metrics.latencies, Way::MEMORY, self.clock));
+            }
+        }
     }
 
     #[inline]

@@ -15,6 +15,7 @@ use crate::metrics::{Operation, Run};
 impl Node {
     /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
     pub fn turn(&mut self, now: Instant) -> usize {
+        self.context.reporter.record_runs();
         self.context.reporter.clock = now;
         let mut work = self.transmit_dirty(now);
         work += self.retry_blocked(now);

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::*;
+use crate::metrics::Operation;
 use crate::node::{ClientCall, ClientOutcome, Pool};
 
 const ONE: (usize, &str) = (0, "ps:1");
@@ -34,6 +35,23 @@ fn either_may_come_first_and_nobody_is_called() {
     assert_eq!((own.bytes(), sent.outcome()), (vec![5], Ok(())), "a task may send to itself");
     assert!(net.nodes[0].poll_order().is_none());
     net.nothing_is_left();
+}
+
+#[test]
+fn calls_that_end_in_one_turn_are_among_the_latencies_when_they_are_shown() {
+    let mut net = alone();
+    net.send(ONE, "ps:2", "first", &[1]);
+    net.recv(OTHER, "ps:1", "first").bytes();
+    let asked = net.recv(OTHER, "ps:1", "second");
+    net.send(ONE, "ps:2", "second", &[1]);
+    asked.bytes();
+    net.nodes[0].show();
+    let counted = |operation: Operation| {
+        let figures = net.nodes[0].metrics().latencies.figures();
+        let of = figures.iter().filter(|one| (one.operation, one.way) == (operation, "memory"));
+        of.map(|one| one.nanoseconds.count()).sum::<u64>()
+    };
+    assert_eq!((counted(Operation::Recv), counted(Operation::Send)), (2, 1));
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Held<'_> {
 
     /// How a call ended, by the table's `take`. A caller that leaves with an outcome makes sure that parked callers are not
     /// left without a listener.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take<T>(&mut self, call: u32, take: Take<T>) -> Option<T> {
         let taken = take(&mut self.calls, call);
         if taken.is_some() {

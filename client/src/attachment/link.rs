@@ -163,16 +163,14 @@ impl Link {
         self.segments.len() as u16
     }
 
-    /// The number of a peer, which its shard is told before the first use.
+    /// The number of the peer that was named last, if it is this one.
     #[inline]
-    pub(super) fn peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
-        match &self.recent {
-            Some((recent, peer)) if **recent == *name => Ok(*peer),
-            _ => self.other_peer(task, name),
-        }
+    pub(super) fn recent_peer(&self, name: &str) -> Option<Peer> {
+        self.recent.as_ref().and_then(|(recent, peer)| (**recent == *name).then_some(*peer))
     }
 
-    fn other_peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
+    /// The number of a peer, which its shard is told before the first use.
+    pub(super) fn peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
         let peer = match self.peers.get(name) {
             Some(peer) => *peer,
             None => {

@@ -434,10 +434,16 @@ impl Held<'_> {
                 Err(error) => return Err((error, memory)),
             }
         }
-        let prepared = || -> Result<_, Error> { Ok((self.time(now, timeout)?, self.span(&memory)?)) }();
-        let prepared = prepared.and_then(|prepared| Ok((prepared, self.peer(from.peer)?)));
-        let (((timeout_ms, deadline), destination), Peer { segment, number: peer }) = match prepared {
-            Ok(prepared) => prepared,
+        let (timeout_ms, deadline) = match self.time(now, timeout) {
+            Ok(time) => time,
+            Err(error) => return Err((error, memory)),
+        };
+        let destination = match self.span(&memory) {
+            Ok(span) => span,
+            Err(error) => return Err((error, memory)),
+        };
+        let Peer { segment, number: peer } = match self.peer(from.peer) {
+            Ok(peer) => peer,
             Err(error) => return Err((error, memory)),
         };
         let borrowed = match (&memory, &self.line) {
@@ -475,6 +481,11 @@ impl Held<'_> {
 
     #[inline]
     pub(super) fn peer(&mut self, name: &str) -> Result<Peer, Error> {
+        if let Line::Up(link) = &self.line
+            && let Some(peer) = link.recent_peer(name)
+        {
+            return Ok(peer);
+        }
         let task = self.attachment.task();
         self.submit(ROOM_WAIT_MAX, |link| link.peer(task, name))
     }

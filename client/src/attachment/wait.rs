@@ -31,12 +31,17 @@ impl Attachment {
     ///
     /// # Errors
     /// InvalidArgument in a forked child, where the call never ends.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn wait<T>(&self, call: u32, take: Take<T>) -> Result<T, Error> {
-        if let Some(taken) = self.look(call, take)? {
-            return Ok(taken);
+        self.check_fork()?;
+        let mut held = self.lock();
+        if !held.calls.is_owed(call) {
+            held.pump();
+            if !held.calls.is_owed(call) {
+                drop(held);
+                held = self.wait_on(call);
+            }
         }
-        let mut held = self.wait_on(call);
         Ok(held.take(call, take).expect("a wait ends with the call"))
     }
 

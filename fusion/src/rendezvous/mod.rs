@@ -316,7 +316,8 @@ impl<S> Table<S> {
         let State::Wanted(by) = self.entries.get(handle)?.state else { return None };
         self.forget_parked(by);
         self.unlink(slot.hash, handle);
-        self.remove(handle);
+        self.entries.retire(handle, |entry| reuse_key(&mut entry.key));
+        self.steps.remove(handle);
         Some(by)
     }
 

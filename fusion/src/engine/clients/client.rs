@@ -5,6 +5,7 @@ mod answers;
 mod plans;
 mod publications;
 mod queues;
+mod receiving;
 mod traffic;
 
 use std::collections::VecDeque;
@@ -12,23 +13,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::PEERS_MAX;
 use sealane_transport::shm::{
     ClientBell, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, Record, SharedMemory, Span, Submission,
 };
+use sealane_transport::tensor::LastKind;
 use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
-use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter};
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
 use queues::Queues;
+use receiving::{Receiving, Receivings};
 use traffic::Traffic;
 
 /// A peer that the client has named.
@@ -36,13 +38,6 @@ struct Peer {
     name: Box<str>,
     /// The pair with it, once it is known.
     pair: Option<u32>,
-}
-
-/// A recv in progress.
-struct Receiving {
-    ticket: Option<Ticket>,
-    peer: u16,
-    has_destination: bool,
 }
 
 /// See the module.
@@ -58,7 +53,8 @@ pub(in crate::engine) struct Client {
     area: Rc<ReceiveArea>,
     /// What the client's numbers stand for.
     peers: Vec<Peer>,
-    receiving: HashMap<u32, Receiving>,
+    receiving: Receivings,
+    kinds: LastKind,
     plans: Plans,
     queues: Queues,
     /// Tensors that are published together once the last is there.
@@ -122,7 +118,8 @@ impl Client {
             arena: ClientArena::new(arena),
             area,
             peers: Vec::new(),
-            receiving: HashMap::new(),
+            receiving: Receivings::default(),
+            kinds: LastKind::default(),
             plans: Plans::default(),
             queues: Queues::default(),
             together: Vec::new(),
@@ -267,12 +264,12 @@ impl Client {
                 self.under_way += 1;
                 let tensor = self.tensor(call, meta, payload);
                 self.counters.count_sent(&tensor);
-                if let (Ok(tensor), Ok(_)) = (&tensor, &pair) {
-                    self.traffic_of(peer).sent(tensor.len() as u64);
-                }
-                match pair.and_then(|pair| Ok((pair, tensor?))) {
-                    Ok((pair, tensor)) => node.send(pair, step, key, tensor, until(now, timeout_ms), waiter),
-                    Err(error) => node.finish_send(waiter, Err(error)),
+                match (tensor, pair) {
+                    (Ok(tensor), Ok(pair)) => {
+                        self.traffic_of(peer).sent(tensor.len() as u64);
+                        node.send(pair, step, key, tensor, until(now, timeout_ms), waiter);
+                    }
+                    (_, Err(error)) | (Err(error), Ok(_)) => node.finish_send(waiter, Err(error)),
                 }
             }
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
@@ -280,7 +277,7 @@ impl Client {
                 let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-                if self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }).is_some() {
+                if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }) {
                     return Err(Misconduct(format!("call {call} is already in flight")));
                 }
                 self.under_way += 1;
@@ -290,7 +287,7 @@ impl Client {
                         let ticket =
                             node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused });
                         if ticket.is_some()
-                            && let Some(receiving) = self.receiving.get_mut(&call)
+                            && let Some(receiving) = self.receiving.get_mut(call)
                         {
                             receiving.ticket = ticket;
                         }
@@ -378,7 +375,7 @@ impl Client {
     }
 
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
-    fn tensor(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+    fn tensor(&mut self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
         let buffer = match payload {
             // Not from the slab, which all share: at most 512 bytes a call are the client's own affair.
             PayloadAt::Inline(bytes) => Buffer::copy_of(bytes),
@@ -386,7 +383,7 @@ impl Client {
                 self.arena.payload(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
             }
         };
-        Tensor::from_wire(meta, buffer)
+        self.kinds.tensor(meta, buffer)
     }
 
     fn destination(&self, call: u32, span: Span) -> Result<Buffer, Misconduct> {
@@ -397,16 +394,15 @@ impl Client {
         if self.cancel_pull(node, call) {
             return self.put(Answer::Failed { call, error: given_up(), memory_back: true }, record);
         }
-        let Some(Receiving { ticket: Some(ticket), has_destination, .. }) = self.receiving.get(&call) else {
+        let Some(&mut Receiving { ticket: Some(ticket), has_destination, .. }) = self.receiving.get_mut(call) else {
             // Its outcome is on its way.
             return;
         };
-        let (ticket, has_destination) = (*ticket, *has_destination);
         if !node.cancel(ticket) {
             // It ended in this very turn, and its outcome is told at the end of it.
             return;
         }
-        self.receiving.remove(&call);
+        self.receiving.remove(call);
         self.under_way -= 1;
         // A tensor that is arriving in it at this moment keeps the destination for a while.
         let destination_back = !has_destination || self.arena.has_returned(call);

@@ -99,32 +99,47 @@ impl LocalRecvs {
         self.wanted.get(handle).is_some()
     }
 
-    fn enter(&mut self, wanted: Wanted) -> Result<Handle, Wanted> {
-        if self.is_full_for(wanted.consumer) {
-            return Err(wanted);
-        }
+    /// Enters a recv of a task that may have one more.
+    #[inline]
+    fn enter(&mut self, wanted: Wanted) -> Handle {
+        debug_assert!(!self.is_full_for(wanted.consumer), "the limit of the task's recvs would be none");
         let (deadline, task) = (wanted.deadline, usize::from(wanted.consumer));
         let kind = (wanted.pair, wanted.step);
-        let handle = self.wanted.insert(wanted)?;
+        let Some(handle) = self.wanted.insert_with(|| wanted) else { unreachable!("2^32 recvs do not fit in memory") };
         self.steps.add(handle, kind);
         if self.of_task.len() <= task {
             self.of_task.resize(task + 1, 0);
         }
         self.of_task[task] += 1;
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-        Ok(handle)
+        handle
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted> {
         let wanted = self.wanted.remove(handle)?;
+        self.removed(handle, wanted.consumer);
+        Some(wanted)
+    }
+
+    /// Takes a recv out whose destination was taken before; its waiter, and since when it has waited.
+    #[inline]
+    fn take_waiter(&mut self, handle: Handle) -> Option<(RecvWaiter, Instant)> {
+        let nobody = RecvWaiter::Pull(Handle::NONE);
+        let take = |wanted: &mut Wanted| (std::mem::replace(&mut wanted.waiter, nobody), wanted.since, wanted.consumer);
+        let (waiter, since, consumer) = self.wanted.retire(handle, take)?;
+        self.removed(handle, consumer);
+        Some((waiter, since))
+    }
+
+    #[inline]
+    fn removed(&mut self, handle: Handle, consumer: u16) {
         self.steps.remove(handle);
-        let of_task = &mut self.of_task[usize::from(wanted.consumer)];
+        let of_task = &mut self.of_task[usize::from(consumer)];
         debug_assert!(*of_task > 0, "the limit of the task's recvs would be none from now on");
         *of_task -= 1;
         if self.wanted.is_empty() {
             self.earliest = None;
         }
-        Some(wanted)
     }
 
     fn begin(&mut self, producer: u16, copy: Copy) {
@@ -216,16 +231,14 @@ impl Exchange {
             Ok(Place::Memory { to, is_brought })
                 if of_device || (len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer)) =>
             {
+                if self.local.is_full_for(consumer) {
+                    let (error, destination) = (too_many(context), is_brought.then_some(to));
+                    context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                    return None;
+                }
                 let (since, entry) = (now, NOWHERE);
                 let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
-                let handle = match self.local.enter(wanted) {
-                    Ok(handle) => handle,
-                    Err(Wanted { waiter, .. }) => {
-                        let (error, destination) = (too_many(context), is_brought.then_some(to));
-                        context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
-                        return None;
-                    }
-                };
+                let handle = self.local.enter(wanted);
                 let found = self.table.want(at, Parked::Local(handle));
                 let Ok(Found::Tensor(from, pending)) = found else { unreachable!("just looked at") };
                 let producer = context.pairs[at.pair].local;
@@ -234,7 +247,7 @@ impl Exchange {
             }
             Ok(place) => {
                 let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
-                context.reporter.metrics.latencies.record(Operation::Send, Way::MEMORY, sender.since, now);
+                context.reporter.record(Operation::Send, Way::MEMORY, sender.since);
                 context.reporter.count_sent(len);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
                 context.reporter.finish_send(sender.waiter, Ok(()));
@@ -256,28 +269,24 @@ impl Exchange {
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, deadline, destination, waiter, .. } = recv;
         let consumer = context.pairs[pair].local;
-        let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
-        match self.local.enter(wanted) {
-            Ok(handle) => {
-                let entry = self.table.park_local(slot, at, handle);
-                self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
-                Some(Ticket::Local(handle))
-            }
-            Err(Wanted { destination, waiter, .. }) => {
-                let error = too_many(context);
-                context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
-                None
-            }
+        if self.local.is_full_for(consumer) {
+            let error = too_many(context);
+            context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+            return None;
         }
+        let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
+        let handle = self.local.enter(wanted);
+        let entry = self.table.park_local(slot, at, handle);
+        self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
+        Some(Ticket::Local(handle))
     }
 
     /// Hands a tensor to the task of this node that waits for it in a slot, if one does and it takes no longer than this
     /// turn; else gives the tensor back.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send_here(
         &mut self,
-        slot: Slot,
-        key: &str,
+        (at, slot): (MatchKey<'_>, Slot),
         tensor: (TensorMeta, Payload),
         context: &mut Context,
     ) -> Option<(TensorMeta, Payload)> {
@@ -293,11 +302,11 @@ impl Exchange {
         let limit = context.settings.session.tensor_bytes_max;
         let place = place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
         self.table.take_request(slot);
-        let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
+        let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
             Ok(place) => {
                 context.reporter.count_sent(tensor.1.len());
-                hand_over(&mut context.reporter, waiter, (since, step, key), place, tensor);
+                hand_over(&mut context.reporter, waiter, (since, at.step, at.key), place, tensor);
                 None
             }
             Err(unreceived) => {

@@ -200,7 +200,7 @@ impl Exchange {
             return self.keep(at, tensor.into_parts(), deadline, waiter, context);
         }
         let slot = self.table.slot(at);
-        match self.send_here(slot, key, tensor.into_parts(), context) {
+        match self.send_here((at, slot), tensor.into_parts(), context) {
             Some(back) => self.keep(at, back, deadline, waiter, context),
             None => context.reporter.finish_send(waiter, Ok(())),
         }

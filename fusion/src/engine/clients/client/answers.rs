@@ -6,11 +6,13 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, SLOTS};
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
-use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
+use sealane_transport::{Error, Handle, Payload, Tensor, Unreceived};
 
 use super::{Client, LENDS};
 use crate::limits::CLIENT_BACKLOG_LOOK;
 use crate::node::{ClientOutcome, Pool};
+
+const WITHIN_LIMITS: &str = "metadata and inline bytes are within their limits, and texts are cut";
 
 /// How a call ended, as the client is to be told.
 pub(super) enum Answer {
@@ -72,31 +74,61 @@ impl Client {
             // A caller that is told how a send ended has its memory back: the payload went before the outcome came. A push may
             // still be on its way when its time is over.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
-            ClientOutcome::Received(outcome) => {
-                let receiving = self.receiving.remove(&call);
-                let brought = receiving.as_ref().is_some_and(|receiving| receiving.has_destination);
-                if let (Ok(tensor), Some(receiving)) = (&outcome, &receiving) {
+            ClientOutcome::Received(Ok(tensor)) => {
+                if let Some(receiving) = self.receiving.remove(call) {
                     self.traffic_of(receiving.peer).received(1, tensor.len() as u64);
                 }
-                self.answer_to_recv(call, outcome, brought)
+                return self.put_received(call, tensor, record);
+            }
+            ClientOutcome::Received(Err(Unreceived { error, destination })) => {
+                let brought = self.receiving.remove(call).is_some_and(|receiving| receiving.has_destination);
+                let memory_back = !brought || destination.is_some() || self.arena.has_returned(call);
+                // Not dropped: the answer itself gives it back.
+                let _token = destination.map(Buffer::into_token);
+                Answer::Failed { call, error, memory_back }
             }
             ClientOutcome::Pulled(_) | ClientOutcome::Late(_) => unreachable!("just looked at"),
         };
         self.put(answer, record);
     }
 
-    fn answer_to_recv(&self, call: u32, outcome: RecvOutcome, brought: bool) -> Answer {
-        match outcome {
-            Ok(tensor) => match self.within_reach(&tensor) {
-                Ok(moved) => Answer::Received { call, tensor: moved.unwrap_or(tensor) },
-                Err(error) => Answer::Failed { call, error, memory_back: true },
-            },
-            Err(Unreceived { error, destination }) => {
-                let memory_back = !brought || destination.is_some() || self.arena.has_returned(call);
-                // Not dropped: the answer itself gives it back.
-                let _token = destination.map(Buffer::into_token);
-                Answer::Failed { call, error, memory_back }
+    /// Tells of a tensor that has come, as [`put`](Self::put) does.
+    #[inline]
+    fn put_received(&mut self, call: u32, tensor: Tensor, record: &mut Record) {
+        match self.place_of(&tensor) {
+            // Where nothing waits, without the moves that an answer takes.
+            Some(payload) if self.backlog.is_empty() && !self.closed => {
+                let (in_ring, bytes) = (matches!(payload, ReceivedAt::Inline(_)), tensor.len() as u64);
+                let completion = Completion::Received { call, meta: tensor.meta().as_wire(), payload };
+                completion.encode(record).expect(WITHIN_LIMITS);
+                match self.end.completions.push(record) {
+                    // The client has a copy.
+                    Ok(()) if in_ring => {
+                        self.has_news = true;
+                        self.counters.count_received(1, bytes);
+                    }
+                    Ok(()) => {
+                        self.has_news = true;
+                        self.handed_over(tensor);
+                    }
+                    Err(PushError::Full) => self.backlog.push_back(Answer::Received { call, tensor }),
+                    Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+                }
             }
+            _ => match self.within_reach(&tensor) {
+                Ok(moved) => self.put(Answer::Received { call, tensor: moved.unwrap_or(tensor) }, record),
+                Err(error) => self.put(Answer::Failed { call, error, memory_back: true }, record),
+            },
+        }
+    }
+
+    /// The client has been told of a tensor.
+    fn handed_over(&mut self, tensor: Tensor) {
+        let (_, payload) = tensor.into_parts();
+        self.counters.count_received(1, payload.len() as u64);
+        if let Payload::Owned(buffer) = payload {
+            // The client has it now, and gives it back when it is done with it.
+            self.area.hand_over(buffer);
         }
     }
 
@@ -170,19 +202,14 @@ impl Client {
             Answer::QueueClosed { queue } => Completion::QueueClosed { queue: *queue }.encode(record),
             Answer::Draining => Completion::Draining.encode(record),
         };
-        encoded.expect("metadata and inline bytes are within their limits, and texts are cut");
+        encoded.expect(WITHIN_LIMITS);
         match self.end.completions.push(record) {
             Ok(()) => self.has_news = true,
             Err(PushError::Full) => return Some(answer),
             Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
         }
         if let Answer::Received { tensor, .. } | Answer::Accepted { tensor, .. } = answer {
-            let (_, payload) = tensor.into_parts();
-            self.counters.count_received(1, payload.len() as u64);
-            if let Payload::Owned(buffer) = payload {
-                // The client has it now, and gives it back when it is done with it.
-                self.area.hand_over(buffer);
-            }
+            self.handed_over(tensor);
         }
         None
     }

@@ -66,13 +66,18 @@ impl Client {
     }
 
     /// A tensor whose memory comes back by a word of its own.
-    pub(super) fn tensor_to_publish(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+    pub(super) fn tensor_to_publish(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        payload: PayloadAt<'_>,
+    ) -> Result<Tensor, Error> {
         let buffer = match payload {
             PayloadAt::Inline(_) => return self.tensor(call, meta, payload),
             PayloadAt::Arena(span) => {
                 self.arena.destination(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
             }
         };
-        Tensor::from_wire(meta, buffer)
+        self.kinds.tensor(meta, buffer)
     }
 }

@@ -1,0 +1,110 @@
+//! A client's recvs in progress, by the numbers that it gives its calls. Clients count their calls from 0 on and use the lowest
+//! bits again, so most have a place to themselves, and no number is hashed; what shares a place is kept in a map. Bounded by
+//! [`CLIENT_CALLS_MAX`].
+
+use hashbrown::HashMap;
+
+use crate::limits::CLIENT_CALLS_MAX;
+use crate::node::Ticket;
+
+/// A recv in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Receiving {
+    pub(super) ticket: Option<Ticket>,
+    pub(super) peer: u16,
+    pub(super) has_destination: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Receivings {
+    /// By the low bits of their numbers; as many as the largest of these has needed.
+    places: Vec<Option<(u32, Receiving)>>,
+    /// Those whose place another has.
+    others: HashMap<u32, Receiving>,
+}
+
+fn place_of(call: u32) -> usize {
+    call as usize % CLIENT_CALLS_MAX
+}
+
+impl Receivings {
+    /// Enters a recv; false if its number is in use.
+    #[inline]
+    pub(super) fn insert(&mut self, call: u32, receiving: Receiving) -> bool {
+        let index = place_of(call);
+        if index >= self.places.len() {
+            self.places.resize((index + 1).next_power_of_two(), None);
+        }
+        match &mut self.places[index] {
+            Some((other, _)) if *other == call => false,
+            place @ None if self.others.is_empty() => {
+                *place = Some((call, receiving));
+                true
+            }
+            _ => self.others.insert(call, receiving).is_none(),
+        }
+    }
+
+    /// One that is in progress.
+    #[inline]
+    pub(super) fn get_mut(&mut self, call: u32) -> Option<&mut Receiving> {
+        match self.places.get_mut(place_of(call)) {
+            Some(Some((other, receiving))) if *other == call => Some(receiving),
+            _ => self.others.get_mut(&call),
+        }
+    }
+
+    /// Takes one out.
+    #[inline]
+    pub(super) fn remove(&mut self, call: u32) -> Option<Receiving> {
+        match self.places.get_mut(place_of(call)) {
+            Some(place) if place.as_ref().is_some_and(|(other, _)| *other == call) => {
+                place.take().map(|(_, receiving)| receiving)
+            }
+            _ => self.others.remove(&call),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn receiving(peer: u16) -> Receiving {
+        Receiving { ticket: None, peer, has_destination: false }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_numbers_a_client_chooses_each_finds_its_own(
+            deeds in proptest::collection::vec((any::<bool>(), 0u32..4, 0u32..3, any::<u16>()), 1..200),
+        ) {
+            let (mut receivings, mut model) = (Receivings::default(), BTreeMap::new());
+            for (inserts, low, high, peer) in deeds {
+                let call = high * CLIENT_CALLS_MAX as u32 + low;
+                if inserts {
+                    let is_new = !model.contains_key(&call);
+                    prop_assert_eq!(receivings.insert(call, receiving(peer)), is_new);
+                    if !is_new {
+                        // The client is disconnected.
+                        return Ok(());
+                    }
+                    model.insert(call, receiving(peer));
+                } else {
+                    prop_assert_eq!(receivings.remove(call), model.remove(&call));
+                }
+                for low in 0..4 {
+                    for high in 0..3 {
+                        let call = high * CLIENT_CALLS_MAX as u32 + low;
+                        prop_assert_eq!(receivings.get_mut(call).copied(), model.get(&call).copied());
+                    }
+                }
+            }
+        }
+    }
+}

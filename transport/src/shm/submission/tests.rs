@@ -165,6 +165,27 @@ fn a_long_reason_is_cut_between_characters() {
 }
 
 #[test]
+fn a_text_of_any_length_ends_where_it_ends() {
+    for len in 0..=70 {
+        for key in ["k".repeat(len), format!("{}é", "k".repeat(len))] {
+            through(&recv(&key, None));
+            through(&recv(&key, Some(SPAN)));
+            through(&send(&key, &[0xff; 3], PayloadAt::Inline(&[0xff; 5])));
+            // The last byte goes with the first of the zeros behind the content, which are no part of a character.
+            let mut record = through(&Submission::Peer { number: 1, name: &key });
+            let mut content = record.content().to_vec();
+            if key.len() > len {
+                content[0] -= 1 << 16;
+                content.truncate(1 + (len + 1).div_ceil(8));
+                let (kind, flags) = record.kind_and_flags();
+                record.set(kind, flags, &content);
+                assert_eq!(Submission::decode(&record).unwrap_err().what, "name", "half a character, {len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
 fn wrong_records_are_refused() {
     let mut record = Record::new();
     let mut refused = |kind, flags, content: &[u64]| {

@@ -12,10 +12,11 @@ use std::time::Instant;
 use libtest_mimic::{Arguments, Trial};
 use nix::errno::Errno;
 use nix::libc;
+use sealane::{Keys, Payload, Task, Tensor};
 use sealane_transport::Code;
 use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
 
-use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, connection};
+use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, WORKER, connection};
 
 /// Users who are nobody else in a test's system.
 const STRANGER: u32 = 54_321;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let trials = vec![
         trial("other_users_are_kept_out_unless_they_are_allowed", other_users_are_kept_out_unless_they_are_allowed),
         trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
+        trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -91,4 +93,32 @@ fn a_stranger_is_told_what_to_do() {
     let text = error.to_string();
     assert!(text.contains(&format!("user id {STRANGER} may not attach")), "{text}");
     assert!(text.contains("add it to daemon.allowed_uids"), "{text}");
+}
+
+/// Pulls what may be viewed; whether it is, by a thread of that user.
+fn views(consumer: &Task, uid: u32) -> bool {
+    let pull = || consumer.view_many(PS, Keys::new(["w"]).unwrap(), 1, None).wait().pop().unwrap().unwrap().tensor;
+    let tensor = as_user(uid, pull);
+    assert_eq!(tensor.bytes(), [7; 1 << 17]);
+    matches!(tensor.payload(), Payload::Bytes(_))
+}
+
+fn another_users_memory_is_not_shown() {
+    let (place, _daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={FRIEND}")]);
+    let attach = |task, uid| as_user(uid, || sealane::Attach::new(task).socket(place.socket()).attach().unwrap());
+    let publisher = attach(PS, FRIEND);
+    publisher.publish("w", 1, Tensor::from_elements(&[1 << 17], &[7_u8; 1 << 17]).unwrap()).wait().unwrap();
+    let root = attach(WORKER, 0);
+    assert!(!views(&root, 0), "it is another user's");
+    drop(root);
+    let consumer = loop {
+        // The daemon hears a little later that the other one has gone.
+        let attached = as_user(FRIEND, || sealane::Attach::new(WORKER).socket(place.socket()).attach());
+        if let Ok(task) = attached {
+            break task;
+        }
+    };
+    // Who asks for the memory is looked at as well, and not only who was told of it.
+    assert!(!views(&consumer, 0));
+    assert!(views(&consumer, FRIEND));
 }

@@ -9,7 +9,11 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{
     Error,
-    shm::attach::{self as conversation, AttachError, Attached},
+    shm::{
+        ReadOnlyMemory,
+        attach::{self as conversation, AttachError, Attached},
+        limits::ARENA_POPULATED_BYTES_MAX,
+    },
 };
 
 use crate::{
@@ -17,6 +21,7 @@ use crate::{
     attachment::Attachment,
     limits::{
         ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, NO_LIMIT, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX,
+        VIEW_TIMEOUT,
     },
 };
 
@@ -179,6 +184,12 @@ pub(crate) fn connect(settings: &Settings, populate_max: u64) -> Result<(Attache
         conversation::attach(&settings.socket, &wish, populate_max, deadline).map_err(|error| told(settings, error))?;
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
+}
+
+/// Maps the arena of another client, of which the daemon has told.
+pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result<ReadOnlyMemory, Error> {
+    let mapped = conversation::map_arena(&settings.socket, arena, ARENA_POPULATED_BYTES_MAX, now + VIEW_TIMEOUT);
+    mapped.map_err(|error| told(settings, error))
 }
 
 /// The end of a wait. A time that the clock cannot hold is as good as none, here as elsewhere.

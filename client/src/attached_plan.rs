@@ -13,7 +13,10 @@ use sealane_transport::{
     Code, Error, Keys, Payload, Pulled, SendOutcome, Tensor, TensorMeta, shm::BOARD_BYTES_PER_KEY, tensor::DType,
 };
 
-use crate::attachment::{Attachment, Calls, Gathered, Placed, PlanOf, Seat};
+use crate::{
+    attachment::{Attachment, Calls, Gathered, Landed, Placed, PlanOf, Pull, Seat},
+    memory::Viewable,
+};
 
 /// See the module.
 pub(crate) struct AttachedPlan {
@@ -22,6 +25,11 @@ pub(crate) struct AttachedPlan {
     keys: Keys,
     /// Where in the arena its tensors are to arrive; they come to the receive area where there is none.
     places: Box<[Bytes]>,
+    /// What lies in the arenas of other clients is viewed there.
+    views: bool,
+    /// Why a tensor could not be viewed of which the pull told: then it is asked again, for copies.
+    unviewed: Option<Error>,
+    copies: bool,
     /// Where the daemon knows it.
     seat: Option<Seat>,
     /// By the number of the key.
@@ -72,6 +80,9 @@ impl AttachedPlan {
             attachment: attachment.clone(),
             from: from.into(),
             places: Box::default(),
+            views: false,
+            unviewed: None,
+            copies: false,
             tensors: (0..keys.len()).map(|_| None).collect(),
             keys,
             seat: None,
@@ -94,6 +105,12 @@ impl AttachedPlan {
         let mut plan = Self::new(attachment, from, keys);
         (plan.tensors, plan.places) = (places.iter().map(here).collect(), places.into());
         plan
+    }
+
+    /// The same, but large tensors of other clients of the daemon stay where they are, and are viewed there.
+    pub(crate) fn viewing(mut self) -> Self {
+        self.views = true;
+        self
     }
 
     pub(crate) fn keys(&self) -> &Keys {
@@ -130,7 +147,7 @@ impl AttachedPlan {
     }
 
     fn submit(&mut self, wish: Wish) {
-        (self.wish, self.begun) = (wish, Instant::now());
+        (self.wish, self.begun, self.copies) = (wish, Instant::now(), false);
         self.pull(wish.timeout, wish.timeout);
     }
 
@@ -138,8 +155,14 @@ impl AttachedPlan {
     fn pull(&mut self, timeout: Option<Duration>, restart: Option<Duration>) {
         // From now on the daemon writes.
         self.standing = Standing::NotPulled;
+        if self.views {
+            // Nobody looks at what the last pull brought, and publishers wait for the memory.
+            let is_view = |tensor: &Tensor| matches!(tensor.payload(), Payload::Bytes(_));
+            self.tensors.iter_mut().for_each(|place| drop(place.take_if(|tensor| is_view(tensor))));
+        }
         let plan = PlanOf { from: &self.from, keys: &self.keys, places: &self.places };
-        self.state = match self.attachment.pull(&mut self.seat, plan, self.wish.min_version, timeout, restart) {
+        let pull = Pull { min_version: self.wish.min_version, views: self.views && !self.copies };
+        self.state = match self.attachment.pull(&mut self.seat, plan, pull, timeout, restart) {
             Ok(call) => PullState::UnderWay(call),
             Err(error) => PullState::Refused(error),
         };
@@ -196,7 +219,10 @@ impl AttachedPlan {
                     let outcome = ready!(ask(&self.attachment, call));
                     self.state = PullState::Idle;
                     let ended = self.end(outcome);
-                    if !self.goes_on(&ended) {
+                    if let Some(error) = self.unviewed.take() {
+                        // If not because a publisher has gone, also from now on.
+                        (self.copies, self.views) = (true, error.code() == Code::NotFound);
+                    } else if !self.goes_on(&ended) {
                         return Poll::Ready(ended);
                     }
                     self.state = PullState::Again;
@@ -247,9 +273,11 @@ impl AttachedPlan {
     /// told, the plan is opened anew by the next: the daemon may still write there.
     fn settle(&mut self, ended: Result<(), Error>) -> Result<(), Error> {
         self.missed.clear();
-        let Self { attachment, tensors, board, missed, seat, .. } = self;
+        let Self { attachment, tensors, board, missed, seat, unviewed, .. } = self;
         let settled = ended.and_then(|()| match *seat {
-            Some(seat) => attachment.gathered(seat, |gathered| take_in(gathered, tensors, board, missed)),
+            Some(seat) => attachment.gathered(seat, |gathered| {
+                *unviewed = take_in(gathered, tensors, board, missed, |viewable| attachment.view(seat, viewable));
+            }),
             None => Ok(()),
         });
         if settled.is_err() {
@@ -308,8 +336,15 @@ fn not_pulled() -> Error {
     Error::invalid("it has not been pulled, or its pull was cancelled")
 }
 
-/// Enters what a pull brought that is not as it was.
-fn take_in(gathered: Gathered, tensors: &mut [Option<Tensor>], board: &mut Buffer, missed: &mut Vec<(u32, Error)>) {
+/// Enters what a pull brought that is not as it was. What could not be viewed is missed; why.
+fn take_in(
+    gathered: Gathered,
+    tensors: &mut [Option<Tensor>],
+    board: &mut Buffer,
+    missed: &mut Vec<(u32, Error)>,
+    mut view: impl FnMut(Viewable) -> Result<Bytes, Error>,
+) -> Option<Error> {
+    let mut unviewed = None;
     let Gathered { board: new_board, placed, missed: now_missed } = gathered;
     *missed = now_missed;
     if let Some(new) = new_board {
@@ -317,13 +352,22 @@ fn take_in(gathered: Gathered, tensors: &mut [Option<Tensor>], board: &mut Buffe
     }
     for Placed { index, meta, memory } in placed {
         let place = &mut tensors[index as usize];
-        let payload = memory.map(Into::into).or_else(|| Some(place.take()?.into_parts().1));
-        match payload.ok_or_else(not_pulled).and_then(|payload| Tensor::new(meta, payload)) {
+        let payload = match memory {
+            Some(Landed::Here(buffer)) => Ok(buffer.into()),
+            Some(Landed::Elsewhere(viewable)) => {
+                let viewed = view(viewable);
+                unviewed = viewed.as_ref().err().cloned().or(unviewed);
+                viewed.map(Payload::Bytes)
+            }
+            None => place.take().map(|tensor| tensor.into_parts().1).ok_or_else(not_pulled),
+        };
+        match payload.and_then(|payload| Tensor::new(meta, payload)) {
             Ok(tensor) => *place = Some(tensor),
             Err(error) => missed.push((index, error)),
         }
     }
     missed.sort_by_key(|(index, _)| *index);
+    unviewed
 }
 
 /// A pull of a plan; dropping it before it has ended cancels it.

@@ -12,6 +12,12 @@ pub(crate) const GRACE: Duration = Duration::from_secs(1);
 /// microseconds unless a tensor is on its way to or from a peer that does not read or write.
 pub(crate) const LET_GO_MAX: Duration = Duration::from_secs(1);
 
+/// Arenas of other clients that are mapped to view tensors there: the parameter servers of a host. Tensors in others are copied.
+pub(crate) const OTHERS_ARENAS_MAX: usize = 64;
+
+/// How long the daemon may take to show one: it does so in a fraction of a millisecond, and after this the tensor is copied.
+pub(crate) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How often a task that is closed looks whether the daemon has let go.
 pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);
 

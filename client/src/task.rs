@@ -396,6 +396,44 @@ impl Task {
         }
     }
 
+    /// [`pull`](Self::pull) without a copy: a tensor of 64 KiB or more that another task has published, attached to the same daemon by a
+    /// process of the same user, is viewed in that process's memory. Its bytes are read-only ([`Payload::Bytes`]).
+    ///
+    /// The publisher's memory is not free again until the view is dropped, also if a newer version is published: drop views soon, and
+    /// give publishers an arena with room for what is viewed. A view stays readable when its publisher goes. It relies on the publisher,
+    /// which must not change what it has published, and on this task: once that is dropped, or its daemon is lost, publishers may use
+    /// the memory again.
+    ///
+    /// All else is copied, as by `pull`: what is small, comes from another host, or was published by an embedded engine, and where the
+    /// daemon's `daemon.views` is off, the publisher is another user's, 4,096 views are held, or the arenas of 64 publishers are mapped.
+    /// The daemon counts both (`views_refused`, `tensors_viewed`). The first view of a publisher asks the daemon for its memory, which
+    /// may block for a second at most.
+    pub fn view(&self, from: &str, key: &str, min_version: i64) -> Pulling {
+        Pulling::of(Keys::new([key]).map(|keys| self.view_many(from, keys, min_version, None)))
+    }
+
+    /// [`view`](Self::view) for many tensors together, with a timeout as in [`pull_many_within`](Self::pull_many_within).
+    pub fn view_many(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut plan = AttachedPlan::new(&attached.0, from, keys).viewing();
+                plan.begin(min_version, timeout);
+                plan.into()
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.pull_many_within(from, keys, min_version, timeout).into(),
+        }
+    }
+
+    /// A [plan](Self::plan) whose large tensors are [viewed](Self::view): until the next pull, which finds them elsewhere.
+    pub fn viewing_plan(&self, from: &str, keys: Keys) -> Plan {
+        match &self.0 {
+            Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).viewing().into(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.plan(from, keys).into(),
+        }
+    }
+
     /// A plan of tensors that are published in slices, by any number of tasks: each is pulled from all of its owners at once, into
     /// one array, whose parts arrive where they belong. The array is of memory of [`alloc`](Self::alloc), the same for each pull
     /// that brings everything. Its slices are of one version, unless `versions` says otherwise.

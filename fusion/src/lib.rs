@@ -52,7 +52,7 @@ pub use engine::fuzzing;
 pub use engine::{
     Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan,
     LocalPulling, LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Prepared,
-    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SpareArenas, StartError, Task,
+    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SharedArena, SpareArenas, StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters};

@@ -23,6 +23,17 @@ pub(crate) const BLOCKED_TURNS: u32 = 64;
 
 // Copies within a node.
 
+/// What a tensor that is shared in place of being copied costs of the budgets below: what is written of it.
+pub(crate) const VIEW_COST_BYTES: usize = 256;
+
+/// Smallest tensor that a client views in the arena of another. A view costs a record each way, a lease, and page faults where the
+/// mapping is new: about as much as copying so many bytes, which are copied at once besides.
+pub(crate) const VIEW_BYTES_MIN: usize = COPY_AT_ONCE_BYTES;
+
+/// Most views that one client has of one shard when another is granted; beyond it tensors are copied. Each keeps a block of its
+/// publisher's arena.
+pub(crate) const VIEWS_MAX: usize = 4096;
+
 /// Bytes copied at once; a larger tensor is copied in several turns.
 pub(crate) const COPY_AT_ONCE_BYTES: usize = 64 << 10;
 

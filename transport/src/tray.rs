@@ -208,6 +208,15 @@ impl Tray {
         self.take(index).map(|tensor| Pulled { tensor, version })
     }
 
+    /// Lets go of memory that is shared with others.
+    pub fn drop_shared(&mut self) {
+        for index in 0..self.items.len() {
+            if self.get(index).is_ok_and(|tensor| !matches!(tensor.payload(), Payload::Owned(_))) {
+                let _shared = self.take(index);
+            }
+        }
+    }
+
     /// The first that did not come, and why.
     pub fn first_error(&self) -> Option<(usize, &Error)> {
         self.items.iter().enumerate().find_map(|(index, item)| match &item.state {
@@ -381,8 +390,9 @@ impl Tray {
         }
     }
 
-    /// Takes a tensor in that lies in its memory already.
-    pub fn fill(&mut self, index: usize, stamp: u64, meta: TensorMeta, version: i64, memory: Buffer) {
+    /// Takes a tensor in that lies in its memory already. Memory that is shared is never written to: the next pull takes other.
+    pub fn fill(&mut self, index: usize, stamp: u64, meta: TensorMeta, version: i64, memory: impl Into<Payload>) {
+        let memory = memory.into();
         let len = memory.len();
         self.give_back(index, &Known { stamp, meta, len }, version, memory);
     }
@@ -406,7 +416,7 @@ impl Tray {
     }
 
     /// Takes memory back that was lent, filled.
-    fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
+    fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: impl Into<Payload>) {
         let item = &mut self.items[index];
         item.holding = Holding::Tensor(Tensor::from_parts(known.meta.clone(), memory));
         (item.stamp, item.version) = (known.stamp, version);

@@ -87,7 +87,7 @@ fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
 }
 
 fn pull(call: u32, plan: u32) -> Submission<'static> {
-    Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT }
+    Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT, views: false }
 }
 
 fn push<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
@@ -359,7 +359,9 @@ fn plans_that_are_reopened_while_they_are_pulled_harm_nobody() {
                     Step::Open(keys) => open_plan(&mut villain, KEY_SETS[keys].len() as u32, KEY_SETS[keys]),
                     Step::Pull => {
                         // What nobody publishes is not waited for.
-                        villain.write(&Submission::Pull { call, plan: 1, min_version: 0, timeout_ms: 1 }).unwrap();
+                        villain
+                            .write(&Submission::Pull { call, plan: 1, min_version: 0, timeout_ms: 1, views: false })
+                            .unwrap();
                         call += 1;
                     }
                     Step::GiveUp => villain.write(&Submission::Cancel { call: call - 1 }).unwrap(),

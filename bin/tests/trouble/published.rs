@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sealane::{Code, Keys};
+use sealane::{Code, Keys, Plan, Task};
 
 use crate::fixture::{PS, WORKER};
 use crate::hosts::{ARENA_BYTES, Hosts};
@@ -22,10 +22,14 @@ fn keys() -> Keys {
     Keys::new(PUBLISHED).unwrap()
 }
 
-fn publishers_die(mut hosts: Hosts) {
+fn pulling(consumer: &Task) -> Plan {
+    consumer.plan(PS, keys())
+}
+
+fn publishers_die(mut hosts: Hosts, plan: fn(&Task) -> Plan) {
     let consumer = hosts.attach(WORKER);
     let beside = usize::from(hosts.socket(PS) == hosts.socket(WORKER));
-    let mut plan = consumer.plan(PS, keys());
+    let mut plan = plan(&consumer);
     for _ in 0..ROUNDS {
         let mut producer = Process::start(&format!("publish {PS}"), &hosts.socket(PS));
         for version in 0..3 {
@@ -54,19 +58,24 @@ fn publishers_die(mut hosts: Hosts) {
 
 #[test]
 fn a_publisher_is_killed_while_its_tensors_are_pulled() {
-    publishers_die(Hosts::start(&[&[PS, WORKER]]));
+    publishers_die(Hosts::start(&[&[PS, WORKER]]), pulling);
+}
+
+#[test]
+fn a_publisher_is_killed_while_its_tensors_are_viewed() {
+    publishers_die(Hosts::start(&[&[PS, WORKER]]), |consumer| consumer.viewing_plan(PS, keys()));
 }
 
 #[test]
 fn a_publisher_is_killed_while_its_tensors_are_pulled_over_tcp() {
-    publishers_die(Hosts::start(&[&[PS], &[WORKER]]));
+    publishers_die(Hosts::start(&[&[PS], &[WORKER]]), pulling);
 }
 
-fn pullers_die(mut hosts: Hosts) {
+fn pullers_die(mut hosts: Hosts, role: &str) {
     let producer = hosts.attach(PS);
     let beside = usize::from(hosts.socket(PS) == hosts.socket(WORKER));
     for round in 0..ROUNDS as i64 {
-        let mut consumer = Process::start(&format!("pull {WORKER} {PS}"), &hosts.socket(WORKER));
+        let mut consumer = Process::start(&format!("{role} {WORKER} {PS}"), &hosts.socket(WORKER));
         producer.publish_many(round, PUBLISHED.map(|key| (key, tensor(round as u64, LARGE)))).wait().unwrap();
         consumer.hear("pulled 3");
         consumer.kill();
@@ -80,11 +89,16 @@ fn pullers_die(mut hosts: Hosts) {
 }
 
 #[test]
+fn a_client_is_killed_while_it_views_tensors() {
+    pullers_die(Hosts::start(&[&[PS, WORKER]]), "view");
+}
+
+#[test]
 fn a_client_is_killed_in_the_middle_of_its_pulls() {
-    pullers_die(Hosts::start(&[&[PS, WORKER]]));
+    pullers_die(Hosts::start(&[&[PS, WORKER]]), "pull");
 }
 
 #[test]
 fn a_client_is_killed_in_the_middle_of_its_pulls_over_tcp() {
-    pullers_die(Hosts::start(&[&[PS], &[WORKER]]));
+    pullers_die(Hosts::start(&[&[PS], &[WORKER]]), "pull");
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sealane::{AcceptOptions, Attach, Code, Error, Keys, RecvOptions, SendOptions, Task};
+use sealane::{AcceptOptions, Attach, Code, Error, Keys, Plan, RecvOptions, SendOptions, Task};
 
 use crate::hosts::ARENA_BYTES;
 use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, verify};
@@ -39,7 +39,8 @@ pub fn play(words: &[&str], socket: &Path) {
         ["recv", task, from] => recv(&attach(task), from),
         ["ask", task, from, count] => ask(&attach(task), from, count.parse().unwrap()),
         ["publish", task] => publish(&attach(task)),
-        ["pull", task, from] => pull(&attach(task), from),
+        ["pull", task, from] => pull(attach(task).plan(from, Keys::new(PUBLISHED).unwrap())),
+        ["view", task, from] => pull(attach(task).viewing_plan(from, Keys::new(PUBLISHED).unwrap())),
         ["accept", task] => accept(&attach(task)),
         ["push", task, to] => push(&attach(task), to),
         ["circle", task, to, from] => circle(&attach(task), to, from),
@@ -95,8 +96,7 @@ fn publish(task: &Task) {
 }
 
 /// Pulls large tensors without end.
-fn pull(task: &Task, from: &str) {
-    let mut plan = task.plan(from, Keys::new(PUBLISHED).unwrap());
+fn pull(mut plan: Plan) {
     for number in 0.. {
         plan.pull(0).wait().unwrap();
         (0..PUBLISHED.len()).for_each(|at| drop(plan.get(at).unwrap().bytes().to_vec()));

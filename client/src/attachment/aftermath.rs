@@ -3,7 +3,7 @@
 
 use std::task::Waker;
 
-use sealane_transport::{Tensor, Unreceived};
+use sealane_transport::{Tensor, Unreceived, shm::ReadOnlyMemory};
 
 use super::{link::Link, memory::Memory};
 
@@ -15,6 +15,7 @@ pub(super) struct Aftermath {
     pub(super) unwanted: Vec<Tensor>,
     pub(super) failures: Vec<Unreceived>,
     pub(super) link: Option<Box<Link>>,
+    pub(super) arenas: Vec<ReadOnlyMemory>,
 }
 
 impl Aftermath {
@@ -25,6 +26,7 @@ impl Aftermath {
             && self.unwanted.is_empty()
             && self.failures.is_empty()
             && self.link.is_none()
+            && self.arenas.is_empty()
     }
 
     /// Does all of it; what it was kept in can be used again.
@@ -34,5 +36,6 @@ impl Aftermath {
         self.unwanted.clear();
         self.failures.clear();
         self.link = None;
+        self.arenas.clear();
     }
 }

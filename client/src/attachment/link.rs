@@ -24,12 +24,13 @@ use super::{
     aftermath::Aftermath,
     backlog::{Stored, Waiting, Way},
     calls::{Arrived, Calls},
-    plans::{Closing, Plans, Taken},
+    plans::{Closing, Landed, Plans, Taken},
+    views::Arenas,
 };
 use crate::{
     attach::Backlog,
     limits::COMPLETIONS_PER_LOOK,
-    memory::{Area, Arena, ForkMark, Freed},
+    memory::{Area, Arena, ForkMark, Freed, Viewable},
 };
 
 /// An attachment as long as the daemon lives.
@@ -45,6 +46,8 @@ pub(super) struct Link {
     pub(super) default_timeout_ms: u32,
     pub(super) tensor_bytes_max: u64,
     pub(super) plans: Plans,
+    /// Arenas of other clients.
+    pub(super) arenas: Arenas,
     /// What waits in this process.
     pub(super) waiting: Waiting,
     pub(super) segments: Vec<Segment>,
@@ -149,6 +152,7 @@ impl Link {
             },
             tensor_bytes_max: welcome.tensor_bytes_max,
             plans: Plans::default(),
+            arenas: Arenas::default(),
             waiting: Waiting::new(backlog),
             segments: shards.into_iter().map(segment).collect(),
             peers: HashMap::new(),
@@ -336,8 +340,8 @@ impl Link {
         acceptors: &mut Acceptors,
         after: &mut Aftermath,
     ) -> Result<(), Box<str>> {
-        let Link { serial, draining, plans, .. } = self;
-        let mut told = Told { serial: *serial, draining, plans, calls, acceptors };
+        let Link { serial, draining, plans, arenas, .. } = self;
+        let mut told = Told { serial: *serial, draining, plans, arenas, calls, acceptors };
         for (index, segment) in self.segments.iter_mut().enumerate() {
             if segment.end.completions.is_empty() {
                 continue;
@@ -421,6 +425,7 @@ struct Told<'a> {
     serial: u64,
     draining: &'a mut bool,
     plans: &'a mut Plans,
+    arenas: &'a mut Arenas,
     calls: &'a mut Calls,
     acceptors: &'a mut Acceptors,
 }
@@ -435,7 +440,7 @@ impl Told<'_> {
         record: &Record,
         after: &mut Aftermath,
     ) -> Result<(), Box<str>> {
-        let Told { serial, draining, plans, calls, acceptors } = self;
+        let Told { serial, draining, plans, arenas, calls, acceptors } = self;
         match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
             Completion::Sent { calls: sent } => {
                 sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
@@ -472,8 +477,14 @@ impl Told<'_> {
                 plans.board(segment, plan, area.lend(span, token)?, after)?;
             }
             Completion::Placed { plan, index, meta, span, token } => {
-                plans.placed(segment, plan, index, meta, Some(area.lend(span, token)?), after)?;
+                let landed = Landed::Here(area.lend(span, token)?);
+                plans.placed(segment, plan, index, meta, Some(landed), after)?;
             }
+            Completion::Viewed { plan, index, meta, arena, span, token } => {
+                let landed = Landed::Elsewhere(Viewable::new(area, arena, span, token));
+                plans.placed(segment, plan, index, meta, Some(landed), after)?;
+            }
+            Completion::ArenaGone { arena } => arenas.gone(arena, after),
             Completion::Reshaped { plan, index, meta } => plans.placed(segment, plan, index, meta, None, after)?,
             Completion::Missed { plan, index, error } => plans.missed(segment, plan, index, error)?,
             Completion::Draining => **draining = true,

@@ -19,11 +19,12 @@ mod nudge;
 mod plans;
 mod submit;
 mod unclaimed;
+mod views;
 mod wait;
 
 pub(crate) use self::{
     calls::{Calls, Received},
-    plans::{Gathered, Placed, PlanOf, Seat},
+    plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},
     submit::{Purpose, To, With},
 };
 

@@ -21,7 +21,7 @@ use super::{
     link::{Link, Peer, Unsubmitted},
     memory::Memory,
 };
-use crate::{clock::Tick, limits::ROOM_WAIT_MAX};
+use crate::{clock::Tick, limits::ROOM_WAIT_MAX, memory::Viewable};
 
 /// A plan that a shard knows.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,23 @@ pub(crate) struct Placed {
     pub(crate) index: u32,
     pub(crate) meta: TensorMeta,
     /// Where it is; where the one before was if there is none.
-    pub(crate) memory: Option<Buffer>,
+    pub(crate) memory: Option<Landed>,
+}
+
+/// Where a tensor is.
+pub(crate) enum Landed {
+    /// In the receive area.
+    Here(Buffer),
+    /// In the arena of its publisher.
+    Elsewhere(Viewable),
+}
+
+/// What is pulled of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pull {
+    pub(crate) min_version: i64,
+    /// What lies in the arenas of other clients may be viewed there.
+    pub(crate) views: bool,
 }
 
 /// The plans that are open with one daemon.
@@ -165,7 +181,7 @@ impl Plans {
         plan: u32,
         index: u32,
         meta: &[u8],
-        memory: Option<Buffer>,
+        memory: Option<Landed>,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
         let refused = match self.of_item(segment, plan, index) {
@@ -180,7 +196,9 @@ impl Plans {
             Ok(None) => Ok(()),
             Err(fault) => Err(fault),
         };
-        after.spent.extend(memory.map(Memory::Destination));
+        if let Some(Landed::Here(memory)) = memory {
+            after.spent.push(Memory::Destination(memory));
+        }
         refused
     }
 
@@ -203,14 +221,14 @@ impl Attachment {
         &self,
         seat: &mut Option<Seat>,
         plan: PlanOf<'_>,
-        min_version: i64,
+        wish: Pull,
         timeout: Option<Duration>,
         restart: Option<Duration>,
     ) -> Result<u32, Error> {
         let now = Tick::now();
         let mut held = self.up(now, restart)?;
         held.give_back_blocks();
-        let pulled = held.pull(now, (seat, plan), min_version, timeout);
+        let pulled = held.pull(now, (seat, plan), wish, timeout);
         held.submitted(1);
         drop(held);
         pulled
@@ -257,6 +275,15 @@ impl Attachment {
         Ok(())
     }
 
+    /// The bytes of a tensor that the daemon of a plan has told of, where they lie.
+    ///
+    /// # Errors
+    /// As [`others_arena`](Self::others_arena); InvalidArgument if they are not there.
+    pub(crate) fn view(&self, seat: Seat, viewable: Viewable) -> Result<Bytes, Error> {
+        let memory = self.others_arena(seat.serial, viewable.arena())?;
+        viewable.over(&memory).map_err(|outside| Error::invalid(outside.to_string()))
+    }
+
     /// Closes a plan.
     pub(crate) fn close_plan(&self, seat: Seat) {
         if self.abandon_if_forked() {
@@ -294,7 +321,7 @@ impl Held<'_> {
         &mut self,
         now: Tick,
         (seat, plan): (&mut Option<Seat>, PlanOf<'_>),
-        min_version: i64,
+        Pull { min_version, views }: Pull,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
@@ -303,7 +330,7 @@ impl Held<'_> {
             _ => *seat.insert(self.open_plan(plan)?),
         };
         let submitted = self.enter(Direction::Pull, segment, deadline, Memory::Nothing, |call| {
-            (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms })
+            (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms, views })
         });
         submitted.map_err(|(error, _)| error)
     }

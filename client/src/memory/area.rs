@@ -94,6 +94,25 @@ impl Area {
         Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), place.into(), self.clone()) })
     }
 
+    /// A tensor is no longer viewed. Said at once: its publisher waits for the memory, not this process.
+    pub(super) fn end_view(&self, token: u64) {
+        if !self.mark.forked() {
+            self.pile(self.loans(), token, true);
+        }
+    }
+
+    fn pile(&self, mut loans: MutexGuard<'_, Loans>, token: u64, at_once: bool) {
+        loans.pile.push(token);
+        let is_full =
+            || loans.pile.len() >= FREES_PILED_MAX || loans.piled_bytes >= self.memory.len() / FREES_PILED_SHARE;
+        let many = at_once || is_full();
+        self.piled.store(loans.pile.len(), Ordering::SeqCst);
+        drop(loans);
+        if let Some(freed) = self.freed.upgrade() {
+            freed.freed(many);
+        }
+    }
+
     /// True if blocks wait to be given back.
     #[inline]
     pub(crate) fn has_piled(&self) -> bool {
@@ -128,14 +147,8 @@ impl Lender for Area {
         let Some(&Loan { token, span }) = loans.loans.get(place as usize) else { return };
         loans.clear(span);
         loans.vacant.push(place as u32);
-        loans.pile.push(token);
         loans.piled_bytes += span.len;
-        let many = loans.pile.len() >= FREES_PILED_MAX || loans.piled_bytes >= self.memory.len() / FREES_PILED_SHARE;
-        self.piled.store(loans.pile.len(), Ordering::SeqCst);
-        drop(loans);
-        if let Some(freed) = self.freed.upgrade() {
-            freed.freed(many);
-        }
+        self.pile(loans, token, false);
     }
 }
 

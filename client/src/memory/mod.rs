@@ -4,7 +4,9 @@
 mod area;
 mod arena;
 mod fork;
+mod view;
 
 pub(crate) use area::{Area, Freed};
 pub(crate) use arena::Arena;
 pub(crate) use fork::ForkMark;
+pub(crate) use view::Viewable;

@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
 use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, SpareArenas, metrics::ClientCounters};
 use sealane_runtime::Pin;
-use sealane_transport::shm::attach::{Request, accept, credentials, listen, read_request, refuse};
+use sealane_transport::shm::attach::{Request, accept, credentials, listen, read_request, refuse, show_arena};
 use tempfile::TempDir;
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
@@ -27,7 +27,7 @@ pub const LONG: Duration = Duration::from_secs(60);
 
 /// What each client gets of one shard.
 pub const PORTION: Portion =
-    Portion { shards: 1, area_bytes: 4 << 20, request_timeout: LONG, tensor_bytes_max: 64 << 20 };
+    Portion { shards: 1, area_bytes: 4 << 20, request_timeout: LONG, tensor_bytes_max: 64 << 20, views: true };
 
 /// What a daemon is started with.
 pub struct Settings {
@@ -50,11 +50,18 @@ impl Daemon {
     }
 
     /// The same, of an engine with other settings.
-    pub fn start_with(
+    pub fn start_with(directory: &TempDir, settings: Settings, change: impl FnOnce(&mut EngineSettings)) -> Daemon {
+        Self::start_as(directory, settings, PORTION, change)
+    }
+
+    /// The same, whose clients get something else; `shards` of it does not count.
+    pub fn start_as(
         directory: &TempDir,
         Settings { shards, tasks }: Settings,
+        portion: Portion,
         change: impl FnOnce(&mut EngineSettings),
     ) -> Daemon {
+        let portion = Portion { shards, ..portion };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let map: String = tasks.iter().map(|task| format!("{task}={address}\n")).collect();
@@ -71,7 +78,7 @@ impl Daemon {
         let listener = listen(&socket).unwrap();
         let (open, end) = UnixStream::pair().unwrap();
         let serving = engine.clone();
-        let thread = std::thread::spawn(move || serve(&serving, &listener, &end));
+        let thread = std::thread::spawn(move || serve(&serving, &portion, &listener, &end));
         Daemon { engine, socket, open: Some(open), thread: Some(thread) }
     }
 
@@ -136,11 +143,11 @@ impl Drop for Daemon {
 }
 
 /// Lets clients in, until the other end of `end` is closed.
-fn serve(engine: &Engine, listener: &OwnedFd, end: &UnixStream) {
+fn serve(engine: &Engine, portion: &Portion, listener: &OwnedFd, end: &UnixStream) {
     std::thread::scope(|scope| {
         while is_readable(listener, end) {
             if let Some(socket) = accept(listener).unwrap() {
-                scope.spawn(|| serve_one(engine, &Arc::new(socket), end));
+                scope.spawn(|| serve_one(engine, portion, &Arc::new(socket), end));
             }
         }
     });
@@ -154,12 +161,19 @@ fn is_readable(socket: &OwnedFd, end: &UnixStream) -> bool {
 }
 
 /// Lets a client in, and notices when it goes.
-fn serve_one(engine: &Engine, socket: &Arc<OwnedFd>, end: &UnixStream) {
+fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &UnixStream) {
     let mut client = None;
     while is_readable(socket, end)
         && let Ok(request) = read_request(socket)
     {
-        match request.map(|request| let_in(engine, &request, socket)) {
+        if let Some(Request::Arena { arena, .. }) = request {
+            let shared = engine.shared_arena(arena, credentials(socket).unwrap().uid);
+            return match shared {
+                Ok((memory, bytes)) => show_arena(socket, &memory, bytes).unwrap(),
+                Err(error) => refuse(socket, &error).unwrap(),
+            };
+        }
+        match request.map(|request| let_in(engine, portion, &request, socket)) {
             None => {}
             Some(Ok(id)) => client = Some(id),
             Some(Err(error)) => return refuse(socket, &error).unwrap(),
@@ -168,9 +182,8 @@ fn serve_one(engine: &Engine, socket: &Arc<OwnedFd>, end: &UnixStream) {
     client.into_iter().for_each(|id| engine.dismiss(id, "it is gone"));
 }
 
-fn let_in(engine: &Engine, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
+fn let_in(engine: &Engine, portion: &Portion, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
     let Request::Attach(wish) = request else { panic!("{request:?}") };
-    let portion = Portion { shards: engine.shards(), ..PORTION };
     let (ends, mut welcoming) =
         portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default()).unwrap();
     let id = engine.admit(ends)?;

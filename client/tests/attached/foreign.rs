@@ -199,6 +199,36 @@ fn metadata_that_is_no_tensors_ends_the_call_alone() {
 }
 
 #[test]
+fn what_is_told_to_be_viewed_and_cannot_be_is_asked_for_again() {
+    let (telling, told) = channel();
+    let script = move |end: &mut DaemonEnd, asked: &Submission<'_>| match *asked {
+        Submission::Pull { call, plan, views, .. } => {
+            let (meta, token) = (meta(1000), if views { 6 } else { 2 });
+            let (meta, span) = (meta.as_wire(), Span { offset: 64, len: 1000 });
+            if views {
+                let board = Span { offset: 0, len: BOARD_BYTES_PER_KEY as u64 };
+                say(end, &Completion::Board { plan, span: board, token: 1 });
+                say(end, &Completion::Viewed { plan, index: 0, meta, arena: 9, span, token });
+                say(end, &Completion::ArenaGone { arena: 8 });
+            } else {
+                say(end, &Completion::Placed { plan, index: 0, meta, span, token });
+            }
+            say(end, &Completion::Pulled { call });
+            telling.send(token).unwrap();
+        }
+        Submission::Free { tokens } => tokens.iter().for_each(|token| telling.send(*token).unwrap()),
+        _ => {}
+    };
+    with_daemon(script, |task| {
+        // Nobody listens any more at the daemon's socket.
+        let pulled = task.view(TASK, "w", 0).wait().unwrap();
+        assert_eq!(pulled.tensor.bytes(), [0; 1000]);
+        // The view is given back before what comes in place of it is asked for.
+        assert_eq!([(); 3].map(|()| told.recv().unwrap()), [6, 6, 2]);
+    });
+}
+
+#[test]
 fn recvs_that_are_asked_for_together_are_fused() {
     let (telling, told) = channel();
     let script = move |_: &mut DaemonEnd, asked: &Submission<'_>| {

@@ -14,3 +14,4 @@ mod restarted;
 mod sliced;
 mod threads;
 mod trouble;
+mod views;

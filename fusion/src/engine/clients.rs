@@ -16,7 +16,9 @@
 //! recv that the drain ended.
 //!
 //! A publication is announced to every shard: up to 512 B are copied, larger tensors stay in the arena, lent to each shard, and come
-//! back when the last has replaced them and no link reads them.
+//! back when the last has replaced them, no link reads them, and no client views them. A client that asks to view what it pulls is
+//! told where large tensors lie in the arenas of other clients of the same user; a share of the tensor is kept until the client gives
+//! it back or has gone. When the publisher goes, views stay as they are, for nothing is written to its arena any more.
 
 mod client;
 #[cfg(feature = "fuzzing")]
@@ -28,10 +30,11 @@ mod tests;
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
-use std::sync::{PoisonError, Weak, mpsc};
+use std::sync::{Arc, PoisonError, Weak, mpsc};
 use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
@@ -44,6 +47,7 @@ use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
+use memory::Shown;
 pub use portion::{Portion, SpareArenas};
 
 /// What the daemon shares with a client that attaches.
@@ -55,10 +59,21 @@ pub struct ClientEnds {
     pub pid: i32,
     /// Its arena.
     pub arena: SharedMemory,
+    /// That arena for other clients, if they may view what it publishes and it may view what they do.
+    pub shared: Option<SharedArena>,
     /// Its segments and their doorbells, in the order of the shards.
     pub shards: Vec<(DaemonEnd, Doorbell)>,
     /// How to wake it, and how to hang up on it.
     pub bell: ClientBell,
+}
+
+/// An arena that may be shown to other clients.
+#[derive(Debug)]
+pub struct SharedArena {
+    /// The user of its client: only clients of the same one are shown it.
+    pub uid: u32,
+    /// Its memory.
+    pub descriptor: OwnedFd,
 }
 
 /// Names a client that was admitted, and never a later one.
@@ -79,6 +94,8 @@ struct Seat {
     id: ClientId,
     pid: i32,
     arena_bytes: u64,
+    /// For other clients, and by which number they know it.
+    shared: Option<(Shown, Arc<OwnedFd>)>,
     socket: Weak<OwnedFd>,
 }
 
@@ -95,6 +112,24 @@ impl Engine {
         attached.seats.values().map(|seat| seat.arena_bytes).collect()
     }
 
+    /// An arena of which clients were told that they may view it there, and its size in bytes, for one of user `uid`.
+    ///
+    /// # Errors
+    /// NotFound if its client has gone, or there is none of that number; PermissionDenied for another user.
+    pub fn shared_arena(&self, number: u64, uid: u32) -> Result<(Arc<OwnedFd>, u64), Error> {
+        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let find =
+            |seat: &Seat| Some((seat.shared.clone()?, seat.arena_bytes)).filter(|((at, _), _)| at.number == number);
+        match attached.seats.values().find_map(find) {
+            Some(((shown, descriptor), bytes)) if shown.uid == uid => Ok((descriptor, bytes)),
+            Some(_) => Err(Error::PermissionDenied { reason: "it is the arena of another user's process".into() }),
+            None => {
+                let reason = "no client that is attached has this arena".into();
+                Err(Error::NotFound { task: "a publisher".into(), reason })
+            }
+        }
+    }
+
     /// Lets a client in.
     ///
     /// # Errors
@@ -105,7 +140,7 @@ impl Engine {
     /// If there are not as many segments as shards.
     pub fn admit(&self, client: ClientEnds) -> Result<ClientId, Error> {
         assert_eq!(client.shards.len(), self.shards(), "a segment for every shard");
-        let ClientEnds { task, pid, arena, shards, bell } = client;
+        let ClientEnds { task, pid, arena, shared, shards, bell } = client;
         let tasks = self.tasks();
         let Some(place) = tasks.iter().position(|name| name.as_str() == task) else {
             let names: Vec<_> = tasks.iter().map(|task| task.as_str()).collect();
@@ -128,6 +163,12 @@ impl Engine {
         attached.admitted += 1;
         let socket = bell.witness();
         let id = ClientId(attached.admitted);
+        let shared = shared.map(|SharedArena { uid, descriptor }| {
+            // Nobody may guess it: who knows it was told of a tensor there.
+            let number = RandomState::new().hash_one((id, std::time::SystemTime::now()));
+            (Shown { number, uid }, Arc::new(descriptor))
+        });
+        let shown = shared.as_ref().map(|(shown, _)| *shown);
         let admitted: Vec<JoinHandle<()>> = shards
             .into_iter()
             .enumerate()
@@ -135,7 +176,7 @@ impl Engine {
                 let (name, arena, bell) = (task.clone(), arena.clone(), bell.clone());
                 self.0.runtime.shard(index).run_always(async move |_| {
                     let engine = ShardEngine::current().expect("set up at start");
-                    let who = Who { task: place as u16, name, pid };
+                    let who = Who { task: place as u16, name, pid, shown };
                     let client = Client::new(who, end, doorbell, bell, arena);
                     engine.client_changes.borrow_mut().push_back(Change::Admit(id, Box::new(client)));
                 })
@@ -147,7 +188,7 @@ impl Engine {
             self.tell_dismissed(id, "it could not be let in");
             return Err(stopped(&error));
         }
-        attached.seats.insert(task, Seat { id, pid, arena_bytes: arena.len(), socket });
+        attached.seats.insert(task, Seat { id, pid, arena_bytes: arena.len(), shared, socket });
         Ok(id)
     }
 
@@ -346,6 +387,9 @@ impl Clients {
             node.set_pool(client.task, None);
             node.forget_client(client.task, reason);
         });
+        if let Some(arena) = client.shown() {
+            self.clients.iter_mut().for_each(|(_, other)| other.forget_arena(arena, &mut self.record));
+        }
         // Whether it said goodbye or not: another shard may have heard that.
         self.leaving.push(client);
     }

@@ -302,7 +302,7 @@ impl Plan {
         let submitted = task.submit(from, move |node, now| match seat(node, local, &peer, &plan, keys) {
             Ok(plan) => {
                 let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Channel(sender));
-                node.pull(now, PullRequest { plan, min_version, deadline, tray, waiter });
+                node.pull(now, PullRequest { plan, min_version, deadline, tray, views: false, waiter });
             }
             Err(error) => {
                 tray.begin();

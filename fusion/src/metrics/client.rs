@@ -20,6 +20,15 @@ pub struct ClientCounters {
     pub tensors_received: u64,
     /// Their bytes.
     pub bytes_received: u64,
+    /// Of the received tensors, those that it views in the arena of their publisher: they were not copied.
+    pub tensors_viewed: u64,
+    /// Their bytes.
+    pub bytes_viewed: u64,
+    /// Large tensors that it asked to view and that were copied all the same: published by another user's process or from memory that
+    /// is no client's, or views are off, or it had too many.
+    pub views_refused: u64,
+    /// Its views, now.
+    pub views: u64,
     /// Its calls that have not ended, now.
     pub under_way: u64,
     /// Bytes of its memory that the shard has registered with devices, and so pinned.

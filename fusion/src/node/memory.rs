@@ -23,6 +23,12 @@ pub trait Pool {
         self.allocate(len)
     }
 
+    /// True if the task may read these published bytes where they lie, in place of a copy. It then says itself when it is done with
+    /// them.
+    fn shares(&self, _payload: &Payload) -> bool {
+        false
+    }
+
     /// Tensors of up to so many bytes are handed to the task from wherever they lie.
     fn inline_bytes(&self) -> usize;
 }
@@ -69,6 +75,11 @@ impl Memory {
         }
         let all = self.receive.capacity_bytes();
         (all - self.receive.in_use_bytes(), all)
+    }
+
+    /// As [`Pool::shares`].
+    pub(super) fn shares_with(&self, task: u16, payload: &Payload) -> bool {
+        self.pool(task).is_some_and(|pool| pool.shares(payload))
     }
 
     /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not; nor may a

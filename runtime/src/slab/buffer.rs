@@ -16,7 +16,7 @@ use crate::device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind, OnDe
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 /// Who lends memory that is no slab's, and hears when it is no longer used.
-pub trait Lender: Send + Sync {
+pub trait Lender: std::any::Any + Send + Sync {
     /// The buffer that was lent as `token` is dropped: nobody uses its bytes any more. Called on whichever thread drops
     /// it, and wherever: it must not call back into what owns the buffer.
     fn give_back(&self, token: u64);

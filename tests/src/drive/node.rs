@@ -66,7 +66,8 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
             return Err("no pull buffer".into());
         };
-        two.nodes[WORKER].pull(now, PullRequest { plan, min_version: step, deadline, tray: pulled, waiter });
+        two.nodes[WORKER]
+            .pull(now, PullRequest { plan, min_version: step, deadline, tray: pulled, views: false, waiter });
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
             if let Some((_, outcome)) = outcomes.pop_front() {

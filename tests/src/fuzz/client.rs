@@ -117,7 +117,7 @@ impl World {
                 let keys = KeyList::pack(KEYS.into_iter().take(script.below(3) + 1), &mut packed);
                 Submission::PlanKeys { plan: number, keys: keys.expect("short keys") }
             }
-            8 => Submission::Pull { call, plan: number, min_version: step, timeout_ms },
+            8 => Submission::Pull { call, plan: number, min_version: step, timeout_ms, views: script.yes() },
             9 => Submission::ClosePlan { plan: number },
             10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
             11 => {
@@ -160,7 +160,7 @@ impl World {
                     }
                 }
                 3..=5 if self.has_plan => {
-                    self.submit(&Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT });
+                    self.submit(&Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT, views: false });
                 }
                 6 => self.submit(&Submission::Cancel { call }),
                 _ => self.shard.turn(self.now),
@@ -179,6 +179,10 @@ impl World {
                 | Completion::Placed { span, token, .. }
                 | Completion::Board { span, token, .. } => {
                     assert!(span.offset.checked_add(span.len).is_some_and(|end| end <= AREA_BYTES), "{span:?}");
+                    self.tokens.push(token);
+                }
+                Completion::Viewed { span, token, .. } => {
+                    assert!(span.offset.checked_add(span.len).is_some_and(|end| end <= ARENA_BYTES), "{span:?}");
                     self.tokens.push(token);
                 }
                 Completion::Failed { error, .. } | Completion::Missed { error, .. } => {

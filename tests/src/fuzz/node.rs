@@ -279,7 +279,7 @@ impl World {
                     let (sender, outcome) = oneshot::channel();
                     self.calls.push(Call::Pull(outcome));
                     let (tray, waiter) = (Tray::new(count), PullWaiter::Channel(sender));
-                    self.node.pull(now, PullRequest { plan, min_version: step, deadline, tray, waiter });
+                    self.node.pull(now, PullRequest { plan, min_version: step, deadline, tray, views: false, waiter });
                 }
             }
             8 => {

@@ -146,8 +146,10 @@ impl Pair {
                 let (sender, pulled) = oneshot::channel();
                 let waiter = PullWaiter::Channel(sender);
                 let now = self.now();
-                self.nodes[WORKER]
-                    .pull(now, PullRequest { plan: handle, min_version: step, deadline: until, tray, waiter });
+                self.nodes[WORKER].pull(
+                    now,
+                    PullRequest { plan: handle, min_version: step, deadline: until, tray, views: false, waiter },
+                );
                 self.run(|| match pulled.try_recv() {
                     Ok(tray) => {
                         let tray = tray.map_err(failed)?;

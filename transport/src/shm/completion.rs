@@ -36,7 +36,7 @@ pub enum ReceivedAt<'a> {
 /// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
 /// publication.
 ///
-/// Before `Pulled`, records report what changed: `Board` and `Placed` (new locations), `Reshaped`, `Missed`. Versions lie on
+/// Before `Pulled`, records report what changed: `Board`, `Placed` and `Viewed` (locations), `Reshaped`, `Missed`. Versions lie on
 /// the board. Between pulls the client may read the plan's tensors and versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Completion<'a> {
@@ -94,6 +94,27 @@ pub enum Completion<'a> {
         span: Span,
         /// What to give back.
         token: u64,
+    },
+    /// A tensor of a plan lies in the arena of its publisher, which leaves it alone until the token is given back: only for a pull
+    /// that asks for views. The client asks the daemon for that arena by its number.
+    Viewed {
+        /// The plan.
+        plan: u32,
+        /// The tensor's number in it.
+        index: u32,
+        /// Its metadata.
+        meta: &'a [u8],
+        /// The publisher's arena.
+        arena: u64,
+        /// Where in that arena.
+        span: Span,
+        /// What to give back.
+        token: u64,
+    },
+    /// No call's: the client to which an arena belonged has gone, and nothing in it will be viewed any more.
+    ArenaGone {
+        /// The arena.
+        arena: u64,
     },
     /// A tensor of a plan kept its location and has new metadata.
     Reshaped {
@@ -165,6 +186,8 @@ mod kind {
     pub(super) const UNOPENED: u8 = 12;
     pub(super) const DRAINING: u8 = 13;
     pub(super) const QUEUE_CLOSED: u8 = 14;
+    pub(super) const VIEWED: u8 = 15;
+    pub(super) const ARENA_GONE: u8 = 16;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -188,6 +211,7 @@ fixed_parts! {
     struct BoardFixed { plan: Number, block: Block }
     struct ReshapedFixed { plan: u32, index: u32, meta_bytes: u16, unused: Unused<6> }
     struct PlacedFixed { tensor: ReshapedFixed, block: Block }
+    struct ViewedFixed { tensor: ReshapedFixed, arena: u64, block: Block }
     /// An error, and the number of what failed.
     struct FailedFixed {
         number: u32, code: u8, operation: u8, delivery_unknown: u8, unused: Unused<1>,
@@ -247,6 +271,11 @@ impl<'a> Completion<'a> {
                     &[meta],
                 );
             }
+            Completion::Viewed { plan, index, meta, arena, span, token } => {
+                let (tensor, block) = (ReshapedFixed::new(*plan, *index, meta)?, Block { span: *span, token: *token });
+                into.fill(kind::VIEWED, 0, ViewedFixed { tensor, arena: *arena, block }, &[meta]);
+            }
+            Completion::ArenaGone { arena } => into.fill(kind::ARENA_GONE, 0, *arena, &[]),
             Completion::Reshaped { plan, index, meta } => {
                 into.fill(kind::RESHAPED, 0, ReshapedFixed::new(*plan, *index, meta)?, &[meta]);
             }
@@ -331,6 +360,16 @@ impl<'a> Completion<'a> {
                 let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
                 (Completion::Placed { plan, index, meta, span, token }, sections)
             }
+            (kind::VIEWED, 0) => {
+                let (ViewedFixed { tensor, arena, block: Block { span, token } }, mut sections) = record.parts()?;
+                let ReshapedFixed { plan, index, meta_bytes, .. } = tensor;
+                let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
+                (Completion::Viewed { plan, index, meta, arena, span, token }, sections)
+            }
+            (kind::ARENA_GONE, 0) => {
+                let (arena, sections) = record.parts()?;
+                (Completion::ArenaGone { arena }, sections)
+            }
             (kind::RESHAPED, 0) => {
                 let (ReshapedFixed { plan, index, meta_bytes, .. }, mut sections) = record.parts()?;
                 let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
@@ -360,7 +399,7 @@ impl<'a> Completion<'a> {
                 let (Number { number: queue, .. }, sections) = record.parts()?;
                 (Completion::QueueClosed { queue }, sections)
             }
-            (kind::SENT..=kind::QUEUE_CLOSED, _) => return unknown_flag,
+            (kind::SENT..=kind::ARENA_GONE, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;

@@ -21,7 +21,7 @@ pub const RECORD_SLOTS_MAX: usize = 60;
 pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
 
 /// Most bytes of fields that stand before the others of a record.
-pub const FIXED_BYTES_MAX: usize = 40;
+pub const FIXED_BYTES_MAX: usize = 48;
 
 /// Largest payload that lies in the ring itself, in bytes: a copy on each side in place of a block of the arena, which has
 /// to be found, and freed when the tensor was released. At this size a record takes five slots or so.

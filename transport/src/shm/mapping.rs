@@ -33,8 +33,15 @@ use super::{
 /// Sizes and places of shared memory are multiples of this.
 pub(super) const PAGE: u64 = 4096;
 
-/// Nobody may make the memory smaller (touching what is gone kills the process), or larger, or change the seals.
-const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+/// Nobody may make the memory smaller (touching what is gone kills the process), or larger.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
+
+/// Nor change the seals.
+const FINAL_SEALS: SealFlag = SEALS.union(SealFlag::F_SEAL_SEAL);
+
+/// `F_SEAL_FUTURE_WRITE` of Linux 5.1, which the libraries do not name: who maps the memory from now on can only read it, and
+/// nobody writes to the file; mappings that there are stay writable.
+const SEAL_FUTURE_WRITE: SealFlag = SealFlag::from_bits_retain(0x10);
 
 /// `MFD_NOEXEC_SEAL` of Linux 6.3, which the libraries do not name yet: the file can never be executed.
 const NOEXEC_SEAL: MFdFlags = MFdFlags::from_bits_retain(8);
@@ -48,6 +55,31 @@ pub struct OutOfRange {
     /// The size of the memory.
     pub bytes: u64,
 }
+
+/// What memory is for: its seals, how it is mapped, and how its pages are put into this process's tables.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Purpose {
+    seals: SealFlag,
+    protection: libc::c_int,
+    populating: libc::c_int,
+}
+
+/// A segment.
+pub(super) const SEGMENT: Purpose = Purpose {
+    seals: FINAL_SEALS,
+    protection: libc::PROT_READ | libc::PROT_WRITE,
+    populating: libc::MADV_POPULATE_WRITE,
+};
+
+/// An arena, of which others may be made readers later.
+const ARENA: Purpose = Purpose { seals: SEALS, ..SEGMENT };
+
+/// The arena of another client.
+const OTHERS_ARENA: Purpose = Purpose {
+    seals: SEALS.union(SEAL_FUTURE_WRITE),
+    protection: libc::PROT_READ,
+    populating: libc::MADV_POPULATE_READ,
+};
 
 /// A sealed file of memory, mapped; unmapped when dropped.
 #[derive(Debug)]
@@ -64,7 +96,12 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// New memory of at least `bytes`, zero, with its descriptor for the other side. With `populate` its pages exist from now
     /// on, which takes 0.25 ms a MiB; without it, from their first use on.
-    pub(super) fn create(name: &str, bytes: u64, populate: bool) -> Result<(Arc<Self>, OwnedFd), ShmError> {
+    pub(super) fn create(
+        name: &str,
+        bytes: u64,
+        purpose: Purpose,
+        populate: bool,
+    ) -> Result<(Arc<Self>, OwnedFd), ShmError> {
         if bytes > MEMORY_BYTES_MAX {
             return Err(ShmError::TooLarge { bytes, limit: MEMORY_BYTES_MAX });
         }
@@ -82,36 +119,29 @@ impl Mapping {
         } else {
             ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
         }
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(ShmError::system("sealing shared memory"))?;
-        Ok((Self::map(&fd, bytes, populate)?, fd))
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(purpose.seals)).map_err(ShmError::system("sealing shared memory"))?;
+        Ok((Self::map(&fd, bytes, purpose, populate)?, fd))
     }
 
     /// Memory that came from the other side and is said to have `bytes`.
-    pub(super) fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Arc<Self>, ShmError> {
+    pub(super) fn open(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
         // What has no seals at all, a pipe or an ordinary file, answers EINVAL.
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
-        if !SealFlag::from_bits_retain(seals).contains(SEALS) {
+        if !SealFlag::from_bits_retain(seals).contains(purpose.seals) {
             return Err(ShmError::Unsealed { seals });
         }
         let found = fstat(fd).map_err(ShmError::system("asking for the size of shared memory"))?.st_size as u64;
         if found != bytes {
             return Err(ShmError::WrongSize { announced: bytes, found });
         }
-        Self::map(fd, bytes, populate)
+        Self::map(fd, bytes, purpose, populate)
     }
 
     /// Maps all of a sealed file of exactly `bytes`.
-    fn map(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Arc<Self>, ShmError> {
+    fn map(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
         // SAFETY: a new mapping at an address that the kernel chooses aliases no memory of this process.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), bytes as usize, purpose.protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
         };
         if base == libc::MAP_FAILED {
             return Err(ShmError::system("mapping shared memory")(Errno::last()));
@@ -120,7 +150,7 @@ impl Mapping {
         if populate {
             // The pages exist; this spares their first users a fault each. Only that: a kernel before 5.14 may refuse.
             // SAFETY: the range is the mapping made above; populating it changes no byte.
-            unsafe { libc::madvise(base, bytes as usize, libc::MADV_POPULATE_WRITE) };
+            unsafe { libc::madvise(base, bytes as usize, purpose.populating) };
         }
         Ok(Arc::new(mapping))
     }
@@ -227,7 +257,7 @@ impl SharedMemory {
     /// # Errors
     /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.
     pub fn create(name: &str, bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
-        let (mapping, fd) = Mapping::create(name, bytes, populate)?;
+        let (mapping, fd) = Mapping::create(name, bytes, ARENA, populate)?;
         Ok((Self::part(&mapping, 0), fd))
     }
 
@@ -236,7 +266,7 @@ impl SharedMemory {
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.
     pub fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
-        Ok(Self::part(&Mapping::open(fd, bytes, populate)?, 0))
+        Ok(Self::part(&Mapping::open(fd, bytes, ARENA, populate)?, 0))
     }
 
     /// All of a mapping from `start` on.
@@ -273,6 +303,39 @@ impl SharedMemory {
             }
             _ => Err(OutOfRange { span, bytes: self.bytes }),
         }
+    }
+}
+
+/// Makes memory that its owner has mapped read-only for all who map it from now on.
+///
+/// # Errors
+/// [`ShmError::System`] where the kernel cannot (before Linux 5.1), or the seals are final.
+pub(super) fn seal_for_readers(fd: &OwnedFd) -> Result<(), ShmError> {
+    // What is sealed already may be sealed again, unless the seals are final.
+    let sealed = fcntl(fd, FcntlArg::F_ADD_SEALS(SEAL_FUTURE_WRITE));
+    sealed.map(drop).map_err(ShmError::system("sealing an arena against writing"))
+}
+
+/// The arena of another client, mapped to be read. Cheap to clone; stays mapped until the last clone is gone, whatever becomes of
+/// its owner.
+#[derive(Debug, Clone)]
+pub struct ReadOnlyMemory(Arc<Mapping>);
+
+impl ReadOnlyMemory {
+    /// Opens memory that is announced with `bytes`.
+    ///
+    /// # Errors
+    /// [`ShmError::Unsealed`] also where it could be written to; otherwise as [`SharedMemory::open`].
+    pub(super) fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
+        Ok(Self(Mapping::open(fd, bytes, OTHERS_ARENA, populate)?))
+    }
+
+    /// The bytes of a span, which may come from the other side; valid, and never to be written to, while a clone of this lives.
+    ///
+    /// # Errors
+    /// [`OutOfRange`].
+    pub fn bytes(&self, span: Span) -> Result<NonNull<[u8]>, OutOfRange> {
+        SharedMemory::part(&self.0, 0).bytes(span)
     }
 }
 

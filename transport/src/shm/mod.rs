@@ -52,7 +52,7 @@ pub use self::{
     error::ShmError,
     fields::{Malformed, Span, TooLong},
     key_list::KeyList,
-    mapping::{OutOfRange, Ring, SharedMemory},
+    mapping::{OutOfRange, ReadOnlyMemory, Ring, SharedMemory},
     segment::{ClientEnd, DaemonEnd, segment_bytes},
     submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
 };

@@ -11,7 +11,7 @@ use sealane_runtime::SleepFlag;
 use super::{
     error::ShmError,
     limits::{MEMORY_BYTES_MAX, SLOTS},
-    mapping::{Mapping, PAGE, RING_BYTES, Ring, SharedMemory},
+    mapping::{Mapping, PAGE, RING_BYTES, Ring, SEGMENT, SharedMemory},
     ring::{Reader, Writer},
 };
 
@@ -69,7 +69,7 @@ impl DaemonEnd {
         if area_bytes > MEMORY_BYTES_MAX {
             return Err(ShmError::TooLarge { bytes: area_bytes, limit: MEMORY_BYTES_MAX });
         }
-        let (mapping, fd) = Mapping::create("sealane-segment", segment_bytes(area_bytes), populate)?;
+        let (mapping, fd) = Mapping::create("sealane-segment", segment_bytes(area_bytes), SEGMENT, populate)?;
         mapping.word(at::MAGIC).store(MAGIC, Ordering::Relaxed);
         mapping.word(at::LAYOUT).store(LAYOUT, Ordering::Relaxed);
         let end = Self {
@@ -118,7 +118,7 @@ impl ClientEnd {
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], [`ShmError::NotASegment`], or [`ShmError::System`] where it cannot
     /// be mapped.
     pub fn open(fd: &OwnedFd, area_bytes: u64, populate: bool) -> Result<Self, ShmError> {
-        let mapping = Mapping::open(fd, segment_bytes(area_bytes), populate)?;
+        let mapping = Mapping::open(fd, segment_bytes(area_bytes), SEGMENT, populate)?;
         for (field, offset, expected) in [("magic", at::MAGIC, MAGIC), ("layout", at::LAYOUT, LAYOUT)] {
             let found = mapping.word(offset).load(Ordering::Relaxed);
             if found != expected {

@@ -124,6 +124,8 @@ pub enum Submission<'a> {
         min_version: i64,
         /// How long it may take; [`NO_TIMEOUT`] for no end.
         timeout_ms: u32,
+        /// Large tensors in the arenas of other clients may be viewed there: see [`Completion::Viewed`](super::Completion::Viewed).
+        views: bool,
     },
     /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
     ClosePlan {
@@ -249,6 +251,7 @@ mod kind {
             RECV => super::FLAG_ARENA | super::FLAG_FUSED,
             PUBLISH => super::FLAG_ARENA | super::FLAG_MORE,
             ELSEWHERE => super::FLAG_OTHERS,
+            PULL => super::FLAG_VIEWS,
             _ => 0,
         }
     }
@@ -260,6 +263,8 @@ const FLAG_ARENA: u8 = 1;
 const FLAG_FUSED: u8 = 2;
 /// Of a publication: more follow.
 const FLAG_MORE: u8 = 2;
+/// Of a pull: tensors may be viewed in the arenas of other clients.
+const FLAG_VIEWS: u8 = 1;
 /// Of tensors that went elsewhere: with peers that are not told apart.
 const FLAG_OTHERS: u8 = 1;
 
@@ -345,9 +350,9 @@ impl<'a> Submission<'a> {
                 let fixed = PlanPlaceFixed { call, plan, index: Number::new(index), span };
                 into.fill(kind::PLAN_PLACE, 0, fixed, &[]);
             }
-            Submission::Pull { call, plan, min_version, timeout_ms } => {
+            Submission::Pull { call, plan, min_version, timeout_ms, views } => {
                 let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
-                into.fill(kind::PULL, 0, fixed, &[]);
+                into.fill(kind::PULL, if views { FLAG_VIEWS } else { 0 }, fixed, &[]);
             }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
@@ -469,7 +474,7 @@ impl<'a> Submission<'a> {
             kind::PULL => {
                 let (PullFixed { min_version, call, timeout_ms, plan: Number { number: plan, .. } }, sections) =
                     record.parts()?;
-                (Submission::Pull { call, plan, min_version, timeout_ms }, sections)
+                (Submission::Pull { call, plan, min_version, timeout_ms, views: flags & FLAG_VIEWS != 0 }, sections)
             }
             kind::PLAN_PLACE => {
                 let (fixed, sections) = record.parts()?;

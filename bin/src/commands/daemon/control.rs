@@ -303,6 +303,7 @@ impl Control {
         let answered = match request {
             Request::Attach(wish) => self.attach(now, number, &wish),
             Request::Drain { .. } => self.drain_for(now, number),
+            Request::Arena { arena, .. } => self.show_arena(number, arena),
             Request::Show { .. } => self.show(number),
             Request::TakeOver { .. } => self.show_estate(now, number),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
@@ -367,6 +368,18 @@ impl Control {
             tracing::debug!(%error, pid = connection.peer.pid, "figures could not be sent");
         }
         self.hang_up(number, "it has seen the figures");
+        Ok(())
+    }
+
+    /// Shows a client the arena of another, which it was told of, so that it can read what is published there.
+    fn show_arena(&mut self, number: u64, arena: u64) -> Result<(), Error> {
+        let connection = self.connections.get_mut(number).expect("it asks");
+        let (memory, bytes) = self.engine.shared_arena(arena, connection.peer.uid)?;
+        if let Err(error) = attach::show_arena(&connection.socket, &memory, bytes) {
+            // One that hears nothing pulls a copy.
+            tracing::warn!(%error, pid = connection.peer.pid, "an arena could not be shown to another client");
+        }
+        self.hang_up(number, "it was shown an arena");
         Ok(())
     }
 

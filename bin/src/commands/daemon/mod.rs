@@ -203,6 +203,7 @@ fn serve(
             area_bytes: settings.daemon.area_bytes.value,
             request_timeout: settings.fusion.request_timeout.value,
             tensor_bytes_max: settings.transport.tensor_bytes_max.value,
+            views: settings.daemon.views.value,
         },
         spares,
         spares_until: Some(Instant::now() + SPARES_KEPT),

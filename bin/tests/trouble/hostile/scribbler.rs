@@ -171,7 +171,7 @@ impl Scribbler {
                 let _ = villain.write(&Submission::OpenPlan { plan, peer, keys: 1 });
                 Submission::PlanKeys { plan, keys: KeyList::pack([key].into_iter(), &mut packed).unwrap() }
             }
-            19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms },
+            19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms, views: is_inline },
             20 => Submission::ClosePlan { plan: self.plan() },
             21 | 22 => {
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };

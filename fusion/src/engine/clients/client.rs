@@ -22,7 +22,7 @@ use sealane_transport::tensor::LastKind;
 use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
-use super::memory::{ClientArena, ReceiveArea};
+use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
 use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter};
@@ -93,6 +93,8 @@ pub(super) struct Who {
     pub(super) task: u16,
     pub(super) name: String,
     pub(super) pid: i32,
+    /// Its arena, if others may view it and it may view theirs.
+    pub(super) shown: Option<Shown>,
 }
 
 /// The client broke the rules; it is disconnected.
@@ -101,13 +103,13 @@ struct Misconduct(String);
 
 impl Client {
     pub(super) fn new(
-        Who { task, name, pid }: Who,
+        Who { task, name, pid, shown }: Who,
         end: DaemonEnd,
         doorbell: Doorbell,
         bell: ClientBell,
         arena: SharedMemory,
     ) -> Self {
-        let area = Rc::new(ReceiveArea::new(end.area().clone()));
+        let area = Rc::new(ReceiveArea::new(end.area().clone(), shown.map(|shown| shown.uid)));
         Self {
             handle: Handle::from_bits(0),
             task,
@@ -115,7 +117,7 @@ impl Client {
             end,
             doorbell,
             bell,
-            arena: ClientArena::new(arena),
+            arena: ClientArena::new(arena, shown),
             area,
             peers: Vec::new(),
             receiving: Receivings::default(),
@@ -168,7 +170,9 @@ impl Client {
     /// Shows other threads how things stand.
     pub(super) fn show(&self, pinned_bytes: u64) {
         let under_way = self.under_way() as u64;
-        self.metrics.counters.write(&ClientCounters { under_way, pinned_bytes, ..self.counters });
+        let (views, views_refused) = self.area.count_views();
+        let now = ClientCounters { under_way, pinned_bytes, views, views_refused, ..self.counters };
+        self.metrics.counters.write(&now);
         self.traffic.show();
     }
 
@@ -295,8 +299,8 @@ impl Client {
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
                 }
             }
-            Submission::Pull { call, plan, min_version, timeout_ms } => {
-                self.pull(node, now, (call, plan), min_version, until(now, timeout_ms))?;
+            Submission::Pull { call, plan, min_version, timeout_ms, views } => {
+                self.pull(node, now, (call, plan), (min_version, views), until(now, timeout_ms))?;
             }
             Submission::Publish { call, version, key, meta, payload, more } => {
                 self.publish(node, (call, version, more), key, meta, payload);
@@ -422,6 +426,20 @@ impl Client {
         // Places of the client's own are in the arena, which is unmapped when nothing uses it.
         self.plans.forget();
         self.queues.close_all(node, self.task);
+        self.area.end_views();
+        self.arena.leave();
+    }
+
+    /// The number of its arena, if others may view that.
+    pub(super) fn shown(&self) -> Option<u64> {
+        self.arena.shown().map(|shown| shown.number)
+    }
+
+    /// The client of that arena has gone: views of it stay with this one, and keep nothing here.
+    pub(super) fn forget_arena(&mut self, arena: u64, record: &mut Record) {
+        if self.area.forget_arena(arena) {
+            self.put(Answer::ArenaGone { arena }, record);
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use sealane_transport::shm::{
 };
 
 use super::client::{Client, Who};
+use super::memory::Shown;
 use crate::node::{ClientCall, ClientOutcome, Node};
 
 /// What calls have that say nothing else, in milliseconds.
@@ -58,7 +59,8 @@ impl Attachment {
             socket: ear.into(),
         };
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let mut client = Client::new(Who { task, name: String::new(), pid: 1 }, end, doorbell, bell, arena);
+        let who = Who { task, name: String::new(), pid: 1, shown: Some(Shown { number: 1, uid: 1 }) };
+        let mut client = Client::new(who, end, doorbell, bell, arena);
         client.handle = CLIENT;
         node.set_pool(task, Some(client.pool()));
         Ok((Self { node, client, record: Record::new(), outcomes: VecDeque::new() }, attached))

@@ -5,24 +5,47 @@
 //! slice. Their bytes are only copied, or given to the kernel.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sealane_runtime::{Block, Buffer, Extents, Lender};
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{OutOfRange, SharedMemory, Span};
-use sealane_transport::{Arena, Error, Handle};
+use sealane_transport::{Arena, Error, Handle, Payload};
 
+use crate::limits::{VIEW_BYTES_MIN, VIEWS_MAX};
 use crate::node::Pool;
 
 /// Lends parts of the client's arena as destinations, and as payloads that many may read; where they are given back
 /// without a word of their own, keeps that for the client to be told.
 pub(super) struct ArenaMemory {
     memory: SharedMemory,
+    /// Who may view it.
+    shown: Option<Shown>,
+    /// Its client has gone: nothing is written there any more, whether it is viewed or not.
+    left: AtomicBool,
     returned: Mutex<Vec<u64>>,
     /// Spares a look under the lock in every turn.
     any: AtomicBool,
+}
+
+/// An arena that other clients may view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// Its number, by which they ask for it.
+    pub(super) number: u64,
+    /// The user of its client, and of those that may view it.
+    pub(super) uid: u32,
+}
+
+/// The arena in which a published tensor lies, if others may view it there.
+fn arena_of(payload: &Payload) -> Option<(&ArenaMemory, Shown)> {
+    let Payload::Shared(buffer) = payload else { return None };
+    let lender: &dyn Any = &**buffer.lender()?.0;
+    let arena = lender.downcast_ref::<ArenaMemory>()?;
+    arena.shown.map(|shown| (arena, shown))
 }
 
 /// Lends parts of the client's arena as payloads: the end of the send says that they are back.
@@ -48,11 +71,21 @@ pub(super) struct ClientArena {
 }
 
 impl ClientArena {
-    pub(super) fn new(memory: SharedMemory) -> Self {
-        Self {
-            payloads: Arc::new(ArenaPayloads { _memory: memory.clone() }),
-            destinations: Arc::new(ArenaMemory { memory, returned: Mutex::default(), any: AtomicBool::new(false) }),
-        }
+    pub(super) fn new(memory: SharedMemory, shown: Option<Shown>) -> Self {
+        let payloads = Arc::new(ArenaPayloads { _memory: memory.clone() });
+        let (left, any) = (AtomicBool::new(false), AtomicBool::new(false));
+        let destinations = ArenaMemory { memory, shown, left, returned: Mutex::default(), any };
+        Self { payloads, destinations: Arc::new(destinations) }
+    }
+
+    /// Who may view it.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        self.destinations.shown
+    }
+
+    /// Its client has gone: views that are told of from now on keep nothing here.
+    pub(super) fn leave(&self) {
+        self.destinations.left.store(true, Ordering::Relaxed);
     }
 
     /// True if no part of it is lent.
@@ -113,9 +146,17 @@ impl ClientArena {
     }
 }
 
-/// A block of the receive area. It is free again when neither side has it.
+/// What a token stands for.
+enum Lent {
+    /// A block of the receive area.
+    Block(Block),
+    /// A tensor in the arena of that number, which its client leaves alone as long as this has a share of it.
+    View { arena: u64, _lease: Option<Payload> },
+}
+
+/// Memory that the client may look at. It is free again when neither side has it.
 struct Out {
-    block: Block,
+    memory: Lent,
     /// A buffer lies over it.
     held: bool,
     /// The client has its token, and may give it back.
@@ -138,6 +179,9 @@ impl Lender for AreaMemory {
 /// client writes can mislead them.
 pub(super) struct ReceiveArea {
     memory: Arc<AreaMemory>,
+    /// The client's user, if it may view arenas of others of that user.
+    viewer: Option<u32>,
+    views_refused: Cell<u64>,
     books: RefCell<Books>,
 }
 
@@ -145,12 +189,17 @@ struct Books {
     /// Made for the first block, since they take about 1 % of what they are of: most clients bring memory of their own.
     extents: Option<Extents>,
     out: Arena<Out>,
+    views: usize,
+    /// Arenas that the client was told of, of clients that have not gone.
+    viewed: Vec<u64>,
 }
 
 impl ReceiveArea {
-    pub(super) fn new(memory: SharedMemory) -> Self {
-        let books = RefCell::new(Books { extents: None, out: Arena::new(usize::MAX) });
-        Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), books }
+    /// `viewer` is the client's user, if it may view what others of that user have published.
+    pub(super) fn new(memory: SharedMemory, viewer: Option<u32>) -> Self {
+        let books = Books { extents: None, out: Arena::new(usize::MAX), views: 0, viewed: Vec::new() };
+        let (memory, books) = (Arc::new(AreaMemory { memory, returned: Mutex::default() }), RefCell::new(books));
+        Self { memory, viewer, views_refused: Cell::new(0), books }
     }
 
     /// Its size in bytes.
@@ -174,9 +223,9 @@ impl ReceiveArea {
             );
             return Err(Error::full("daemon.area_bytes", reason));
         };
-        let span = Span { offset: block.offset() as u64, len: len as u64 };
+        let span = span_of(&block, len);
         let bytes = self.memory.memory.bytes(span).expect("the books are those of this memory");
-        let Ok(token) = books.out.insert(Out { block, held: true, told: false }) else {
+        let Ok(token) = books.out.insert(Out { memory: Lent::Block(block), held: true, told: false }) else {
             unreachable!("2^32 blocks do not fit in memory")
         };
         // SAFETY: the block was just taken for this buffer and the memory is mapped as long as the lender lives.
@@ -194,7 +243,52 @@ impl ReceiveArea {
         let token = self.token_of(buffer)?;
         let books = self.books.borrow();
         let out = books.out.get(Handle::from_bits(token)).expect("a lent buffer's block is out");
-        Some((Span { offset: out.block.offset() as u64, len: buffer.len() as u64 }, token))
+        let Lent::Block(block) = &out.memory else { unreachable!("no buffer of this area lies over a view") };
+        Some((span_of(block, buffer.len()), token))
+    }
+
+    /// Lends the client a view of a published tensor that [`shares`](Pool::shares) has allowed: the number of its arena, where it is
+    /// there, and the token to give it back by. `None` if it lies elsewhere.
+    pub(super) fn lend_view(&self, payload: &Payload) -> Option<(u64, Span, u64)> {
+        let (arena, Shown { number, .. }) = arena_of(payload)?;
+        let offset = payload.volatile().as_ptr().addr() - arena.memory.base().as_ptr().addr();
+        let lease = (!arena.left.load(Ordering::Relaxed)).then(|| payload.share());
+        let mut books = self.books.borrow_mut();
+        books.views += 1;
+        if lease.is_some() && !books.viewed.contains(&number) {
+            books.viewed.push(number);
+        }
+        let view = Out { memory: Lent::View { arena: number, _lease: lease }, held: false, told: true };
+        let Ok(token) = books.out.insert(view) else { unreachable!("2^32 views do not fit in memory") };
+        Some((number, Span { offset: offset as u64, len: payload.len() as u64 }, token.to_bits()))
+    }
+
+    /// Lets go of what the client views.
+    pub(super) fn end_views(&self) {
+        let mut books = self.books.borrow_mut();
+        for view in books.out.select(|out| matches!(out.memory, Lent::View { .. })) {
+            books.out.remove(view);
+        }
+        books.views = 0;
+    }
+
+    /// The client of that arena has gone, which needs nothing of it any more. True if this one was told of the arena.
+    pub(super) fn forget_arena(&self, number: u64) -> bool {
+        let mut books = self.books.borrow_mut();
+        for (_, out) in books.out.iter_mut() {
+            if let Lent::View { arena, _lease } = &mut out.memory
+                && *arena == number
+            {
+                *_lease = None;
+            }
+        }
+        let place = books.viewed.iter().position(|viewed| *viewed == number);
+        place.map(|place| books.viewed.swap_remove(place)).is_some()
+    }
+
+    /// Views that the client has now, and those that it asked for in vain.
+    pub(super) fn count_views(&self) -> (u64, u64) {
+        (self.books.borrow().views as u64, self.views_refused.get())
     }
 
     /// The client has been told of a buffer that is kept here: it may look at it, and must give it back as well.
@@ -240,12 +334,29 @@ impl Books {
         if self.out.get(handle).is_some_and(|out| !out.held && !out.told)
             && let Some(out) = self.out.remove(handle)
         {
-            self.extents.as_mut().expect("a block is out").free(out.block);
+            match out.memory {
+                Lent::Block(block) => self.extents.as_mut().expect("a block is out").free(block),
+                Lent::View { .. } => self.views -= 1,
+            }
         }
     }
 }
 
+fn span_of(block: &Block, len: usize) -> Span {
+    Span { offset: block.offset() as u64, len: len as u64 }
+}
+
 impl Pool for ReceiveArea {
+    fn shares(&self, payload: &Payload) -> bool {
+        if payload.len() < VIEW_BYTES_MIN {
+            return false;
+        }
+        let is_own_users = arena_of(payload).is_some_and(|(_, shown)| Some(shown.uid) == self.viewer);
+        let shares = is_own_users && self.books.borrow().views < VIEWS_MAX;
+        self.views_refused.set(self.views_refused.get() + u64::from(!shares));
+        shares
+    }
+
     fn allocate(&self, len: usize) -> Result<Buffer, Error> {
         if len <= INLINE_BYTES_MAX {
             // It travels in the ring, and until then is in no memory that others share.
@@ -270,7 +381,7 @@ mod tests {
     const BYTES: u64 = 1 << 16;
 
     fn area() -> ReceiveArea {
-        ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0)
+        ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, None)
     }
 
     fn whole(area: &ReceiveArea) -> Result<Buffer, Error> {
@@ -289,13 +400,43 @@ mod tests {
     #[test]
     fn what_a_client_may_write_to_is_no_slice() {
         let (memory, _descriptor) = SharedMemory::create("test", BYTES, false).unwrap();
-        let arena = ClientArena::new(memory);
+        let arena = ClientArena::new(memory, None);
         let span = Span { offset: 8, len: 100 };
         let buffers = [arena.payload(1, span).unwrap(), arena.destination(2, span).unwrap(), whole(&area()).unwrap()];
         assert!(buffers.iter().all(|buffer| buffer.memory() == sealane_runtime::MemoryKind::Foreign));
         // Named twice, it is copied onto itself.
         let [from, mut to, _] = buffers;
         to.volatile_mut().copy_from(from.volatile());
+    }
+
+    #[test]
+    fn a_client_has_only_so_many_views() {
+        let (memory, _descriptor) = SharedMemory::create("test", VIEW_BYTES_MIN as u64, false).unwrap();
+        let arena = ClientArena::new(memory, Some(Shown { number: 7, uid: 1 }));
+        let of_len = |len| {
+            let part = arena.destination(1, Span { offset: 0, len }).unwrap();
+            Payload::from(part).into_shared()
+        };
+        let payload = of_len(VIEW_BYTES_MIN as u64);
+        let area = ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, Some(1));
+        assert!(!area.shares(&of_len(VIEW_BYTES_MIN as u64 - 1)), "it is small");
+        assert!(!area.shares(&Payload::from(vec![0; VIEW_BYTES_MIN]).into_shared()), "it is no client's");
+        assert_eq!(area.count_views(), (0, 1));
+        let views: Vec<_> = (0..VIEWS_MAX).map(|_| area.lend_view(&payload).unwrap()).collect();
+        assert!(!area.shares(&payload));
+        let (number, span, token) = views[3];
+        assert_eq!((number, span), (7, Span { offset: 0, len: VIEW_BYTES_MIN as u64 }));
+        area.free(token);
+        area.free(token);
+        assert!(area.shares(&payload));
+        assert_eq!(area.count_views(), (VIEWS_MAX as u64 - 1, 2));
+        // Its client goes first, and then the one that views.
+        drop(payload);
+        assert!(!arena.is_unused() && area.forget_arena(7) && !area.forget_arena(7));
+        assert!(arena.is_unused());
+        area.free(views[4].2);
+        area.end_views();
+        assert_eq!(area.count_views(), (0, 2));
     }
 
     #[test]

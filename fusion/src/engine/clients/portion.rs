@@ -8,7 +8,7 @@ use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERS
 use sealane_transport::shm::limits::ARENA_POPULATED_BYTES_MAX;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
 
-use super::ClientEnds;
+use super::{ClientEnds, SharedArena};
 
 /// Memory is made in whole pages.
 const PAGE_BYTES: u64 = 4096;
@@ -24,6 +24,8 @@ pub struct Portion {
     pub request_timeout: Duration,
     /// Largest tensor accepted.
     pub tensor_bytes_max: u64,
+    /// Clients of one user may view in each other's arenas what they publish.
+    pub views: bool,
 }
 
 /// Arenas that were made before their clients attach: those of an engine whose place another one takes, and whose clients it
@@ -50,6 +52,11 @@ fn arena(bytes: u64) -> Result<(SharedMemory, OwnedFd), ShmError> {
     SharedMemory::create("sealane-arena", bytes, bytes <= ARENA_POPULATED_BYTES_MAX)
 }
 
+fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
+    let operation = "duplicating an arena's descriptor";
+    arena.try_clone().map_err(|source| ShmError::System { operation, source })
+}
+
 impl Portion {
     /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`.
     ///
@@ -66,6 +73,10 @@ impl Portion {
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
         let (arena, arena_fd) = spares.take(arena_bytes).map_or_else(|| arena(arena_bytes), Ok)?;
+        let shared = match self.views {
+            true => Some(SharedArena { uid: peer.uid, descriptor: duplicate(&arena_fd)? }),
+            false => None,
+        };
         let mut shards = Vec::with_capacity(self.shards);
         let mut descriptors = Vec::with_capacity(self.shards);
         for _ in 0..self.shards {
@@ -85,7 +96,7 @@ impl Portion {
             daemon_pid: std::process::id(),
         };
         let bell = ClientBell::new(Arc::clone(socket));
-        let ends = ClientEnds { task: wish.task.clone(), pid: peer.pid, arena, shards, bell };
+        let ends = ClientEnds { task: wish.task.clone(), pid: peer.pid, arena, shared, shards, bell };
         Ok((ends, Welcoming::new(welcome, arena_fd, descriptors)))
     }
 }

@@ -1,5 +1,7 @@
 //! Clients that the shard fails to serve. The failures are made here: no record is known that leads to one.
 
+mod views;
+
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -76,7 +78,7 @@ impl Process {
         let (socket, ear) = UnixStream::pair().unwrap();
         let shards = vec![(daemons, bell)];
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let ends = ClientEnds { task: task.into(), pid, arena, shards, bell };
+        let ends = ClientEnds { task: task.into(), pid, arena, shared: None, shards, bell };
         let mut process = Process { end, doorbell, ear: ClientEar::new(ear.into()), record: Record::new() };
         process
             .submit(&[Submission::Peer { number: 0, name: "ps:1" }, Submission::Peer { number: 1, name: "worker:1" }]);
@@ -151,7 +153,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
             open_queue(1),
             Submission::OpenPlan { plan: 1, peer: 0, keys: 1 },
             Submission::PlanKeys { plan: 1, keys },
-            Submission::Pull { call: 2, plan: 1, min_version: 0, timeout_ms: NO_TIMEOUT },
+            Submission::Pull { call: 2, plan: 1, min_version: 0, timeout_ms: NO_TIMEOUT, views: false },
             publish,
         ]);
         assert_eq!(failing.next().unwrap(), "Sent { calls: [1] }");

@@ -1,4 +1,4 @@
-//! Pulls whose producer is a task of this very node: copied from what it has published, a batch a turn.
+//! Pulls whose producer is a task of this very node: copied from what it has published, a batch a turn, or shared.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::store::{PublishedStore, Watcher};
 use super::{At, Pulls, UnderWay};
-use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES, VIEW_COST_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::context::Context;
 use crate::node::copying::copy_in_pieces;
@@ -22,8 +22,7 @@ use crate::node::reporter::Reporter;
 /// See the module.
 pub(super) struct LocalPull {
     slots: Arc<[u32]>,
-    consumer: u16,
-    min_version: i64,
+    wish: Wish,
     since: Instant,
     pub(super) deadline: Instant,
     tray: Tray,
@@ -31,6 +30,15 @@ pub(super) struct LocalPull {
     ready: VecDeque<(u32, u32)>,
     copy: Option<PartCopy>,
     queued: bool,
+}
+
+/// Who pulls what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) consumer: u16,
+    pub(super) min_version: i64,
+    /// See [`PullRequest::views`](super::PullRequest::views).
+    pub(super) views: bool,
 }
 
 /// A large tensor that is half copied.
@@ -45,16 +53,9 @@ struct PartCopy {
 }
 
 impl LocalPull {
-    pub(super) fn new(
-        slots: Arc<[u32]>,
-        consumer: u16,
-        min_version: i64,
-        since: Instant,
-        deadline: Instant,
-        tray: Tray,
-    ) -> Self {
+    pub(super) fn new(slots: Arc<[u32]>, wish: Wish, since: Instant, deadline: Instant, tray: Tray) -> Self {
         let ready = VecDeque::from([(0, slots.len() as u32)]);
-        Self { slots, consumer, min_version, since, deadline, tray, ready, copy: None, queued: false }
+        Self { slots, wish, since, deadline, tray, ready, copy: None, queued: false }
     }
 
     pub(super) fn into_tray(self) -> Tray {
@@ -91,8 +92,9 @@ impl LocalPull {
             let index = *first as usize;
             (*first, *count) = (*first + 1, *count - 1);
             let slot = self.slots[index];
-            let Some(published) = store.look(slot).filter(|published| published.version >= self.min_version) else {
-                let wait = Wait { slot, min_version: self.min_version, pull: handle, index: index as u32 };
+            let Some(published) = store.look(slot).filter(|published| published.version >= self.wish.min_version)
+            else {
+                let wait = Wait { slot, min_version: self.wish.min_version, pull: handle, index: index as u32 };
                 watchers.push(Watcher { session: None, wait });
                 continue;
             };
@@ -101,11 +103,17 @@ impl LocalPull {
         copied
     }
 
-    /// Copies a small tensor, or begins to copy a large one; the bytes copied.
+    /// Copies a small tensor, or begins to copy a large one, or shares it; the bytes copied.
     #[inline]
     fn begin_copy(&mut self, index: usize, published: &Stored<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
         debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
-        let (bytes, consumer) = (published.payload.len(), self.consumer);
+        let (bytes, Wish { consumer, views, .. }) = (published.payload.len(), self.wish);
+        if views && memory.shares_with(consumer, published.payload) {
+            let meta = TensorMeta::from_own_wire(published.meta.into());
+            self.tray.fill(index, published.stamp, meta, published.version, published.payload.share());
+            reporter.count_received(bytes);
+            return VIEW_COST_BYTES;
+        }
         let allocate = |len| memory.allocate_to_stay(consumer, len);
         if bytes <= COPY_AT_ONCE_BYTES && published.payload.host_bytes().is_some() {
             self.tray.copy_in(index, published, allocate);
@@ -265,7 +273,7 @@ impl Pulls {
 
     /// Ends the pulls from this node's store that `pick` (consumer) chooses.
     pub(in crate::node) fn end_local(&mut self, pick: impl Fn(u16) -> bool, error: &Error, reporter: &mut Reporter) {
-        for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if pick(local.consumer))) {
+        for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if pick(local.wish.consumer))) {
             if let Some(local) = self.local(handle) {
                 local.tray.fail_missing(|_| error.clone());
                 self.end_one(handle, reporter);
@@ -281,7 +289,7 @@ impl Pulls {
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if local.deadline <= now)) {
             let Some(At::Here(local)) = self.under_way.get_mut(handle).map(|pull| &mut pull.at) else { continue };
             let waited = local.deadline.saturating_duration_since(local.since);
-            let (slots, step, store) = (local.slots.clone(), local.min_version, &self.store);
+            let (slots, step, store) = (local.slots.clone(), local.wish.min_version, &self.store);
             local.tray.fail_missing(|index| Error::late(Operation::Pull, step, store.key(slots[index]), waited));
             self.end_one(handle, reporter);
         }

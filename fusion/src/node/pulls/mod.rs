@@ -33,6 +33,8 @@ pub struct PullRequest {
     pub deadline: Instant,
     /// The places, as many as the plan has keys.
     pub tray: Tray,
+    /// Tensors of tasks of this node may be shared with the task's [pool](super::Pool) in place of being copied.
+    pub views: bool,
     /// Who is told, and gets the pull buffer back.
     pub waiter: PullWaiter,
 }

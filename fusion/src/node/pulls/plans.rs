@@ -7,7 +7,7 @@ use sealane_transport::session::PullAsk;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Keys};
 
-use super::local::LocalPull;
+use super::local::{LocalPull, Wish};
 use super::store::Planner;
 use super::{At, MovedPull, PullRequest, Pulls, UnderWay, named};
 use crate::node::cells::{PullWaiter, RecvWaiter};
@@ -177,14 +177,15 @@ impl Pulls {
         request: PullRequest,
         context: &mut Context,
     ) -> Option<Handle> {
-        let PullRequest { plan, min_version, deadline, tray, waiter } = request;
+        let PullRequest { plan, min_version, deadline, tray, views, waiter } = request;
         let tensors = tray.len() as u64;
         let Plan { agreed, pair, .. } = self.plans.get(plan).expect("the caller looked it up");
         match agreed {
             Agreed::Nowhere => unreachable!("the caller agreed on it"),
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let local = LocalPull::new(slots.clone(), consumer, min_version, now, deadline, tray);
+                let wish = Wish { consumer, min_version, views };
+                let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
                 self.pull_here(UnderWay { plan, since: now, waiter, at: At::Here(Box::new(local)) }, context)
             }
             &Agreed::Session(session, set) => {
@@ -248,7 +249,8 @@ impl Pulls {
             // The map has brought the producer here since it was asked.
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let local = LocalPull::new(slots.clone(), consumer, min_version, now, deadline, tray);
+                let wish = Wish { consumer, min_version, views: false };
+                let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
                 pull.at = At::Here(Box::new(local));
                 self.begin_here(handle, deadline, context);
             }

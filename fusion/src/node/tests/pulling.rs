@@ -22,7 +22,14 @@ impl Plan {
     fn pull(&mut self, net: &mut Net, min_version: i64) -> (oneshot::Receiver<Result<Tray, Error>>, Option<Handle>) {
         let (sender, receiver) = oneshot::channel();
         let (deadline, tray) = (net.now + SOON, self.tray.take().unwrap());
-        let request = PullRequest { plan: self.plan, min_version, deadline, tray, waiter: PullWaiter::Channel(sender) };
+        let request = PullRequest {
+            plan: self.plan,
+            min_version,
+            deadline,
+            tray,
+            views: false,
+            waiter: PullWaiter::Channel(sender),
+        };
         let pull = net.nodes[self.at].pull(net.now, request);
         (receiver, pull)
     }

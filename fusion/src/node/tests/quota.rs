@@ -133,7 +133,7 @@ fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::R
 fn pull_plan(net: &mut Net, at: usize, plan: Handle, count: usize) -> oneshot::Receiver<Result<Tray, Error>> {
     let (sender, receiver) = oneshot::channel();
     let (deadline, tray, waiter) = (net.now + SOON, Tray::new(count), PullWaiter::Channel(sender));
-    net.nodes[at].pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, waiter });
+    net.nodes[at].pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, views: false, waiter });
     net.rest();
     receiver
 }

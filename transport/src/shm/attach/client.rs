@@ -27,7 +27,7 @@ use crate::{
         descriptors::{self, Message},
         error::ShmError,
         limits::{FIGURES_BYTES_MAX, MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, PATIENCE_MAX, SHARDS_MAX},
-        mapping::SharedMemory,
+        mapping::{ReadOnlyMemory, SharedMemory},
         segment::{ClientEnd, segment_bytes},
     },
 };
@@ -122,6 +122,25 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
         Answer::Refused(refused) => Err(refusal(refused)),
         _ => Err(AttachError::answer("it does not say that it drains")),
     }
+}
+
+/// Asks the daemon at `path` for the arena of another client, of which it has told this process, and maps it to be read. One of up to
+/// `populate_max` bytes is populated.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn map_arena(path: &Path, arena: u64, populate_max: u64, deadline: Instant) -> Result<ReadOnlyMemory, AttachError> {
+    let mut talk = Conversation::begin(path, &Request::Arena { version: VERSION, arena }, deadline)?;
+    let (answer, mut memory) = talk.next()?;
+    let bytes = match answer {
+        Answer::Arena { bytes } if bytes <= MEMORY_BYTES_MAX => bytes,
+        Answer::Refused(refused) => return Err(refusal(refused)),
+        _ => return Err(AttachError::answer("it shows no arena")),
+    };
+    let (Some(memory), None) = (memory.pop(), memory.pop()) else {
+        return Err(AttachError::answer("an arena comes with one descriptor"));
+    };
+    Ok(ReadOnlyMemory::open(&memory, bytes, bytes <= populate_max)?)
 }
 
 /// Asks the daemon at `path` for its figures, as JSON.

@@ -27,6 +27,7 @@ use crate::{
         descriptors,
         error::ShmError,
         limits::{LISTEN_BACKLOG, MESSAGE_BYTES_MAX},
+        mapping::seal_for_readers,
     },
 };
 
@@ -229,6 +230,16 @@ pub fn refuse(socket: &OwnedFd, error: &Error) -> Result<(), ShmError> {
 /// [`ShmError::System`] if the client is gone or does not read.
 pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
     answer(socket, &Answer::Draining)
+}
+
+/// Sends a client the arena of another one, of `bytes`, which is read-only from then on for all but those who have mapped it.
+///
+/// # Errors
+/// [`ShmError::System`] if the kernel cannot make it so, or the client is gone or does not read.
+pub fn show_arena(socket: &OwnedFd, arena: &OwnedFd, bytes: u64) -> Result<(), ShmError> {
+    seal_for_readers(arena)?;
+    let message = encode(&Answer::Arena { bytes });
+    descriptors::send(socket, &message, &[arena.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
 /// Sends a client the daemon's figures in a separate memory segment, since they may exceed a message.

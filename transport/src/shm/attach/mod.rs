@@ -28,10 +28,10 @@ use super::{failure::Failure, fields::Malformed};
 use crate::error::Error;
 
 pub use self::{
-    client::{AttachError, Attached, attach, drain, show},
+    client::{AttachError, Attached, attach, drain, map_arena, show},
     daemon::{
         Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, listen, listen_again,
-        read_request, refuse, show_figures,
+        read_request, refuse, show_arena, show_figures,
     },
     predecessor::{Bequest, bequeath, let_go, show_estate},
     successor::{Inheritance, Shown, Successor},
@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
 /// have the same.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
 /// a daemon can hand over to one of another release.
@@ -94,6 +94,13 @@ pub enum Request {
     Drain {
         /// The asker's [`VERSION`].
         version: u32,
+    },
+    /// For an arena in which the client was told of a tensor, to read that there.
+    Arena {
+        /// The asker's [`VERSION`].
+        version: u32,
+        /// Its number, which nobody can guess.
+        arena: u64,
     },
     /// To be shown the daemon's figures.
     Show {
@@ -166,6 +173,10 @@ enum Answer {
     },
     Refused(Refused),
     Draining,
+    /// An arena of so many bytes comes with it, to be read.
+    Arena {
+        bytes: u64,
+    },
     /// So many bytes of JSON are in the memory that comes with it.
     Figures {
         bytes: u64,

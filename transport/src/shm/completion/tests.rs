@@ -71,6 +71,8 @@ fn each(look: &mut dyn FnMut(&Completion<'_>)) {
         Completion::Board { plan, span, token },
         Completion::Placed { plan, index, meta: b"of it", span, token },
         Completion::Reshaped { plan, index, meta: b"of it" },
+        Completion::Viewed { plan, index, meta: b"of it", arena: u64::MAX - 1, span, token },
+        Completion::ArenaGone { arena: u64::MAX - 1 },
         Completion::Pulled { call: u32::MAX },
         Completion::Draining,
         Completion::QueueClosed { queue: u32::MAX },
@@ -100,16 +102,17 @@ fn every_kind_comes_out_as_it_went_in() {
         through(&accepted(&"n".repeat(NAME_BYTES_MAX), meta, payload));
     }
     through(&Completion::Placed { plan: 1, index: 2, meta, span, token });
+    through(&Completion::Viewed { plan: 1, index: 2, meta, arena: u64::MAX, span, token });
     through(&Completion::Reshaped { plan: 1, index: 2, meta });
     let subject = "k".repeat(KEY_BYTES_MAX);
     through(&Completion::Missed { plan: 3, index: u32::MAX, error: Error::unavailable(&subject, "of a reason") });
 }
 
 #[test]
-fn records_lie_in_memory_as_version_6_of_attaching_has_them() {
-    let mut lines = include_str!("version_6.txt").lines();
+fn records_lie_in_memory_as_version_7_of_attaching_has_them() {
+    let mut lines = include_str!("version_7.txt").lines();
     each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 6));
+    assert_eq!((lines.next(), VERSION), (None, 7));
 }
 
 #[test]
@@ -180,8 +183,8 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
     assert_eq!(refused(13, 1, &[]), "an unknown flag");
-    assert_eq!(refused(15, 0, &[]), "an unknown kind of completion");
-    for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4)] {
+    assert_eq!(refused(17, 0, &[]), "an unknown kind of completion");
+    for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4), (15, 6), (16, 1)] {
         assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
     }

@@ -9,7 +9,7 @@ use nix::{
     unistd::ftruncate,
 };
 
-use super::{PAGE, SharedMemory};
+use super::{ARENA, FINAL_SEALS, Mapping, PAGE, ReadOnlyMemory, SEGMENT, SharedMemory, seal_for_readers};
 use crate::shm::{OutOfRange, ShmError, Span, limits::MEMORY_BYTES_MAX};
 
 fn write(memory: &SharedMemory, span: Span, byte: u8) {
@@ -59,10 +59,35 @@ fn spans_are_within_the_memory_or_refused() {
 
 #[test]
 fn nobody_can_change_size_or_seals() {
-    let (_memory, fd) = SharedMemory::create("test", PAGE, false).unwrap();
-    assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
-    assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::EPERM));
-    assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(Errno::EPERM));
+    for purpose in [SEGMENT, ARENA] {
+        let (_memory, fd) = Mapping::create("test", PAGE, purpose, false).unwrap();
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
+        assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::EPERM));
+        // Those of an arena may be added to, but nothing is taken from who has mapped it.
+        let refused = if purpose.seals == FINAL_SEALS { Errno::EPERM } else { Errno::EBUSY };
+        assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(refused));
+    }
+}
+
+#[test]
+fn who_is_shown_an_arena_can_only_read_it() {
+    let (here, fd) = SharedMemory::create("test", PAGE, false).unwrap();
+    let unsealed = ReadOnlyMemory::open(&fd, PAGE, false).unwrap_err();
+    assert!(matches!(unsealed, ShmError::Unsealed { .. }), "{unsealed}");
+    seal_for_readers(&fd).unwrap();
+    seal_for_readers(&fd).unwrap();
+    let there = ReadOnlyMemory::open(&fd, PAGE, true).unwrap();
+    let span = Span { offset: 8, len: 100 };
+    write(&here, span, 7);
+    // SAFETY: the span is within the memory, and nobody writes it meanwhile.
+    assert_eq!(unsafe { there.bytes(span).unwrap().as_ref() }, [7; 100]);
+    assert!(there.bytes(Span { offset: PAGE, len: 1 }).is_err());
+    let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+    assert!(matches!(refused, ShmError::System { operation: "mapping shared memory", .. }), "{refused}");
+    assert_eq!(nix::unistd::write(&fd, &[1]), Err(Errno::EPERM));
+    drop((here, fd));
+    // SAFETY: as above.
+    assert_eq!(unsafe { there.bytes(span).unwrap().as_ref() }, [7; 100], "the owner's end leaves it");
 }
 
 fn unsealed(bytes: i64, seals: SealFlag) -> OwnedFd {
@@ -75,9 +100,10 @@ fn unsealed(bytes: i64, seals: SealFlag) -> OwnedFd {
 #[test]
 fn memory_without_all_seals_is_refused() {
     for missing in [SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_SEAL] {
-        let fd = unsealed(PAGE as i64, super::SEALS.difference(missing));
-        let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+        let fd = unsealed(PAGE as i64, FINAL_SEALS.difference(missing));
+        let refused = Mapping::open(&fd, PAGE, SEGMENT, false).unwrap_err();
         assert!(matches!(refused, ShmError::Unsealed { .. }), "{refused}");
+        assert_eq!(SharedMemory::open(&fd, PAGE, false).is_ok(), missing == SealFlag::F_SEAL_SEAL);
     }
     // No memory file at all.
     let (pipe, _writer) = nix::unistd::pipe().unwrap();

@@ -2,10 +2,8 @@
 
 use std::{os::fd::OwnedFd, sync::atomic::Ordering, thread};
 
-use super::{ClientEnd, DaemonEnd, MAGIC, at, segment_bytes};
-use crate::shm::{
-    Completion, PushError, ReceivedAt, Record, SharedMemory, ShmError, Span, Submission, limits::MEMORY_BYTES_MAX,
-};
+use super::{ClientEnd, DaemonEnd, MAGIC, Mapping, SEGMENT, at, segment_bytes};
+use crate::shm::{Completion, PushError, ReceivedAt, Record, ShmError, Span, Submission, limits::MEMORY_BYTES_MAX};
 
 const AREA: u64 = 8192;
 
@@ -105,7 +103,7 @@ fn segments_of_other_sizes_and_other_memory_are_refused() {
     daemon.mapping.word(at::LAYOUT).store(7, Ordering::Relaxed);
     assert!(matches!(open(&fd, AREA), ShmError::NotASegment { field: "layout", found: 7, .. }));
 
-    let (_memory, fd) = SharedMemory::create("test", segment_bytes(AREA), false).unwrap();
+    let (_memory, fd) = Mapping::create("test", segment_bytes(AREA), SEGMENT, false).unwrap();
     assert!(matches!(open(&fd, AREA), ShmError::NotASegment { field: "magic", found: 0, expected: MAGIC }));
 
     let refused = DaemonEnd::create(MEMORY_BYTES_MAX + 1, false).unwrap_err();

@@ -71,7 +71,8 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         Submission::Withdraw { key: "w" },
         Submission::OpenPlan { plan: u32::MAX, peer: u16::MAX, keys: u32::MAX },
         Submission::PlanKeys { plan: u32::MAX, keys },
-        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT },
+        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT, views: false },
+        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: 5, views: true },
         Submission::ClosePlan { plan: u32::MAX },
         Submission::PlanPlace { call: u32::MAX, plan: 7, index: 9, span: SPAN },
         push("grads", &[1, 2, 3], PayloadAt::Inline(b"abc")),
@@ -103,10 +104,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_6_of_attaching_has_them() {
-    let mut lines = include_str!("version_6.txt").lines();
+fn records_lie_in_memory_as_version_7_of_attaching_has_them() {
+    let mut lines = include_str!("version_7.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 6));
+    assert_eq!((lines.next(), VERSION), (None, 7));
 }
 
 #[test]
@@ -207,7 +208,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(5, 0, &[0, 8, 0xff]), "reason");
     assert_eq!(refused(3, 4, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 4, &[0; 3]), "an unknown flag");
-    assert_eq!(refused(13, 1, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(13, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 1, &[0; 4]), "a record is too short for its kind");
     assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
     assert_eq!(refused(15, 2, &[0; 3]), "an unknown flag");

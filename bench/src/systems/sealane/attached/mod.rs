@@ -179,7 +179,7 @@ fn admit(
         daemon_pid: std::process::id(),
     };
     let bell = ClientBell::new(Arc::clone(socket));
-    let ends = ClientEnds { task: wish.task, pid, arena, shards: vec![(end, doorbell)], bell };
+    let ends = ClientEnds { task: wish.task, pid, arena, shared: None, shards: vec![(end, doorbell)], bell };
     engine.admit(ends).map_err(|error| {
         // The client may be gone; then nobody needs to be told.
         let _ = attach::refuse(socket, &error);

@@ -118,6 +118,10 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
         (SENT, |client| client.counters.bytes_sent),
         (RECEIVED, |client| client.counters.bytes_received),
     ]),
+    family(Counter, "client_viewed_tensors", "Of the received tensors, those that the client views in their publisher's memory, without a copy.", &[(None, |client| client.counters.tensors_viewed)]),
+    family(Counter, "client_viewed_bytes", "Bytes of these tensors.", &[(None, |client| client.counters.bytes_viewed)]),
+    family(Counter, "client_views_refused", "Large tensors that the client asked to view and that were copied: of another user or no client's memory, too many views, or `daemon.views` is off.", &[(None, |client| client.counters.views_refused)]),
+    family(Gauge, "client_views", "Tensors that the client views now; each keeps memory of its publisher.", &[(None, |client| client.counters.views)]),
     family(Gauge, "client_pinned_bytes", "Bytes of the client's memory registered with RDMA devices; a page counts once per shard.", &[(None, |client| client.counters.pinned_bytes)]),
     family(Gauge, "client_calls_under_way", "Calls of the client that have not ended.", &[(None, |client| client.counters.under_way)]),
 ];

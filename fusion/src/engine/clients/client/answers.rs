@@ -46,6 +46,10 @@ pub(super) enum Answer {
     QueueClosed {
         queue: u32,
     },
+    /// No call's: the client of an arena that this one was told of has gone.
+    ArenaGone {
+        arena: u64,
+    },
     /// No call's: the engine is about to stop.
     Draining,
 }
@@ -200,6 +204,7 @@ impl Client {
                 Completion::Unopened { queue: *queue, error: error.clone() }.encode(record)
             }
             Answer::QueueClosed { queue } => Completion::QueueClosed { queue: *queue }.encode(record),
+            Answer::ArenaGone { arena } => Completion::ArenaGone { arena: *arena }.encode(record),
             Answer::Draining => Completion::Draining.encode(record),
         };
         encoded.expect(WITHIN_LIMITS);

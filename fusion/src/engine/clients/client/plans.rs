@@ -181,7 +181,7 @@ impl Client {
         node: &mut Node,
         now: Instant,
         (call, plan): (u32, u32),
-        min_version: i64,
+        (min_version, views): (i64, bool),
         deadline: Instant,
     ) -> Result<(), Misconduct> {
         let seat = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?;
@@ -214,7 +214,7 @@ impl Client {
         seat.told.resize_with(keys.len(), Told::default);
         let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: asked.name() });
         let tray = std::mem::take(&mut seat.tray);
-        let pull = node.pull(now, PullRequest { plan: handle, min_version, deadline, tray, waiter });
+        let pull = node.pull(now, PullRequest { plan: handle, min_version, deadline, tray, views, waiter });
         seat.state = State::Pulling(asked, pull);
         Ok(())
     }
@@ -246,6 +246,8 @@ impl Client {
         }
         let tray = node.cancel_pull(pull);
         seat.tray = tray.unwrap_or_else(|| Tray::new(seat.told.len()));
+        // Nobody is told of what could be viewed.
+        seat.tray.drop_shared();
         seat.state = State::Idle;
         self.plans.pulling.remove(&call);
         self.under_way -= 1;
@@ -291,7 +293,11 @@ impl Client {
         {
             seat.board.tell(plan, area, &mut tell).map_err(|full| (next, full))?;
             for index in next..seat.told.len() {
-                seat.tell(plan, index, (area, arena), &mut tell).map_err(|full| (index, full))?;
+                let viewed = seat.tell(plan, index, (area, arena), &mut tell).map_err(|full| (index, full))?;
+                if viewed > 0 {
+                    (counters.tensors_viewed, counters.bytes_viewed) =
+                        (counters.tensors_viewed + 1, counters.bytes_viewed + viewed);
+                }
             }
             tell(&Completion::Pulled { call }).map_err(|full| (seat.told.len(), full))?;
             seat.state = State::Idle;
@@ -305,7 +311,7 @@ impl Client {
 }
 
 impl Seat {
-    /// Notes a tensor's version, and tells of it what the client does not know.
+    /// Notes a tensor's version, and tells of it what the client does not know; the bytes that it views.
     #[inline]
     fn tell(
         &mut self,
@@ -313,11 +319,14 @@ impl Seat {
         index: usize,
         (area, arena): (&ReceiveArea, &ClientArena),
         mut tell: impl FnMut(&Completion<'_>) -> Result<(), PushError>,
-    ) -> Result<(), PushError> {
+    ) -> Result<u64, PushError> {
         let tensor = match self.tray.get(index) {
             Ok(tensor) => tensor,
-            Err(error) => return tell(&Completion::Missed { plan, index: index as u32, error }),
+            Err(error) => return tell(&Completion::Missed { plan, index: index as u32, error }).map(|()| 0),
         };
+        if let Payload::Shared(_) = tensor.payload() {
+            return self.tell_of_view(plan, index, area, tell);
+        }
         self.board.note(index, self.tray.version(index));
         let told = &mut self.told[index];
         // Where its own place is the client knows.
@@ -325,7 +334,7 @@ impl Seat {
         let token = if in_own_place { 0 } else { token_of(tensor) };
         let is_known = told.meta.as_ref().is_some_and(|meta| meta.as_wire() == tensor.meta().as_wire());
         if is_known && told.token == token {
-            return Ok(());
+            return Ok(0);
         }
         let (index, meta) = (index as u32, tensor.meta().as_wire());
         if in_own_place || told.token == token && told.meta.is_some() {
@@ -339,7 +348,31 @@ impl Seat {
         let bytes = tensor.len() as u64;
         self.bytes = self.bytes - told.bytes + bytes;
         *told = Told { token, meta: Some(tensor.meta().clone()), bytes };
-        Ok(())
+        Ok(0)
+    }
+
+    /// Tells of a tensor that the client is to view, and leaves it to the client alone.
+    #[cold]
+    fn tell_of_view(
+        &mut self,
+        plan: u32,
+        index: usize,
+        area: &ReceiveArea,
+        tell: impl FnOnce(&Completion<'_>) -> Result<(), PushError>,
+    ) -> Result<u64, PushError> {
+        self.board.note(index, self.tray.version(index));
+        let tensor = self.tray.get(index).expect("the caller has looked at it");
+        let (arena, span, token) = area.lend_view(tensor.payload()).expect("only what can be viewed is shared");
+        let (meta, bytes) = (tensor.meta().clone(), tensor.len() as u64);
+        let viewed = Completion::Viewed { plan, index: index as u32, meta: meta.as_wire(), arena, span, token };
+        if let Err(full) = tell(&viewed) {
+            area.free(token);
+            return Err(full);
+        }
+        self.bytes = self.bytes - self.told[index].bytes + bytes;
+        self.told[index] = Told { token, meta: Some(meta), bytes };
+        let _the_clients = self.tray.take(index);
+        Ok(bytes)
     }
 }
 

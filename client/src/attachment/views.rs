@@ -1,0 +1,59 @@
+//! Arenas of other clients, in which tensors are viewed that they have published: mapped when the daemon first tells of one there, and
+//! unmapped when it says that their client has gone and the last view is dropped. Bounded by [`OTHERS_ARENAS_MAX`].
+
+use std::time::Instant;
+
+use sealane_transport::{Error, shm::ReadOnlyMemory};
+
+use super::{Attachment, Line, aftermath::Aftermath};
+use crate::{attach, limits::OTHERS_ARENAS_MAX};
+
+/// The arenas that one daemon has shown.
+#[derive(Default)]
+pub(super) struct Arenas {
+    mapped: Vec<(u64, ReadOnlyMemory)>,
+    /// Clients that have gone.
+    gone: u64,
+}
+
+impl Arenas {
+    /// The client of an arena has gone.
+    pub(super) fn gone(&mut self, arena: u64, after: &mut Aftermath) {
+        self.gone += 1;
+        let of_it = self.mapped.extract_if(.., |(number, _)| *number == arena);
+        after.arenas.extend(of_it.map(|(_, memory)| memory));
+    }
+}
+
+impl Attachment {
+    /// The arena of that number, as the daemon of link `serial` knows it. It is asked for if it was not yet, which takes a conversation
+    /// of `VIEW_TIMEOUT` at most.
+    ///
+    /// # Errors
+    /// ResourceExhausted if as many are mapped as may be, NotFound if its client has gone, Unavailable if the daemon has, or does not
+    /// answer, or the system cannot map it.
+    pub(super) fn others_arena(&self, serial: u64, arena: u64) -> Result<ReadOnlyMemory, Error> {
+        let gone = match &self.lock().line {
+            Line::Up(link) if link.serial == serial => {
+                if let Some((_, memory)) = link.arenas.mapped.iter().find(|(number, _)| *number == arena) {
+                    return Ok(memory.clone());
+                }
+                if link.arenas.mapped.len() >= OTHERS_ARENAS_MAX {
+                    return Err(Error::full("arenas of other clients", format!("{OTHERS_ARENAS_MAX} are mapped")));
+                }
+                link.arenas.gone
+            }
+            _ => return Err(Error::unavailable("the daemon", "the daemon that told of the tensor is gone")),
+        };
+        let memory = attach::map_arena(&self.settings, arena, Instant::now())?;
+        if let Line::Up(link) = &mut self.lock().line
+            && link.serial == serial
+            // It may have been told meanwhile that this one has gone, and would be kept then.
+            && link.arenas.gone == gone
+            && link.arenas.mapped.iter().all(|(number, _)| *number != arena)
+        {
+            link.arenas.mapped.push((arena, memory.clone()));
+        }
+        Ok(memory)
+    }
+}

@@ -400,9 +400,8 @@ impl Task {
     /// process of the same user, is viewed in that process's memory. Its bytes are read-only ([`Payload::Bytes`]).
     ///
     /// The publisher's memory is not free again until the view is dropped, also if a newer version is published: drop views soon, and
-    /// give publishers an arena with room for what is viewed. A view stays readable when its publisher goes. It relies on the publisher,
-    /// which must not change what it has published, and on this task: once that is dropped, or its daemon is lost, publishers may use
-    /// the memory again.
+    /// give publishers an arena with room for what is viewed. A view stays readable when its publisher goes, and when this task is
+    /// dropped, which copies what is still viewed. It relies on the publisher, which must not change what it has published.
     ///
     /// All else is copied, as by `pull`: what is small, comes from another host, or was published by an embedded engine, and where the
     /// daemon's `daemon.views` is off, the publisher is another user's, 4,096 views are held, or the arenas of 64 publishers are mapped.

@@ -62,7 +62,7 @@ pub(super) struct Link {
 pub(super) struct Segment {
     end: ClientEnd,
     doorbell: Doorbell,
-    area: Arc<Area>,
+    pub(super) area: Arc<Area>,
     /// Peers that the shard knows by number.
     peers: usize,
     /// Calls to cancel for which the ring had no room.

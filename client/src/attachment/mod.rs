@@ -266,6 +266,11 @@ impl Attachment {
         if self.abandon_if_forked() {
             return;
         }
+        let areas = match &self.lock().line {
+            Line::Up(link) => link.segments.iter().map(|segment| segment.area.clone()).collect(),
+            Line::Lost(_) | Line::Closed => Vec::new(),
+        };
+        areas.iter().for_each(|area| area.keep_views());
         let mut held = self.lock();
         held.pump();
         held.closing = true;

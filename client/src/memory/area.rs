@@ -13,7 +13,7 @@ use std::sync::{
 use sealane_runtime::{Buffer, Lender};
 use sealane_transport::shm::{SharedMemory, Span};
 
-use super::ForkMark;
+use super::{ForkMark, view::Live};
 use crate::limits::{FREES_PILED_MAX, FREES_PILED_SHARE};
 
 /// Unit of the daemon's allocation: no two of its blocks share one.
@@ -33,6 +33,7 @@ pub(crate) struct Area {
     loans: Mutex<Loans>,
     /// Tokens in the pile, to be looked at without the lock.
     piled: AtomicUsize,
+    views: Live,
 }
 
 struct Loans {
@@ -57,7 +58,7 @@ impl Area {
         let words = memory.len().div_ceil(GRAIN * 64) as usize;
         let loans =
             Loans { lent: vec![0; words], loans: Vec::new(), vacant: Vec::new(), pile: Vec::new(), piled_bytes: 0 };
-        Self { memory, mark, freed, loans: Mutex::new(loans), piled: AtomicUsize::new(0) }
+        Self { memory, mark, freed, loans: Mutex::new(loans), piled: AtomicUsize::new(0), views: Live::default() }
     }
 
     /// Its size in bytes.
@@ -97,8 +98,18 @@ impl Area {
     /// A tensor is no longer viewed. Said at once: its publisher waits for the memory, not this process.
     pub(super) fn end_view(&self, token: u64) {
         if !self.mark.forked() {
+            self.views.remove(token);
             self.pile(self.loans(), token, true);
         }
+    }
+
+    pub(super) fn views(&self) -> &Live {
+        &self.views
+    }
+
+    /// Makes what is viewed this process's own: it parts with the daemon.
+    pub(crate) fn keep_views(&self) {
+        self.views.keep();
     }
 
     fn pile(&self, mut loans: MutexGuard<'_, Loans>, token: u64, at_once: bool) {

@@ -1,13 +1,72 @@
 //! Views: tensors that other clients of the daemon have published, read where they lie in those clients' arenas. Any thread; each
-//! keeps its arena mapped, and the daemon keeps the publisher from using the memory again until the view is dropped.
+//! keeps its arena mapped, and the daemon keeps the publisher from using the memory again until the view is dropped. A task that is
+//! closed copies what is still viewed, in place: nobody keeps the publisher from anything then.
 #![allow(unsafe_code)]
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    ptr::{self, NonNull},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use bytes::Bytes;
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap_anonymous, mprotect, mremap, munmap};
 use sealane_transport::shm::{OutOfRange, ReadOnlyMemory, Span};
 
 use super::Area;
+
+const PAGE: usize = 4096;
+
+/// The views that came by one area, by their tokens.
+#[derive(Default)]
+pub(super) struct Live(Mutex<HashMap<u64, (usize, usize)>>);
+
+impl Live {
+    pub(super) fn remove(&self, token: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&token);
+    }
+
+    /// Copies all of them in place. Where there is no memory for it, they stay the publisher's.
+    pub(super) fn keep(&self) {
+        // None is dropped meanwhile.
+        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for &(start, len) in live.values() {
+            let first = start - start % PAGE;
+            let bytes = (start + len).next_multiple_of(PAGE) - first;
+            // SAFETY: the pages are those of a view, whose mapping stays until the view is dropped, which waits for the lock; it is
+            // read-only, and nothing but views lies there.
+            let _unkept = unsafe { copy_in_place(first, bytes) };
+        }
+    }
+}
+
+/// Puts private pages with the same bytes in the place of shared ones. Who reads there meanwhile waits, or finds either.
+///
+/// # Safety
+/// The pages are mapped, and are this caller's to be replaced by others with the same bytes.
+unsafe fn copy_in_place(first: usize, bytes: usize) -> nix::Result<()> {
+    let (Some(from), Some(size)) = (NonNull::new(ptr::with_exposed_provenance_mut(first)), NonZeroUsize::new(bytes))
+    else {
+        return Ok(());
+    };
+    // SAFETY: a new private mapping, at an address that the kernel chooses.
+    let copy =
+        unsafe { mmap_anonymous(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)? };
+    // SAFETY: as many bytes are mapped at both, and the copy is nobody else's. Those of neighbours may be written meanwhile, and are
+    // not looked at.
+    unsafe { ptr::copy_nonoverlapping::<u8>(from.as_ptr(), copy.as_ptr().cast(), bytes) };
+    let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+    // SAFETY: the copy is whole pages of its own mapping.
+    let protected = unsafe { mprotect(copy, bytes, ProtFlags::PROT_READ) };
+    // SAFETY: it moves the copy's pages to where the caller allows it.
+    let moved = protected.and_then(|()| unsafe { mremap(copy, bytes, bytes, flags, Some(from.cast())).map(drop) });
+    if moved.is_err() {
+        // SAFETY: the copy is still where it was, and nobody's.
+        let _ = unsafe { munmap(copy, bytes) };
+    }
+    moved
+}
 
 /// The right to view a tensor, which goes back to the daemon when it is dropped.
 struct Lease {
@@ -31,8 +90,9 @@ pub(crate) struct Viewable {
 /// A tensor that is viewed.
 struct View {
     bytes: NonNull<[u8]>,
-    _memory: ReadOnlyMemory,
+    /// Dropped first, so that `Live` never has what is not mapped any more.
     _lease: Lease,
+    _memory: ReadOnlyMemory,
 }
 
 // SAFETY: the bytes are only read, in a mapping that belongs to the whole process.
@@ -65,6 +125,9 @@ impl Viewable {
     /// They are not there.
     pub(crate) fn over(self, memory: &ReadOnlyMemory) -> Result<Bytes, OutOfRange> {
         let bytes = memory.bytes(self.span)?;
-        Ok(Bytes::from_owner(View { bytes, _memory: memory.clone(), _lease: self.lease }))
+        let mut live = self.lease.area.views().0.lock().unwrap_or_else(PoisonError::into_inner);
+        live.insert(self.lease.token, (bytes.as_ptr().cast::<u8>().expose_provenance(), bytes.len()));
+        drop(live);
+        Ok(Bytes::from_owner(View { bytes, _lease: self.lease, _memory: memory.clone() }))
     }
 }

@@ -3,6 +3,7 @@
 use std::task::{Context, Poll};
 
 use pyo3::{
+    intern,
     prelude::*,
     sync::PyOnceLock,
     types::{PyDict, PyString},
@@ -40,13 +41,29 @@ impl Blocking for Single {
     }
 }
 
-/// A ``sealane.Pulled``.
+/// A ``sealane.Pulled``, whose array can be written to unless it is to be `read_only`.
 ///
 /// # Errors
 /// As [`handed_out`].
-pub(crate) fn pulled(py: Python<'_>, Pulled { tensor, version }: Pulled) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn pulled(
+    py: Python<'_>,
+    Pulled { tensor, version }: Pulled,
+    read_only: bool,
+) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    CLASS.import(py, "sealane._pulled", "Pulled")?.call1((handed_out(py, tensor)?, version))
+    let tensor = match read_only {
+        true => {
+            let (meta, payload) = tensor.into_parts();
+            sealane::Tensor::from_parts(meta, payload.into_shared())
+        }
+        false => tensor,
+    };
+    let array = handed_out(py, tensor)?;
+    // numpy's own memory, which a small tensor was copied to.
+    if read_only && let Ok(flags) = array.getattr(intern!(py, "flags")) {
+        flags.setattr(intern!(py, "writeable"), false)?;
+    }
+    CLASS.import(py, "sealane._pulled", "Pulled")?.call1((array, version))
 }
 
 /// What came, by key; what did not raises, or is there as its exception if the caller wants what there is.

@@ -11,7 +11,9 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyMapping, PyString, PyTuple},
 };
-use sealane::{AcceptOptions, DType, Engine, Error, Keys, RecvOptions, SendOptions, SliceVersions, TensorMeta};
+use sealane::{
+    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, TensorMeta,
+};
 
 use crate::{
     acceptor::Acceptor,
@@ -59,6 +61,13 @@ impl Connected {
     fn place<'a>(&self, keys: Vec<&'a str>, tensors: Vec<Outgoing>) -> Result<Vec<(&'a str, sealane::Tensor)>, Error> {
         let place = |(key, tensor): (&'a str, Outgoing)| Ok((key, self.place_one(tensor)?));
         keys.into_iter().zip(tensors).map(place).collect()
+    }
+
+    fn pull(&self, peer: &str, keys: Keys, (min_version, timeout): (i64, Option<Duration>), view: bool) -> PullingMany {
+        match view {
+            true => self.task.view_many(peer, keys, min_version, timeout),
+            false => self.task.pull_many_within(peer, keys, min_version, timeout),
+        }
     }
 
     fn close(self) {
@@ -399,7 +408,11 @@ impl Task {
     ///
     /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. To pull the same
     /// keys repeatedly, ``plan`` is cheaper.
-    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
+    ///
+    /// With ``view=True`` a tensor of 64 KiB or more that another process of this user and host has published is not copied: the
+    /// array lies in that process's memory, which is not free again until the array is dropped. It stays readable
+    /// when its publisher goes. Other tensors are copied. All are read-only.
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false))]
     fn pull<'py>(
         &self,
         py: Python<'py>,
@@ -407,14 +420,15 @@ impl Task {
         key: &str,
         min_version: i64,
         timeout: Option<f64>,
+        view: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
-        let ask = || Ok(Single(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout)));
-        pulled(py, outcome(py, self.idle_spin, ask)?)
+        let ask = || Ok(Single(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
+        pulled(py, outcome(py, self.idle_spin, ask)?, view)
     }
 
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
-    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false))]
     fn pull_async(
         &self,
         py: Python<'_>,
@@ -422,16 +436,18 @@ impl Task {
         key: &str,
         min_version: i64,
         timeout: Option<f64>,
+        view: bool,
     ) -> PyResult<Receiving> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
-        let call = py.detach(|| Ok(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout)));
-        Ok(Receiving::new(Single(call.or_raise(py)?), |py, value| pulled(py, value).map(Bound::unbind)))
+        let call = py.detach(|| Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
+        Ok(Receiving::new(Single(call.or_raise(py)?), move |py, value| pulled(py, value, view).map(Bound::unbind)))
     }
 
     /// ``pull`` for many tensors, as a dict in the order of the keys: requested together, in few messages.
     ///
     /// If one fails, its error is raised; with ``partial=True`` the dict holds the error in the tensor's place.
-    #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false))]
+    #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false, view=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_many<'py>(
         &self,
         py: Python<'py>,
@@ -440,12 +456,13 @@ impl Task {
         min_version: i64,
         timeout: Option<f64>,
         partial: bool,
+        view: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (names, timeout) = (keys_of(keys)?, self::timeout(timeout).or_raise(py)?);
         let keys = key_set(py, &names)?;
-        let ask = || Ok(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout));
+        let ask = || Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view));
         let outcomes = outcome(py, self.idle_spin, ask)?;
-        by_key(py, &names, outcomes, partial, |_, value| pulled(py, value))
+        by_key(py, &names, outcomes, partial, |_, value| pulled(py, value, view))
     }
 
     /// A plan: keys that ``peer`` publishes, pulled together repeatedly, into the same arrays.

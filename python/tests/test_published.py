@@ -465,3 +465,33 @@ def test_slicings_that_are_wrong(ps, worker, key):
         worker.publish_slices(key, 1, slicing, np.zeros(3, "float32"))
     with pytest.raises(sealane.InvalidArgument, match="not from"):
         ps.publish_slices(key, 1, slicing, np.zeros(4, "float32"))
+
+
+def test_a_view_is_read_only_and_keeps_its_bytes(ps, worker, key):
+    values = np.arange(100_000)
+    ps.publish(key, 1, values)
+    seen, version = worker.pull(PS, key, view=True)
+    ps.publish(key, 2, np.zeros(100_000))
+    np.testing.assert_array_equal(seen, values)
+    assert version == 1 and not seen.flags.writeable
+    with pytest.raises(ValueError):
+        seen[0] = 7
+    assert worker.pull_async(PS, key, 2, view=True).result().array.sum() == 0
+    # As are those that had to be copied.
+    ps.publish(f"{key}/small", 1, np.ones(3))
+    for pulled in worker.pull_many(PS, [key, f"{key}/small"], view=True).values():
+        assert not pulled.array.flags.writeable
+
+
+def test_memory_that_is_viewed_is_the_publishers_again_when_the_array_is_collected(ps, worker, key):
+    views = []
+    for version in range(20):
+        # Much more than the arena has in all.
+        ps.publish(key, version, np.full(ARENA_BYTES // 32, version))
+        views = [worker.pull(PS, key, version, view=True).array]
+        assert (views[0] == version).all()
+    ps.withdraw(key)
+    np.testing.assert_array_equal(views[0][:3], [19, 19, 19])
+    rows = views.pop()[5:8]
+    gc.collect()
+    np.testing.assert_array_equal(rows, [19, 19, 19])

@@ -118,9 +118,13 @@ class Task:
         """Publishes this task's slices of a tensor: of the whole array, or of this task's rows."""
     def withdraw_slices(self, key: str, slicing: Slicing) -> None:
         """Withdraws this task's slices of a tensor."""
-    def pull(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Pulled:
-        """Waits for a tensor published by ``peer``, at ``min_version`` or newer."""
-    def pull_async(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Receiving:
+    def pull(
+        self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None, view: bool = False
+    ) -> Pulled:
+        """Waits for a tensor published by ``peer``, at ``min_version`` or newer; with ``view``, a read-only array without a copy."""
+    def pull_async(
+        self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None, view: bool = False
+    ) -> Receiving:
         """``pull`` that does not wait."""
     @overload
     def pull_many(
@@ -131,6 +135,7 @@ class Task:
         *,
         timeout: float | None = None,
         partial: Literal[False] = False,
+        view: bool = False,
     ) -> dict[str, Pulled]:
         """``pull`` for many tensors at once, as a dict in key order; with ``partial``, including errors."""
     @overload
@@ -142,6 +147,7 @@ class Task:
         *,
         timeout: float | None = None,
         partial: bool,
+        view: bool = False,
     ) -> dict[str, Pulled | Exception]: ...
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
         """Prepares to pull these keys of ``peer`` together, repeatedly, into the same arrays."""

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::limits::{
     IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, STEP_BYTES_MAX,
-    STEP_TENSORS_MAX, WINDOW_MAX,
+    STEP_TENSORS_MAX, VIEW_BYTES_MIN, WINDOW_MAX,
 };
 
 pub use training::{Mode, Size, Training, Variant};
@@ -98,6 +98,8 @@ pub struct Plan {
     pub fuse: Fuse,
     /// Whether what a plan pulls is published again for each step. Default: no.
     pub republish: bool,
+    /// Whether tensors are published and viewed in place of being sent. Default: no.
+    pub views: bool,
     /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle and restart, as an engine's own default is.
     /// Latency can do with either, and so can the engine of idle.
     pub polling: bool,
@@ -153,6 +155,7 @@ impl Plan {
             window,
             fuse: if matches!(bench, Bench::Fuse | Bench::Ps) { Fuse::Plan } else { Fuse::Turn },
             republish: false,
+            views: false,
             polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
             idle_us: 0,
             peers: 64,
@@ -236,6 +239,11 @@ impl Plan {
         }
         if self.republish && (self.fuse != Fuse::Plan || self.bench != Bench::Fuse) {
             return Err(BenchError::setting("--republish", "set", "it with fuse and --fuse plan alone"));
+        }
+        if self.views && (self.bench != Bench::Bandwidth || self.link != Link::Shm || self.size_bytes < VIEW_BYTES_MIN)
+        {
+            let accepted = format!("it with bandwidth over shm and tensors of {VIEW_BYTES_MIN} bytes or more");
+            return Err(BenchError::setting("--views", "set", accepted));
         }
         Ok(())
     }
@@ -395,7 +403,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 35] = [
+        let cases: [(&str, Spoil); 36] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -408,6 +416,7 @@ mod tests {
             ("--fuse", |plan| *plan = Plan { fuse: Fuse::Receive, link: Link::Shm, ..Plan::new(Bench::Rate) }),
             ("--fuse", |plan| *plan = Plan { fuse: Fuse::Off, ..Plan::new(Bench::FanIn) }),
             ("--republish", |plan| *plan = Plan { fuse: Fuse::Turn, republish: true, ..Plan::new(Bench::Fuse) }),
+            ("--views", |plan| *plan = Plan { views: true, ..Plan::new(Bench::Bandwidth) }),
             ("--cpus", |plan| plan.cpus = Some([1, 1])),
             ("--peers", |plan| plan.peers = 0),
             ("--peers", |plan| plan.peers = PEERS_MAX + 1),

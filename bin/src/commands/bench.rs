@@ -40,7 +40,8 @@ Links:
     on the ps until the worker has the tensor.
     rate: a window of sends and recvs; with --fuse turn in batches (send_all,
     recv_all), else one call each.
-    bandwidth: from memory in the ps's arena to memory in the worker's.
+    bandwidth: from memory in the ps's arena to memory in the worker's; with
+    --views from private memory into the ps's arena, where the worker looks.
     raw: between the same two CPUs, whatever --size is, a descriptor of 64
     bytes there and back through two bare rings (latency; with --polling off
     two processes that wake each other by futex), one bare ring at full
@@ -137,6 +138,10 @@ enum Command {
         /// buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
+
+        /// Over shm: the ps writes each tensor into its arena and publishes it, and the worker views it there
+        #[arg(long)]
+        views: bool,
     },
 
     /// Many peers that connect to one engine at once: milliseconds until the last handshake is complete
@@ -367,8 +372,8 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             let plan = Plan { size_bytes: *size, window: *window, fuse: *fuse, ..plan(Bench::Rate, common) };
             (common, plan)
         }
-        Command::Bandwidth { common, size, window } => {
-            (common, Plan { size_bytes: *size, window: *window, ..plan(Bench::Bandwidth, common) })
+        Command::Bandwidth { common, size, window, views } => {
+            (common, Plan { size_bytes: *size, window: *window, views: *views, ..plan(Bench::Bandwidth, common) })
         }
         Command::Connect { common, peers } => (common, Plan { peers: *peers, ..plan(Bench::Connect, common) }),
         Command::Idle { common, peers, polling } => {

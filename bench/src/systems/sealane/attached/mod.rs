@@ -1,12 +1,13 @@
 //! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
-//! client to engine to client; `rounds.rs` says what is timed.
+//! client to engine to client; `rounds.rs` and `views.rs` say what is timed.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
 
 mod pushes;
 mod rounds;
+mod views;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Polling, Task};
-use sealane_fusion::{ClientEnds, Engine};
+use sealane_fusion::{ClientEnds, Engine, SharedArena};
 use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
@@ -28,16 +29,20 @@ use crate::system::{Rounds, System};
 use crate::systems::sockets::Meeting;
 use pushes::Pushes;
 use rounds::{Clients, Steps};
+use views::Views;
 
 /// Two clients of an engine, and what they do.
 struct Attached {
     plan: Plan,
     clients: Play,
+    /// Where the engine is asked for what is viewed.
+    _meeting: Meeting,
 }
 
 enum Play {
     Tensors(Clients),
     Pushes(Pushes),
+    Views(Views),
     Steps(Steps),
 }
 
@@ -46,6 +51,7 @@ impl Play {
         Ok(match (plan.bench, plan.fuse) {
             (Bench::Fuse, _) => Play::Steps(Steps::new(plan, ps, worker)?),
             (_, Fuse::Push) => Play::Pushes(Pushes::new(plan, ps, worker)?),
+            _ if plan.views => Play::Views(Views::new(plan, ps, worker)?),
             _ => Play::Tensors(Clients::new(plan, ps, worker)?),
         })
     }
@@ -55,19 +61,23 @@ impl Play {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    System::with_peer(&job, program, |_| {
-        let plan = job.plan.clone();
+    let plan = job.plan.clone();
+    System::with_peer(&job, program, move |_| {
         let clients = attach(&meeting, &plan, PS)
             .and_then(|ps| Play::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
             .map_err(BenchError::sealane("attach"))?;
-        Ok(System::new(NAME, variant(&plan), Attached { plan, clients }))
+        Ok(System::new(NAME, variant(&plan), Attached { plan, clients, _meeting: meeting }))
     })
 }
 
 fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
     Attach::new(task)
         .socket(meeting.socket())
-        .arena_bytes(if plan.bench == Bench::Fuse { step_bytes(&plan.step) } else { rounds::arena_bytes(plan) })
+        .arena_bytes(match plan.bench {
+            Bench::Fuse => step_bytes(&plan.step),
+            _ if plan.views => views::arena_bytes(plan),
+            _ => rounds::arena_bytes(plan),
+        })
         .timeout(CONNECT_LIMIT)
         .polling(polling(plan))
         .attach()
@@ -85,6 +95,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
         (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
         (Bench::Rate, Fuse::Push) => "polling, push".to_owned(),
+        (Bench::Bandwidth, _) if plan.views => format!("polling, views, window {}", plan.window),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
         (Bench::Fuse, _) => "polling, batched calls".to_owned(),
@@ -97,6 +108,7 @@ impl Rounds for Attached {
         let sample = match (&mut self.clients, self.plan.bench) {
             (Play::Steps(steps), _) => steps.round(&self.plan, length),
             (Play::Pushes(pushes), _) => pushes.round(&self.plan, length),
+            (Play::Views(views), _) => views.throughput(&self.plan, length),
             (Play::Tensors(clients), Bench::Latency) => clients.round_trips(&self.plan, length),
             (Play::Tensors(clients), _) => clients.throughput(&self.plan, length),
         };
@@ -126,7 +138,24 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         _ => AREA_BYTES,
     };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
+    if job.plan.views {
+        show_arenas(&engine, &clients)?;
+    }
     until_ended()
+}
+
+/// Shows the clients each other's arenas until this process is ended.
+fn show_arenas(engine: &Engine, listener: &OwnedFd) -> Result<(), BenchError> {
+    loop {
+        ready(listener, PollFlags::POLLIN)?;
+        let Some(socket) = attach::accept(listener).map_err(failed)? else { continue };
+        ready(&socket, PollFlags::POLLIN)?;
+        if let Some(Request::Arena { arena, .. }) = attach::read_request(&socket).map_err(failed)? {
+            let uid = attach::credentials(&socket).map_err(failed)?.uid;
+            let (memory, bytes) = engine.shared_arena(arena, uid).map_err(failed)?;
+            attach::show_arena(&socket, &memory, bytes).map_err(failed)?;
+        }
+    }
 }
 
 /// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
@@ -162,7 +191,7 @@ fn admit(
     socket: &Arc<OwnedFd>,
     area_bytes: u64,
 ) -> Result<Welcoming, BenchError> {
-    let pid = attach::credentials(socket).map_err(failed)?.pid;
+    let attach::Credentials { pid, uid } = attach::credentials(socket).map_err(failed)?;
     let (arena, arena_descriptor) =
         SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
     let (end, segment) = DaemonEnd::create(area_bytes, false).map_err(failed)?;
@@ -179,7 +208,8 @@ fn admit(
         daemon_pid: std::process::id(),
     };
     let bell = ClientBell::new(Arc::clone(socket));
-    let ends = ClientEnds { task: wish.task, pid, arena, shared: None, shards: vec![(end, doorbell)], bell };
+    let shared = Some(SharedArena { uid, descriptor: arena_descriptor.try_clone().map_err(failed)? });
+    let ends = ClientEnds { task: wish.task, pid, arena, shared, shards: vec![(end, doorbell)], bell };
     engine.admit(ends).map_err(|error| {
         // The client may be gone; then nobody needs to be told.
         let _ = attach::refuse(socket, &error);

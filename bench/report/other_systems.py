@@ -13,6 +13,7 @@ CONTESTS = [
     ("shm_rate_single", "tensors_per_s", "64 B tensors in shared memory; Sealane: single calls"),
     ("shm_push", "tensors_per_s", "64 B tensors in shared memory, one way"),
     ("shm_bandwidth", "gigabytes_per_s", "4 MiB tensors in shared memory"),
+    ("shm_views", "gigabytes_per_s", "4 MiB tensors that are copied into shared memory and read there in place"),
 ]
 # What the lab has measured already: Sealane's experiment and perftest's.
 LAB = [

@@ -13,7 +13,9 @@ use sealane_transport::session::{Ask, Event, Roster, Session};
 use sealane_transport::tcp::{
     Answering, Call, CallError, Dial, DialError, Dialed, Progress, TcpLink, TcpSettings, congestion_of, listen, resolve,
 };
-use sealane_transport::wire::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, WireError};
+use sealane_transport::wire::{
+    Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, VERSION_MIN, WireError,
+};
 use sealane_transport::{Link, Meta, SessionLimits};
 use socket2::{Domain, Socket, Type};
 
@@ -244,7 +246,8 @@ fn a_caller_of_another_version_is_told_ours() {
     assert_eq!(error, LinkError::Protocol(WireError::Version { theirs_min: next, theirs_max: next + 2 }));
     let Ok(Some((Greeting::Reject(reject), length))) = Greeting::parse(&told) else { panic!("no reject: {told:?}") };
     assert_eq!((reject.code, length), (RejectCode::Version, told.len()));
-    assert!(reject.reason.contains("wire versions 1 to 1"), "{}", reject.reason);
+    let ours = format!("wire versions {VERSION_MIN} to {VERSION_MAX}");
+    assert!(reject.reason.contains(&ours), "{}", reject.reason);
 }
 
 #[test]
@@ -281,7 +284,9 @@ fn greetings_in_the_wrong_direction_break_the_protocol() {
     let error = dial_answered_with(&Greeting::Hello(hello("10.0.0.2:7000")).to_bytes());
     assert!(matches!(error, DialError::Link(LinkError::Protocol(WireError::BadValue { .. }))), "{error}");
     let mut unknown = MAGIC.to_vec();
-    unknown.extend_from_slice(&[7, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    unknown.extend_from_slice(&[7, 0]);
+    unknown.extend([VERSION_MIN, VERSION_MAX].map(u16::to_le_bytes).concat());
+    unknown.extend_from_slice(&[0; 6]);
     let (error, _) = call_beginning_with(&unknown);
     assert!(matches!(error, LinkError::Protocol(WireError::BadValue { found: 7, .. })), "{error}");
 }

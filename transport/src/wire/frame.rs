@@ -41,8 +41,8 @@ pub(super) const KIND_PUSHES: u8 = 25;
 pub(super) const KIND_PUSH_GRANT: u8 = 26;
 pub(super) const KIND_PUSH_FAILURE: u8 = 27;
 pub(super) const KIND_PUSH_CLOSE: u8 = 28;
-pub(super) const KIND_PUSH_WANT: u8 = 29;
-const KIND_CHUNK: u8 = 30;
+const KIND_CHUNK: u8 = 29;
+pub(super) const KIND_PUSH_WANT: u8 = 30;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -277,7 +277,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_KEY_SET..=KIND_PULL_CANCEL => {
             Frame::Pull(PullFrame::read(header.kind, (header.code, transfer), id, body)?)
         }
-        KIND_PUSH_OPEN..=KIND_PUSH_WANT => {
+        KIND_PUSH_OPEN..=KIND_PUSH_CLOSE | KIND_PUSH_WANT => {
             Frame::Push(PushFrame::read(header.kind, (header.code, transfer), id, body)?)
         }
         KIND_CHUNK => Frame::Chunk(Chunk { transfer, bytes: header.id.get() }),

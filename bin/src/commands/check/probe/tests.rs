@@ -77,7 +77,8 @@ fn a_peer_that_answers_is_described() {
     let probe = probe_with(Greeting::Welcome(both.clone()), |_| {});
     assert!(probe.reachable && probe.connect_us.is_some() && probe.greet_us.is_some());
     assert_eq!((probe.verdict, probe.link, probe.shards), (Verdict::Ok, Some("tcp"), Some(4)));
-    assert!(probe.says.starts_with("tcp, wire version 1, 4 shards, 2 tasks; "), "{}", probe.says);
+    let says = format!("tcp, wire version {VERSION_MAX}, 4 shards, 2 tasks; ");
+    assert!(probe.says.starts_with(&says), "{}", probe.says);
     let probe = probe_with(Greeting::Welcome(both), |prober| prober.has_verbs = true);
     assert_eq!(probe.link, Some("verbs"));
 }
@@ -104,7 +105,7 @@ fn a_peer_that_lacks_a_task_or_verbs_is_told_of() {
 fn every_refusal_has_a_verdict() {
     let reject = |code, reason: &str| Greeting::Reject(Reject { code, reason: reason.into() });
     let older = probe_with(reject(RejectCode::Refused, "'' is not a transport address"), |_| {});
-    assert_eq!((older.reachable, older.verdict, older.wire_version), (true, Verdict::Ok, Some(1)));
+    assert_eq!((older.reachable, older.verdict, older.wire_version), (true, Verdict::Ok, Some(VERSION_MAX)));
     for (code, verdict) in [
         (RejectCode::Version, Verdict::WillNotWork),
         (RejectCode::Unauthenticated, Verdict::WillNotWork),

@@ -51,7 +51,8 @@ fn engines_train_in_every_way() {
             let plan = plan(mode, Transfer::Write, Variant { fuse, request_buffers: 2, ..Variant::default() });
             let (times, moved, _) = train(&plan, 3);
             assert_eq!(times.iter().map(Vec::len).collect::<Vec<_>>(), [3; WORKERS], "{mode} {fuse}");
-            let workers: HashSet<_> = times.iter().map(|times| times[0].0).collect();
+            // Two may begin at the same moment.
+            let workers: HashSet<_> = times.iter().collect();
             assert_eq!(workers.len(), WORKERS, "each worker has its own times");
             // A request and an answer a ps and step, a push and its end at the least.
             assert!(moved.messages >= (4 * 2 * 4 * WORKERS) as u64, "{mode} {fuse}: {moved:?}");

@@ -95,8 +95,8 @@ pub(crate) const CREDIT_MEMORY_SHARE: usize = 4;
 /// How often it is looked whether there is memory for pushes of large tensors that wait for it.
 pub(crate) const PROMISE_LOOK: Duration = Duration::from_millis(1);
 
-/// Streams that were promised memory, and bring nothing for so long, do not hold up others any more.
-pub(crate) const PROMISE_TIME: Duration = Duration::from_secs(1);
+/// What was promised to streams of which none has brought anything for so long does not hold up others any more.
+pub(crate) const PROMISE_TIME: Duration = Duration::from_secs(2);
 
 // The engine.
 

@@ -23,7 +23,7 @@ impl Pushes {
             assert_eq!(leads, Some(*queue), "the next tensor of the last stream would go into a wrong queue");
         }
         let promised: u64 = self.queues.iter().map(|(_, queue)| queue.promises.bytes).sum();
-        assert_eq!(promised, self.promised, "the shard would promise more memory than it has, or none for ever");
+        assert_eq!(promised, self.promises.bytes, "the shard would promise more memory than it has, or none for ever");
         for (handle, group) in self.groups.iter() {
             let waiting = self.queues.iter().flat_map(|(_, queue)| &queue.local);
             let here = waiting.filter(|push| push.group == handle).count();

@@ -43,7 +43,7 @@ impl Pushes {
     /// When the next of them ends that waits, or streams are looked at that do.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
-        [self.earliest, self.look_again].into_iter().flatten().min()
+        [self.earliest, self.promises.look_again].into_iter().flatten().min()
     }
 
     /// Moves pushes of this node into a queue, as far as it has room.

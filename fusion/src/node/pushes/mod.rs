@@ -20,6 +20,7 @@ use super::cells::SendWaiter;
 use super::context::Context;
 use super::reporter::Reporter;
 use crate::metrics::{Operation, Way};
+use promises::AllPromises;
 pub(super) use queues::Arrivals;
 use queues::{Queue, Stream, StreamKey};
 
@@ -79,12 +80,7 @@ pub(super) struct Pushes {
     filled: Vec<Handle>,
     /// No deadline of a push to a task of this node is earlier.
     earliest: Option<Instant>,
-    /// Bytes that queues have promised to streams.
-    promised: u64,
-    /// The queue that has waited longest for memory for its streams: until it has it, others get none.
-    waits_for_memory: Option<Handle>,
-    /// When it is looked whether there is memory for streams that wait for it.
-    look_again: Option<Instant>,
+    promises: AllPromises,
 }
 
 impl Pushes {
@@ -97,9 +93,7 @@ impl Pushes {
             last_stream: None,
             filled: Vec::new(),
             earliest: None,
-            promised: 0,
-            waits_for_memory: None,
-            look_again: None,
+            promises: AllPromises::default(),
         }
     }
 
@@ -112,7 +106,7 @@ impl Pushes {
     /// Bytes that were promised to streams and have not come.
     #[cfg(test)]
     pub(super) fn promised(&self) -> u64 {
-        self.promised
+        self.promises.bytes
     }
 
     /// So many pushes begin that end together.

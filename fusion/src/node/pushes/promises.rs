@@ -10,7 +10,7 @@ use sealane_transport::session::Credit;
 
 use super::Pushes;
 use super::queues::StreamKey;
-use crate::limits::{PROMISE_LOOK, PROMISE_TIME};
+use crate::limits::{CREDIT_MEMORY_SHARE, PROMISE_LOOK, PROMISE_TIME};
 use crate::node::context::Context;
 
 /// What a queue has promised, and who waits.
@@ -20,18 +20,47 @@ pub(super) struct Promises {
     pub(super) waiting: VecDeque<StreamKey>,
     /// Bytes that streams have credit for that have more than their share.
     pub(super) bytes: u64,
-    /// Since when somebody waits, nothing was promised, and nothing came of what was.
+    /// Since when the first of them waits for others to bring what they were promised, and none does.
     since: Option<Instant>,
-    /// Something came of it since that was looked at.
-    moved: bool,
+    /// The queue stands in the shard's line for memory.
+    in_line: bool,
 }
 
-impl Promises {
-    /// A stream has brought so much of what it was promised, or will not.
-    pub(super) fn kept(&mut self, bytes: u64) {
-        debug_assert!(bytes <= self.bytes, "more would be promised than there is room for");
-        self.bytes -= bytes;
-        self.moved = true;
+/// What a shard's queues have promised together.
+#[derive(Default)]
+pub(super) struct AllPromises {
+    /// Bytes of all queues' promises.
+    pub(super) bytes: u64,
+    /// Queues whose streams wait for memory, which get a promise each in turn.
+    line: VecDeque<Handle>,
+    /// Something has come of a promise since that was looked at.
+    moved: bool,
+    /// When it is looked whether there is memory.
+    pub(super) look_again: Option<Instant>,
+}
+
+impl AllPromises {
+    /// True if it is a queue's turn.
+    fn is_turn_of(&self, queue: Handle) -> bool {
+        self.line.front().is_none_or(|first| *first == queue)
+    }
+
+    /// A queue waits no longer, or stands behind the others from now on.
+    fn leave(&mut self, queue: Handle, promises: &mut Promises) {
+        if std::mem::take(&mut promises.in_line) {
+            self.line.retain(|other| *other != queue);
+        }
+        promises.since = None;
+    }
+
+    /// A queue has to wait, for memory or for what its own streams were promised.
+    fn wait(&mut self, queue: Handle, promises: &mut Promises, is_for_memory: bool, now: Instant) {
+        if is_for_memory && !std::mem::replace(&mut promises.in_line, true) {
+            self.line.push_back(queue);
+        }
+        promises.since.get_or_insert(now);
+        let look = now + PROMISE_LOOK;
+        self.look_again = Some(self.look_again.map_or(look, |at| at.min(look)));
     }
 }
 
@@ -51,65 +80,49 @@ impl Pushes {
 
     /// Gives those who wait what there is room and memory for.
     pub(super) fn promise(&mut self, handle: Handle, context: &mut Context) {
-        let still_waits = |first: &Handle| self.queues.get(*first).is_some_and(|queue| queue.promises.since.is_some());
-        let waits_for_memory = self.waits_for_memory.filter(still_waits);
         let Some(queue) = self.queues.get_mut(handle) else { return };
-        let Some(shared) = queue.shared.clone() else {
-            queue.promises.since = None;
-            return;
-        };
+        let (promises, all) = (&mut queue.promises, &mut self.promises);
         let now = context.reporter.clock;
-        if std::mem::take(&mut queue.promises.moved) && queue.promises.since.is_some() {
-            queue.promises.since = Some(now);
-        }
-        while let Some(&key) = queue.promises.waiting.front() {
+        while let Some(&key) = promises.waiting.front() {
             let session = context.peers.session_mut(key.0);
             let wanted = session.as_deref().and_then(|session| session.wanted(key.1));
             let has = session.as_deref().and_then(|session| session.credit(key.1)).map_or(0, |credit| credit.bytes);
             let (Some(stream), Some(session), Some(wanted)) = (self.streams.get_mut(&key), session, wanted) else {
                 // It has it by now, or has ended.
-                queue.promises.waiting.pop_front();
+                promises.waiting.pop_front();
                 if let Some(stream) = self.streams.get_mut(&key) {
                     stream.wants = false;
                 }
                 continue;
             };
-            // Who finds it full is told when there is room.
-            let Some((_, room)) = shared.room() else {
-                queue.promises.since = None;
-                break;
-            };
-            let (free, all) = context.memory.free_for(queue.task);
+            // Who finds it full is told when there is room, and who finds nobody that accepts, when somebody does.
+            let Some((_, room)) = queue.shared.as_ref().and_then(|shared| shared.room()) else { break };
+            let (free, memory) = context.memory.free_for(queue.task);
             // What it was promised already is part of what it needs.
-            let of_others = queue.promises.bytes - stream.promised;
-            let room = (room as u64).saturating_sub(of_others);
-            let free = (free as u64).saturating_sub(self.promised - stream.promised);
+            let (of_queue, of_all) = (promises.bytes - stream.promised, all.bytes - stream.promised);
+            let room = (room as u64).saturating_sub(of_queue);
+            let free = (free as u64).saturating_sub(of_all);
             // One that is larger than the queue comes alone, and one that is larger than the memory to hear so.
             let least = has + wanted.least;
-            let has_room = least <= room || of_others == 0;
-            let is_first = waits_for_memory.is_none_or(|first| first == handle);
-            let has_memory = least <= free && is_first || least > all as u64;
-            let is_overdue = queue.promises.since.is_some_and(|since| now >= since + PROMISE_TIME);
+            let has_room = least <= room || of_queue == 0;
+            // What is free may not be in one piece, and streams may bring their shares meanwhile.
+            let spared = if of_all == 0 { 0 } else { (memory / CREDIT_MEMORY_SHARE) as u64 };
+            let has_memory = least.saturating_add(spared) <= free && all.is_turn_of(handle) || least > memory as u64;
+            // Where nothing is promised to others, and there is no memory still, it is to hear so as well.
+            let is_overdue = of_all == 0 && promises.since.is_some_and(|since| now >= since + PROMISE_TIME);
             if !(has_room && has_memory || is_overdue) {
-                queue.promises.since.get_or_insert(now);
-                if !has_memory && is_first {
-                    self.waits_for_memory = Some(handle);
-                }
-                let look = now + PROMISE_LOOK;
-                self.look_again = Some(self.look_again.map_or(look, |at| at.min(look)));
-                break;
+                return all.wait(handle, promises, !has_memory, now);
             }
-            let bytes = (has + wanted.all).min(room).min(free).max(least);
+            let bytes = (has + wanted.all).min(room).min(free.saturating_sub(spared)).max(least);
             session.grant(key.1, Credit { messages: 0, bytes: bytes - has });
             context.peers.mark_dirty(key.0);
             let more = bytes.saturating_sub(stream.promised);
-            stream.wants = false;
-            stream.promised += more;
-            queue.promises.bytes += more;
-            queue.promises.since = None;
-            queue.promises.waiting.pop_front();
-            self.promised += more;
+            (stream.wants, stream.promised) = (false, stream.promised + more);
+            (promises.bytes, all.bytes) = (promises.bytes + more, all.bytes + more);
+            promises.waiting.pop_front();
+            all.leave(handle, promises);
         }
+        all.leave(handle, promises);
     }
 
     /// What came of a queue's streams is not to come any more.
@@ -126,31 +139,50 @@ impl Pushes {
         let Some(stream) = self.streams.get_mut(&key).filter(|stream| stream.promised > left) else { return };
         let bytes = stream.promised - left;
         stream.promised = left;
-        self.promised -= bytes;
+        self.promises.bytes -= bytes;
+        self.promises.moved = true;
         if let Some(queue) = self.queues.get_mut(stream.queue) {
-            queue.promises.kept(bytes);
+            debug_assert!(bytes <= queue.promises.bytes, "more would be promised than there is room for");
+            queue.promises.bytes -= bytes;
         }
     }
 
-    /// Looks whether there is memory by now for those who wait, longest first. When they have waited for [`PROMISE_TIME`], what was
-    /// promised does not count any more: a peer may have stopped, or have nothing to push any more.
+    /// Looks whether there is memory by now for those who wait. When nothing has come of any promise for [`PROMISE_TIME`], those
+    /// do not count any more: peers may have stopped, or have nothing to push any more.
     pub(in crate::node) fn look_at_promises(&mut self, now: Instant, context: &mut Context) {
-        if self.look_again.is_none_or(|at| at > now) {
+        if self.promises.look_again.is_none_or(|at| at > now) {
             return;
         }
-        self.look_again = None;
-        let mut waiting: Vec<(Instant, Handle)> = Vec::new();
-        waiting.extend(self.queues.iter().filter_map(|(handle, queue)| Some((queue.promises.since?, handle))));
-        waiting.sort();
-        if waiting.first().is_some_and(|(since, _)| now >= *since + PROMISE_TIME) {
-            self.forget_promises();
+        self.promises.look_again = None;
+        let has_moved = std::mem::take(&mut self.promises.moved);
+        let mut is_overdue = false;
+        for (_, queue) in self.queues.iter_mut() {
+            if let Some(since) = &mut queue.promises.since {
+                *since = if has_moved { now } else { *since };
+                is_overdue |= now >= *since + PROMISE_TIME;
+            }
         }
-        waiting.into_iter().for_each(|(_, handle)| self.promise(handle, context));
-    }
-
-    fn forget_promises(&mut self) {
-        self.promised = 0;
-        self.streams.values_mut().for_each(|stream| stream.promised = 0);
-        self.queues.iter_mut().for_each(|(_, queue)| queue.promises.bytes = 0);
+        if is_overdue {
+            self.promises.bytes = 0;
+            self.streams.values_mut().for_each(|stream| stream.promised = 0);
+            self.queues.iter_mut().for_each(|(_, queue)| queue.promises.bytes = 0);
+        }
+        // Each in its turn, until the first of them has to go on waiting; then those who wait for none but themselves.
+        while let Some(&first) = self.promises.line.front() {
+            if self.queues.get(first).is_none() {
+                self.promises.line.pop_front();
+                continue;
+            }
+            self.promise(first, context);
+            if self.promises.line.front() == Some(&first) {
+                break;
+            }
+        }
+        for handle in self.queues.select(|queue| queue.promises.since.is_some() && !queue.promises.in_line) {
+            self.promise(handle, context);
+        }
+        if self.promises.look_again.is_none() && !self.promises.line.is_empty() {
+            self.promises.look_again = Some(now + PROMISE_LOOK);
+        }
     }
 }

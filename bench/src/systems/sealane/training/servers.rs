@@ -28,7 +28,7 @@ use crate::systems::training::{self, Share};
 const ACCEPTED_MAX: usize = 4096;
 
 /// Memory for gradients, besides that for the largest of each ps twice: workers whose next finds none wait. And of all at most.
-const SLAB_BYTES: usize = 256 << 20;
+const SLAB_BYTES: usize = 512 << 20;
 const SLAB_BYTES_MAX: usize = 3 << 30;
 
 /// The same over verbs, besides the gradients that all workers push in a step.

@@ -70,14 +70,14 @@ impl Instructions {
             Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{KEPT}: {error}"))?,
             Err(_) => Counts::default(),
         };
-        println!("{:<16} {:>12} {:>8} {:>13}", "a tensor of", "instructions", "kept", "system calls");
+        println!("{:<22} {:>12} {:>8} {:>13}", "a tensor of", "instructions", "kept", "system calls");
         for drive in drives(&program)? {
             if self.only.as_ref().is_some_and(|only| !drive.name.contains(only)) {
                 continue;
             }
             let count = drive.count(&program)?;
             let before = kept.drives.get(&drive.name).map_or(f64::NAN, |kept| kept.instructions);
-            println!("{:<16} {:>12.1} {before:>8.1} {:>13.2}", drive.name, count.instructions, count.system_calls);
+            println!("{:<22} {:>12.1} {before:>8.1} {:>13.2}", drive.name, count.instructions, count.system_calls);
             let mut functions: Vec<_> = count.functions.iter().collect();
             functions.sort_by(|one, other| other.1.total_cmp(one.1));
             functions.iter().take(self.top).for_each(|(name, count)| println!("{:>29.1}  {name}", count));

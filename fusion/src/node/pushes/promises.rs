@@ -102,14 +102,18 @@ impl Pushes {
             let (of_queue, of_all) = (promises.bytes - stream.promised, all.bytes - stream.promised);
             let room = (room as u64).saturating_sub(of_queue);
             let free = (free as u64).saturating_sub(of_all);
-            // One that is larger than the queue comes alone, and one that is larger than the memory to hear so.
+            // One that is larger than the queue comes alone, and one that is larger than the memory to hear so; but whoever has
+            // credit for the largest tensor already does not collect more that way.
             let least = has + wanted.least;
-            let has_room = least <= room || of_queue == 0;
+            let is_modest = has <= context.settings.session.tensor_bytes_max;
+            let has_room = least <= room || of_queue == 0 && is_modest;
             // What is free may not be in one piece, and streams may bring their shares meanwhile.
             let spared = if of_all == 0 { 0 } else { (memory / CREDIT_MEMORY_SHARE) as u64 };
-            let has_memory = least.saturating_add(spared) <= free && all.is_turn_of(handle) || least > memory as u64;
+            let fits = least.saturating_add(spared) <= free && all.is_turn_of(handle);
+            let has_memory = fits || least > memory as u64 && is_modest;
             // Where nothing is promised to others, and there is no memory still, it is to hear so as well.
-            let is_overdue = of_all == 0 && promises.since.is_some_and(|since| now >= since + PROMISE_TIME);
+            let has_waited = promises.since.is_some_and(|since| now >= since + PROMISE_TIME);
+            let is_overdue = has_waited && of_all == 0 && is_modest;
             if !(has_room && has_memory || is_overdue) {
                 return all.wait(handle, promises, !has_memory, now);
             }

@@ -56,6 +56,12 @@ def load():
     return float(Path("/proc/loadavg").read_text().split()[0])
 
 
+def is_first(group):
+    """Whether this session goes before others: the kernel shares CPUs out by sessions. It shows nothing of a process without one."""
+    words = group.read_text().split() if group.exists() else []
+    return bool(words) and int(words[-1]) < 0
+
+
 def facts():
     """What is the same for all experiments of this run."""
     changed = run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN], cwd=ROOT)
@@ -63,10 +69,7 @@ def facts():
     compiler = " ".join(run([os.environ.get("RUSTC", "rustc"), "--version"]).split()[:2])
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    group = Path("/proc/self/autogroup")
-    # The kernel shares CPUs out by sessions: whether this one goes before others.
-    is_first = group.exists() and int(group.read_text().split()[-1]) < 0
-    return {"commit": commit, "compiler": compiler, "congestion": congestion, "is_first": is_first,
+    return {"commit": commit, "compiler": compiler, "congestion": congestion, "is_first": is_first(Path("/proc/self/autogroup")),
             "memory_gib": round(int(memory.split()[1]) / (1 << 20), 1)}
 
 

@@ -249,6 +249,13 @@ class Files(unittest.TestCase):
         self.assertIn("growth was not measured: what it wrote is no JSON", run("/bin/true", "growth")[0])
         self.assertEqual(list(self.results.iterdir()), [])
 
+    def test_a_session_goes_first_by_its_group_and_not_without_one(self):
+        group = self.place / "autogroup"
+        self.assertFalse(measure.is_first(group))
+        for shown, is_first in (("", False), ("/autogroup-61 nice 0\n", False), ("/autogroup-61 nice -5\n", True)):
+            group.write_text(shown)
+            self.assertEqual(measure.is_first(group), is_first, shown)
+
     def test_experiments_are_chosen_by_name(self):
         self.assertEqual(measure.chosen(["rate", "latency"], False), ["latency", "rate"])
         self.assertNotIn("lab_write", measure.chosen([], False))

@@ -11,7 +11,8 @@ use std::{
 use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::{Error, Tensor};
 
-use crate::attached_acceptor::{AttachedAcceptor, Watch};
+use crate::attached_acceptor::AttachedAcceptor;
+pub(crate) use crate::attached_acceptor::Watch;
 
 /// Capacity of a queue. Pushers have credit for at most the same amount again; a pusher without credit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +82,20 @@ impl Acceptor {
     /// The next tensors, at most `most`: immediately if there are any, else when the first arrives.
     pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
         AcceptingMany { acceptor: self, most, watch: Watch::default() }
+    }
+
+    /// [`accept_many`](Self::accept_many), for a future that keeps the watch itself.
+    pub(crate) fn poll_accept(
+        &self,
+        most: usize,
+        watch: &mut Watch,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Vec<Accepted>, Error>> {
+        match &self.0 {
+            Backing::Daemon(acceptor) => acceptor.poll(most, watch, context),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(acceptor) => Pin::new(&mut acceptor.accept_many(most)).poll(context).map_ok(ours),
+        }
     }
 
     /// Adds the available tensors to `into`, at most `most`, and returns how many.
@@ -176,11 +191,7 @@ impl Future for AcceptingMany<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { acceptor, most, watch } = &mut *self;
-        match &acceptor.0 {
-            Backing::Daemon(acceptor) => acceptor.poll(*most, watch, context),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(acceptor) => Pin::new(&mut acceptor.accept_many(*most)).poll(context).map_ok(ours),
-        }
+        acceptor.poll_accept(*most, watch, context)
     }
 }
 

@@ -29,12 +29,14 @@
 //! Tensors from many producers for one consumer are [pushed](Task::push) into a queue, from which an [`Acceptor`] takes them in
 //! order of arrival; a full queue applies back-pressure to its pushers.
 //!
+//! Bytes that are no tensors, such as those of a protocol that a program speaks already, pass in [`Streams`] between two tasks.
+//!
 //! # How it works
 //! Attaching maps memory shared with the daemon: an arena, and rings to each of the daemon's shards. A call is a record in a
 //! ring; while both sides are awake, it needs no system call. This crate has no executor and at most one thread, which runs
 //! only for calls that are awaited as futures.
 //!
-//! With the feature `embedded`, a [`Task`] can also use an engine in this process.
+//! With the feature `embedded`, a [`Task`] can also use an engine in this process; with `tokio`, a [`Stream`] has tokio's traits.
 //!
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
@@ -60,6 +62,7 @@ mod plan;
 mod publishing;
 mod pushing;
 mod sliced_plan;
+mod stream;
 mod task;
 mod together;
 mod under_way;
@@ -71,6 +74,7 @@ pub use self::{
     publishing::Publishing,
     pushing::Pushing,
     sliced_plan::SliceVersions,
+    stream::{AcceptingStream, Connecting, Finishing, Stream, StreamListener, StreamOptions, Streams},
     task::{Direction, Task},
     under_way::{Receiving, Sending},
 };

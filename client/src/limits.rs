@@ -117,6 +117,34 @@ pub(crate) const LIFE_INTERVAL: Duration = Duration::from_millis(1);
 /// How often calls that are awaited as futures are looked over for deadlines that the daemon missed.
 pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Streams of a task, at most: as many as a session has of pushes.
+pub(crate) const STREAMS_MAX: usize = 65_536;
+
+/// Streams of a listener that wait to be accepted, at most.
+pub(crate) const STREAM_BACKLOG_MAX: usize = 1024;
+
+/// Bytes that may come before they are read, unless told otherwise.
+pub(crate) const STREAM_WINDOW_BYTES: u64 = 1 << 20;
+
+/// Most of them.
+pub(crate) const STREAM_WINDOW_BYTES_MAX: u64 = 1 << 30;
+
+/// Bytes of a stream that leave in one push, at most.
+pub(crate) const STREAM_CHUNK_BYTES: usize = 128 << 10;
+
+/// Bytes of a stream that stay in the memory which the daemon lends until they are read. What comes beyond is copied out, so that
+/// streams that nobody reads leave it to the others.
+pub(crate) const STREAM_LENT_MAX: usize = 256 << 10;
+
+/// Pushes on their way to one peer, of all streams; what is written meanwhile waits, and leaves in larger pushes.
+pub(crate) const STREAM_PUSHES_MAX: usize = 64;
+
+/// Bytes of a listener's name, and of the reason that the other end of a stream is told.
+pub(crate) const STREAM_REASON_MAX: usize = 1024;
+
+/// Pushes of streams that are taken at once.
+pub(crate) const STREAM_ACCEPTS_PER_LOOK: usize = 64;
+
 const _: () = {
     assert!(CALLS_MAX <= 1 << 31);
     assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);

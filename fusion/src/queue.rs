@@ -223,7 +223,10 @@ impl AcceptQueue {
     ) -> Poll<Result<usize, Error>> {
         let mut inner = self.lock();
         if inner.items.is_empty() && inner.closed.is_none() {
-            inner.wakers.push(context.waker().clone());
+            // A future that is polled often, and never ready in between, waits once.
+            if !inner.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                inner.wakers.push(context.waker().clone());
+            }
             return Poll::Pending;
         }
         Poll::Ready(self.take_from(inner, most, into))
@@ -298,6 +301,23 @@ mod tests {
         assert_eq!(queue.room(), Some((3, 970)));
         assert_eq!(lengths(queue.take_back(1)), [30]);
         assert_eq!(queue.room(), Some((4, 1000)));
+    }
+
+    #[test]
+    fn who_asks_often_is_woken_once() {
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let ((queue, _), count) = (queue(4, 100), Arc::new(Count(AtomicUsize::new(0))));
+        let waker = Waker::from(count.clone());
+        for _ in 0..10 {
+            assert!(queue.poll_take(1, &mut Vec::new(), &Context::from_waker(&waker)).is_pending());
+        }
+        queue.fill(0, &mut vec![item(1)]);
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod raw;
 mod restarted;
 mod roles;
 mod seats;
+mod streams;
 mod stuck;
 mod tensors;
 mod traces;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sealane::{AcceptOptions, Attach, Code, Error, Keys, Plan, RecvOptions, SendOptions, Task};
+use sealane::{AcceptOptions, Attach, Code, Error, Keys, Plan, RecvOptions, SendOptions, StreamOptions, Streams, Task};
 
 use crate::hosts::ARENA_BYTES;
 use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, verify};
@@ -43,6 +43,7 @@ pub fn play(words: &[&str], socket: &Path) {
         ["view", task, from] => pull(attach(task).viewing_plan(from, Keys::new(PUBLISHED).unwrap())),
         ["accept", task] => accept(&attach(task)),
         ["push", task, to] => push(&attach(task), to),
+        ["echo", task] => echo(&attach(task)),
         ["circle", task, to, from] => circle(&attach(task), to, from),
         ["lead", task] => lead(&attach(task)),
         ["train", task, ps] => train(&attach(task), ps),
@@ -106,6 +107,19 @@ fn pull(mut plan: Plan) {
 
 /// What is pushed into.
 pub const QUEUE: &str = "grads";
+
+/// Whom streams are dialed to.
+pub const LISTENER: &str = "echo";
+
+/// Sends back what comes on any stream.
+fn echo(task: &Task) {
+    let listener = Streams::of(task).listen(LISTENER, StreamOptions::default()).unwrap();
+    eprintln!("listens");
+    loop {
+        let stream = listener.accept().wait().unwrap();
+        std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+    }
+}
 
 /// Accepts tensors of any size without end.
 fn accept(task: &Task) {

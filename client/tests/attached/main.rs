@@ -12,6 +12,7 @@ mod published;
 mod pushed;
 mod restarted;
 mod sliced;
+mod streams;
 mod threads;
 mod trouble;
 mod views;

@@ -1,0 +1,238 @@
+//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be.
+
+use std::{collections::VecDeque, task::Waker};
+
+use sealane_runtime::Buffer;
+use sealane_transport::Error;
+
+use super::frame::Frame;
+use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MAX};
+
+/// Bytes that came in one push, from `at` on.
+struct Chunk {
+    bytes: Buffer,
+    at: usize,
+    /// How many of them lie in memory that the daemon lends.
+    lent: usize,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Connection {
+    /// The other end knows of it.
+    pub(super) is_open: bool,
+    /// It is one of those that its peer is watched for.
+    pub(super) is_counted: bool,
+    /// Why there is nothing more to it.
+    pub(super) error: Option<Error>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+    pub(super) incoming: Incoming,
+    pub(super) outgoing: Outgoing,
+}
+
+impl Connection {
+    pub(super) fn new(window: u64) -> Connection {
+        Connection {
+            is_counted: true,
+            incoming: Incoming { window, allowed: window, ..Incoming::default() },
+            ..Connection::default()
+        }
+    }
+
+    /// It ends, unless it has already; whom to wake.
+    pub(super) fn fail(&mut self, error: Error) -> impl Iterator<Item = Waker> {
+        self.error.get_or_insert(error);
+        self.reader.take().into_iter().chain(self.writer.take())
+    }
+}
+
+/// What came.
+#[derive(Default)]
+pub(super) struct Incoming {
+    chunks: VecDeque<Chunk>,
+    /// Those of their bytes that are lent.
+    lent: usize,
+    /// Bytes that may wait to be read.
+    window: u64,
+    /// Bytes since the stream began that came, that were read, and that the other end may send.
+    came: u64,
+    read: u64,
+    allowed: u64,
+    /// The other end sends nothing more.
+    pub(super) is_finished: bool,
+}
+
+impl Incoming {
+    /// Bytes came behind the first `from`.
+    ///
+    /// # Errors
+    /// They were not expected.
+    pub(super) fn take_in(&mut self, from: u64, buffer: Buffer) -> Result<(), &'static str> {
+        let bytes = buffer.len() - Frame::BYTES;
+        if from != self.came {
+            return Err("bytes of the stream were lost");
+        }
+        if self.is_finished || from.checked_add(bytes as u64).is_none_or(|end| end > self.allowed) {
+            return Err("more bytes came than were allowed");
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.came += bytes as u64;
+        // One that nobody reads must not keep the memory that all have for what comes.
+        let chunk = if self.lent + bytes > STREAM_LENT_MAX {
+            Chunk { bytes: Buffer::from_vec(buffer[Frame::BYTES..].to_vec()), at: 0, lent: 0 }
+        } else {
+            Chunk { bytes: buffer, at: Frame::BYTES, lent: bytes }
+        };
+        self.lent += chunk.lent;
+        self.chunks.push_back(chunk);
+        Ok(())
+    }
+
+    /// The other end has sent all, so many bytes.
+    ///
+    /// # Errors
+    /// They are not as many as came.
+    pub(super) fn finish(&mut self, bytes: u64) -> Result<(), &'static str> {
+        if bytes != self.came {
+            return Err("bytes of the stream were lost");
+        }
+        self.is_finished = true;
+        Ok(())
+    }
+
+    /// Moves what there is into `into`; how many bytes.
+    pub(super) fn read(&mut self, mut into: &mut [u8]) -> usize {
+        let room = into.len();
+        while let Some(chunk) = self.chunks.front_mut() {
+            let rest = &chunk.bytes[chunk.at..];
+            let count = rest.len().min(into.len());
+            let (now, later) = into.split_at_mut(count);
+            now.copy_from_slice(&rest[..count]);
+            into = later;
+            if count < rest.len() {
+                chunk.at += count;
+                break;
+            }
+            self.lent -= chunk.lent;
+            self.chunks.pop_front();
+        }
+        self.read += (room - into.len()) as u64;
+        room - into.len()
+    }
+
+    /// How many bytes the other end may send from now on, where that is to be told: not for every byte that is read.
+    pub(super) fn news(&mut self) -> Option<u64> {
+        let allowed = self.read.saturating_add(self.window);
+        let is_due = !self.is_finished && allowed - self.allowed >= self.window.div_ceil(2);
+        is_due.then(|| {
+            self.allowed = allowed;
+            allowed
+        })
+    }
+}
+
+/// What is written.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    /// Bytes that have not left, behind the first `sent`.
+    pub(super) waiting: Vec<u8>,
+    /// Bytes since the stream began that have left, and that may.
+    pub(super) sent: u64,
+    pub(super) allowed: u64,
+    /// It waits for its turn to push.
+    pub(super) is_queued: bool,
+    /// Nothing more is written; and the other end has been told.
+    pub(super) is_finished: bool,
+    pub(super) has_told: bool,
+    /// Pushes that were not taken yet.
+    pub(super) on_way: usize,
+}
+
+impl Outgoing {
+    /// Bytes that may be written now.
+    pub(super) fn room(&self) -> usize {
+        let allowed = (self.allowed - self.sent) as usize;
+        STREAM_CHUNK_BYTES.min(allowed).saturating_sub(self.waiting.len())
+    }
+
+    /// The other end allows so many bytes in all.
+    pub(super) fn allow(&mut self, bytes: u64) {
+        self.allowed = self.allowed.max(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(bytes: &[u8]) -> Buffer {
+        Buffer::from_vec([&[0; Frame::BYTES], bytes].concat())
+    }
+
+    fn incoming(window: u64) -> Incoming {
+        Connection::new(window).incoming
+    }
+
+    #[test]
+    fn bytes_are_read_in_order_whatever_the_pieces() {
+        let mut incoming = incoming(100);
+        incoming.take_in(0, frame(b"abc")).unwrap();
+        incoming.take_in(3, frame(b"")).unwrap();
+        incoming.take_in(3, frame(b"defg")).unwrap();
+        let mut into = [0; 5];
+        assert_eq!((incoming.read(&mut into), &into), (5, b"abcde"));
+        assert_eq!((incoming.read(&mut into), &into[..2]), (2, &b"fg"[..]));
+        assert_eq!((incoming.read(&mut into), incoming.lent), (0, 0));
+    }
+
+    #[test]
+    fn what_was_not_expected_is_an_error() {
+        let mut incoming = incoming(4);
+        assert!(incoming.take_in(1, frame(b"a")).is_err(), "one was lost");
+        assert!(incoming.take_in(0, frame(b"abcde")).is_err(), "more than the window");
+        incoming.take_in(0, frame(b"abc")).unwrap();
+        assert!(incoming.take_in(0, frame(b"abc")).is_err(), "twice");
+        assert!(incoming.take_in(u64::MAX, frame(b"abc")).is_err());
+        assert!(incoming.finish(4).is_err() && incoming.finish(2).is_err());
+        incoming.finish(3).unwrap();
+        assert!(incoming.take_in(3, frame(b"d")).is_err(), "after the end");
+    }
+
+    #[test]
+    fn the_other_end_is_told_of_room_by_halves_of_the_window() {
+        let mut incoming = incoming(4);
+        incoming.take_in(0, frame(b"abcd")).unwrap();
+        let mut read = |count: usize| {
+            incoming.read(&mut vec![0; count]);
+            incoming.news()
+        };
+        assert_eq!([read(1), read(1), read(1), read(1)], [None, Some(6), None, Some(8)]);
+    }
+
+    #[test]
+    fn what_nobody_reads_leaves_lent_memory() {
+        let (mut incoming, piece) = (incoming(u64::MAX), vec![7; STREAM_LENT_MAX / 2]);
+        for at in 0..5 {
+            incoming.take_in((at * piece.len()) as u64, frame(&piece)).unwrap();
+            assert!(incoming.lent <= STREAM_LENT_MAX);
+        }
+        let mut all = vec![0; 5 * piece.len()];
+        assert_eq!(incoming.read(&mut all), all.len());
+        assert!(all.iter().all(|byte| *byte == 7) && incoming.lent == 0);
+    }
+
+    #[test]
+    fn no_more_is_written_than_the_other_end_allows_or_than_one_push_holds() {
+        let mut outgoing = Outgoing::default();
+        assert_eq!(outgoing.room(), 0);
+        outgoing.allow(u64::MAX);
+        assert_eq!(outgoing.room(), STREAM_CHUNK_BYTES);
+        outgoing.waiting = vec![0; 10];
+        assert_eq!(outgoing.room(), STREAM_CHUNK_BYTES - 10);
+        outgoing.allow(5);
+        assert_eq!(outgoing.allowed, u64::MAX, "what was allowed once stays so");
+    }
+}

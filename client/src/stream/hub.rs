@@ -1,0 +1,618 @@
+//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties. A hub runs on whichever
+//! thread calls it or wakes it, one at a time, and never waits.
+//!
+//! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
+//! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; and a recv
+//! that is never answered, by which a hub learns that a peer's process has ended.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use sealane_transport::tensor::{DType, Tensor, TensorMeta};
+use sealane_transport::{Code, Error};
+
+use super::{
+    StreamOptions,
+    connection::Connection,
+    frame::{Frame, Kind},
+};
+use crate::{
+    AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task,
+    acceptor::Watch,
+    limits::{STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_REASON_MAX, STREAMS_MAX},
+};
+
+/// The queue of a task that the frames of its streams are pushed into.
+const QUEUE: &str = "sealane.streams";
+
+/// The step of a recv that is never answered.
+const NEVER: i64 = i64::MIN;
+
+/// A stream, as this side knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) peer: Arc<str>,
+    /// This side has dialed it.
+    pub(super) is_dialed: bool,
+    pub(super) stream: u64,
+}
+
+/// A task that there are streams with.
+struct Peer {
+    /// Ends when the peer's process does.
+    life: Receiving,
+    bell: Waker,
+    /// Pushes that it has not taken yet, in order, with their streams.
+    pushes: VecDeque<(u64, bool, Sending)>,
+    /// Streams that have bytes to push, in turn.
+    queued: VecDeque<Key>,
+    streams: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Listener {
+    pub(super) waiting: VecDeque<Key>,
+    pub(super) waker: Option<Waker>,
+    options: StreamOptions,
+    pub(super) error: Option<Error>,
+}
+
+pub(super) struct State {
+    pub(super) connections: HashMap<Key, Connection>,
+    pub(super) listeners: HashMap<Box<str>, Listener>,
+    peers: HashMap<Arc<str>, Peer>,
+    last: u64,
+    watch: Watch,
+    /// Whom to wake when the state is free again.
+    wakers: Vec<Waker>,
+}
+
+/// See the module.
+pub(super) struct Hub {
+    task: Task,
+    acceptor: Acceptor,
+    state: Mutex<State>,
+    /// Something has come since the last look.
+    has_news: AtomicBool,
+    /// Peers of which something has.
+    rung: Mutex<Vec<Arc<str>>>,
+    /// Wakes it when something was pushed.
+    bell: Waker,
+    itself: Weak<Hub>,
+}
+
+/// Wakes a hub for one peer.
+struct Bell {
+    hub: Weak<Hub>,
+    peer: Arc<str>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(hub) = self.hub.upgrade() {
+            lock(&hub.rung).push(self.peer.clone());
+            hub.look();
+        }
+    }
+}
+
+/// Wakes a hub for its queue; holds no hub, which ends with its last stream.
+struct QueueBell(Weak<Hub>);
+
+impl Wake for QueueBell {
+    fn wake(self: Arc<Self>) {
+        if let Some(hub) = self.0.upgrade() {
+            hub.look();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    pub(super) fn new(task: &Task) -> Arc<Hub> {
+        let state = State {
+            connections: HashMap::new(),
+            listeners: HashMap::new(),
+            peers: HashMap::new(),
+            // A number that a former process of this task has not used, most likely.
+            last: RandomState::new().hash_one(()),
+            watch: Watch::default(),
+            wakers: Vec::new(),
+        };
+        let hub = Arc::new_cyclic(|itself| Hub {
+            task: task.clone(),
+            acceptor: task.acceptor(QUEUE, AcceptOptions::default()),
+            state: Mutex::new(state),
+            has_news: AtomicBool::new(true),
+            rung: Mutex::default(),
+            bell: Waker::from(Arc::new(QueueBell(itself.clone()))),
+            itself: itself.clone(),
+        });
+        hub.look();
+        hub
+    }
+
+    /// Lets `f` use the state, then looks at what came meanwhile, and wakes whom all that concerns.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let result = self.run(lock(&self.state), f);
+        self.look_at_news();
+        result
+    }
+
+    fn run<T>(&self, mut state: MutexGuard<'_, State>, f: impl FnOnce(&mut State) -> T) -> T {
+        let result = f(&mut state);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Something came. Who has the state looks at it; this thread may be the very one.
+    fn look(&self) {
+        self.has_news.store(true, Ordering::SeqCst);
+        self.look_at_news();
+    }
+
+    fn look_at_news(&self) {
+        while self.has_news.load(Ordering::SeqCst) {
+            let Ok(state) = self.state.try_lock() else { return };
+            self.has_news.store(false, Ordering::SeqCst);
+            self.run(state, |state| {
+                self.accept(state);
+                // Not locked meanwhile: what is done for one may ring for it again.
+                let rung = std::mem::take(&mut *lock(&self.rung));
+                rung.iter().for_each(|peer| self.look_after(state, peer));
+            });
+        }
+    }
+
+    /// Takes what was pushed.
+    fn accept(&self, state: &mut State) {
+        let mut context = Context::from_waker(&self.bell);
+        loop {
+            match self.acceptor.poll_accept(STREAM_ACCEPTS_PER_LOOK, &mut state.watch, &mut context) {
+                Poll::Pending => return,
+                Poll::Ready(Ok(accepted)) => accepted.into_iter().for_each(|accepted| self.take_in(state, accepted)),
+                Poll::Ready(Err(error)) => {
+                    state.fail_all(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes in what a peer has pushed: whatever it may be.
+    fn take_in(&self, state: &mut State, accepted: Accepted) {
+        let Accepted { from, tensor } = accepted;
+        let Some((frame, rest)) = Frame::parse(tensor.bytes()) else { return };
+        let key = Key { peer: from, is_dialed: !frame.is_from_dialer, stream: frame.stream };
+        let text = || String::from_utf8_lossy(&rest[..rest.len().min(STREAM_REASON_MAX)]).into_owned();
+        if let Kind::Open(window) = frame.kind {
+            return self.opened(state, key, &text(), window);
+        }
+        let Some(connection) = state.connections.get_mut(&key) else {
+            // Of one that has ended here. What tells of an end needs no answer.
+            if matches!(frame.kind, Kind::Data(_) | Kind::Accept(_)) {
+                self.reset(&key, Code::Unavailable, "it has closed the stream");
+            }
+            return;
+        };
+        let taken = match frame.kind {
+            Kind::Open(_) => Ok(()),
+            Kind::Accept(window) => {
+                connection.is_open = true;
+                connection.outgoing.allow(window);
+                Ok(())
+            }
+            Kind::Window(bytes) => {
+                connection.outgoing.allow(bytes);
+                Ok(())
+            }
+            Kind::Data(from) => connection.incoming.take_in(from, tensor.into_buffer()),
+            Kind::Finish(bytes) => connection.incoming.finish(bytes),
+            Kind::Reset(code) => {
+                state.wakers.extend(connection.fail(reset_by(&key.peer, code, &text())));
+                return;
+            }
+        };
+        let concerned = match frame.kind {
+            Kind::Accept(_) | Kind::Window(_) => connection.writer.take(),
+            _ => connection.reader.take(),
+        };
+        state.wakers.extend(concerned);
+        match taken {
+            Ok(()) => self.send_waiting(state, &key),
+            Err(reason) => self.fail(state, &key, &Error::unavailable(&key.peer, reason)),
+        }
+    }
+
+    /// A peer dials.
+    fn opened(&self, state: &mut State, key: Key, name: &str, window: u64) {
+        let count = state.connections.len();
+        let Some(listener) = state.listeners.get_mut(name) else {
+            return self.reset(&key, Code::NotFound, &format!("nobody listens for '{name}'"));
+        };
+        if listener.waiting.len() >= STREAM_BACKLOG_MAX || count >= STREAMS_MAX {
+            let reason = format!("{STREAM_BACKLOG_MAX} streams wait to be accepted, or {STREAMS_MAX} are open");
+            return self.reset(&key, Code::ResourceExhausted, &reason);
+        }
+        if state.connections.contains_key(&key) {
+            return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
+        }
+        let mut connection = Connection::new(listener.options.window_bytes);
+        connection.is_open = true;
+        connection.outgoing.allow(window);
+        listener.waiting.push_back(key.clone());
+        state.wakers.extend(listener.waker.take());
+        let allowed = listener.options.window_bytes;
+        state.connections.insert(key.clone(), connection);
+        self.meet(state, &key.peer).streams += 1;
+        self.push(state, &key, Kind::Accept(allowed), &[]);
+    }
+
+    /// The peer's entry; made if there is none.
+    fn meet<'a>(&self, state: &'a mut State, peer: &Arc<str>) -> &'a mut Peer {
+        state.peers.entry(peer.clone()).or_insert_with(|| {
+            let bell = Waker::from(Arc::new(Bell { hub: self.itself.clone(), peer: peer.clone() }));
+            // It is looked at for the first time, and then by its waker.
+            bell.wake_by_ref();
+            let life = self.task.recv(peer, NEVER, QUEUE);
+            Peer { life, bell, pushes: VecDeque::new(), queued: VecDeque::new(), streams: 0 }
+        })
+    }
+
+    /// Something about a peer has ended: pushes that it took, or its process.
+    fn look_after(&self, state: &mut State, name: &Arc<str>) {
+        let Some(peer) = state.peers.get_mut(name) else { return };
+        let bell = peer.bell.clone();
+        let mut context = Context::from_waker(&bell);
+        while let Poll::Ready(ended) = std::pin::pin!(&mut peer.life).poll(&mut context) {
+            match ended {
+                Err(unreceived) if unreceived.error.code() != Code::DeadlineExceeded => {
+                    return state.lose(name, &unreceived.error);
+                }
+                // A peer that answers is none of ours; that must not keep this thread.
+                Ok(_) => return state.lose(name, &Error::unavailable(name, "it has answered what is never answered")),
+                Err(_) => peer.life = self.task.recv(name, NEVER, QUEUE),
+            }
+        }
+        let mut ended = Vec::new();
+        while let Some((stream, is_dialed, push)) = peer.pushes.front_mut()
+            && let Poll::Ready(outcome) = std::pin::pin!(push).poll(&mut context)
+        {
+            ended.push((Key { peer: name.clone(), is_dialed: *is_dialed, stream: *stream }, outcome));
+            peer.pushes.pop_front();
+        }
+        for (key, outcome) in ended {
+            if let Some(connection) = state.connections.get_mut(&key) {
+                connection.outgoing.on_way -= 1;
+                if connection.outgoing.is_finished {
+                    state.wakers.extend(connection.writer.take());
+                }
+                if let Err(error) = outcome {
+                    state.wakers.extend(connection.fail(error));
+                }
+            }
+        }
+        self.serve(state, name);
+    }
+
+    /// Lets streams push that waited for their turn.
+    fn serve(&self, state: &mut State, name: &Arc<str>) {
+        while let Some(peer) = state.peers.get_mut(name)
+            && peer.pushes.len() < STREAM_PUSHES_MAX
+            && let Some(key) = peer.queued.pop_front()
+        {
+            let Some(connection) = state.connections.get_mut(&key) else { continue };
+            connection.outgoing.is_queued = false;
+            let waiting = std::mem::take(&mut connection.outgoing.waiting);
+            if !waiting.is_empty() {
+                self.push_data(state, &key, &waiting);
+            }
+            let Some(connection) = state.connections.get_mut(&key) else { continue };
+            state.wakers.extend(connection.writer.take());
+            if connection.outgoing.is_finished && !connection.outgoing.has_told {
+                connection.outgoing.has_told = true;
+                let sent = connection.outgoing.sent;
+                self.push(state, &key, Kind::Finish(sent), &[]);
+            }
+        }
+    }
+
+    /// Pushes what waits in a stream, now or in its turn.
+    pub(super) fn send_waiting(&self, state: &mut State, key: &Key) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let outgoing = &mut connection.outgoing;
+        let has_end = outgoing.is_finished && !outgoing.has_told;
+        if (outgoing.waiting.is_empty() && !has_end) || outgoing.is_queued || connection.error.is_some() {
+            return;
+        }
+        outgoing.is_queued = true;
+        self.meet(state, &key.peer).queued.push_back(key.clone());
+        self.serve(state, &key.peer);
+    }
+
+    /// Takes bytes to send: pushes them where the stream has its turn, else keeps them. How many; none where there is no room.
+    pub(super) fn write(&self, state: &mut State, key: &Key, bytes: &[u8]) -> usize {
+        let Some(connection) = state.connections.get_mut(key) else { return 0 };
+        let count = connection.outgoing.room().min(bytes.len());
+        if count == 0 {
+            return 0;
+        }
+        let is_next = connection.outgoing.waiting.is_empty() && !connection.outgoing.is_queued;
+        if is_next && self.meet(state, &key.peer).pushes.len() < STREAM_PUSHES_MAX {
+            self.push_data(state, key, &bytes[..count]);
+        } else {
+            connection_of(state, key).outgoing.waiting.extend_from_slice(&bytes[..count]);
+            self.send_waiting(state, key);
+        }
+        count
+    }
+
+    fn push_data(&self, state: &mut State, key: &Key, bytes: &[u8]) {
+        let outgoing = &mut connection_of(state, key).outgoing;
+        let from = outgoing.sent;
+        outgoing.sent += bytes.len() as u64;
+        self.push(state, key, Kind::Data(from), bytes);
+    }
+
+    /// Pushes a frame of a stream. What becomes of it is heard in its turn.
+    pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
+        let push = self.post(key, kind, bytes);
+        if let Some(connection) = state.connections.get_mut(key) {
+            connection.outgoing.on_way += 1;
+        }
+        let peer = self.meet(state, &key.peer);
+        peer.pushes.push_back((key.stream, key.is_dialed, push));
+        if peer.pushes.len() == 1 {
+            peer.bell.wake_by_ref();
+        }
+    }
+
+    fn post(&self, key: &Key, kind: Kind, bytes: &[u8]) -> Sending {
+        let frame = Frame { kind, is_from_dialer: key.is_dialed, stream: key.stream }.to_bytes();
+        let len = frame.len() + bytes.len();
+        // Where the arena is full, the copy is made as that of any tensor which is not in it.
+        let mut memory = self.task.alloc(len).unwrap_or_else(|_| sealane_runtime::Buffer::of_len(len));
+        memory[..frame.len()].copy_from_slice(&frame);
+        memory[frame.len()..].copy_from_slice(bytes);
+        let tensor = TensorMeta::new(DType::U8, &[len as u64]).and_then(|meta| Tensor::new(meta, memory));
+        self.task.push(&key.peer, QUEUE, tensor.expect("bytes are a tensor of as many"))
+    }
+
+    /// A stream ends here and there.
+    fn fail(&self, state: &mut State, key: &Key, error: &Error) {
+        if let Some(connection) = state.connections.get_mut(key) {
+            state.wakers.extend(connection.fail(error.clone()));
+        }
+        self.reset(key, error.code(), &error.to_string());
+    }
+
+    /// Tells the other end of a stream, which may not know of it, that it has ended.
+    fn reset(&self, key: &Key, code: Code, reason: &str) {
+        let mut end = reason.len().min(STREAM_REASON_MAX);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        drop(self.post(key, Kind::Reset(code as u64), &reason.as_bytes()[..end]));
+    }
+
+    /// Begins a stream to a listener of `peer`; its key.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there are too many streams, InvalidArgument for a name that is too long.
+    pub(super) fn dial(&self, peer: &str, name: &str, options: StreamOptions) -> Result<Key, Error> {
+        if name.len() > STREAM_REASON_MAX {
+            return Err(Error::invalid(format!("a listener's name has at most {STREAM_REASON_MAX} bytes")));
+        }
+        self.with(|state| {
+            if state.connections.len() >= STREAMS_MAX {
+                return Err(Error::full("streams", format!("{STREAMS_MAX} are open")));
+            }
+            state.last = state.last.wrapping_add(1);
+            let key = Key { peer: peer.into(), is_dialed: true, stream: state.last };
+            let connection = Connection::new(options.window_bytes);
+            state.connections.insert(key.clone(), connection);
+            self.meet(state, &key.peer).streams += 1;
+            self.push(state, &key, Kind::Open(options.window_bytes), name.as_bytes());
+            Ok(key)
+        })
+    }
+
+    /// From now on, streams to `name` wait to be accepted.
+    ///
+    /// # Errors
+    /// Someone listens there already.
+    pub(super) fn listen(&self, name: &str, options: StreamOptions) -> Result<(), Error> {
+        self.with(|state| {
+            if state.listeners.contains_key(name) {
+                return Err(Error::invalid(format!("'{name}' already has a listener")));
+            }
+            state.listeners.insert(name.into(), Listener { options, ..Listener::default() });
+            Ok(())
+        })
+    }
+
+    /// Nobody listens there any more: what waits is reset.
+    pub(super) fn stop_listening(&self, name: &str) {
+        self.with(|state| {
+            let waiting = state.listeners.remove(name).map(|listener| listener.waiting).unwrap_or_default();
+            for key in waiting {
+                self.forget(state, &key, Code::Unavailable, "the listener was closed");
+            }
+        });
+    }
+
+    /// A stream has no owner any more: it is reset, unless both ends know that it has ended.
+    pub(super) fn forget(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
+        let Some(connection) = state.connections.remove(key) else { return };
+        if connection.error.is_none() && !connection.outgoing.has_told {
+            self.reset(key, code, reason);
+        }
+        if connection.is_counted
+            && let Some(peer) = state.peers.get_mut(&key.peer)
+        {
+            peer.streams -= 1;
+            if peer.streams == 0 {
+                // Pushes that are on their way go on.
+                state.peers.remove(&key.peer);
+            }
+        }
+    }
+}
+
+/// What callers wait for.
+impl Hub {
+    pub(super) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
+        self.with(|state| {
+            // Of a daemon that has gone, callers are told once.
+            let listener = state.listeners.get_mut(name).expect("it listens as long as it is polled");
+            if let Some(key) = listener.waiting.pop_front() {
+                return Poll::Ready(Ok(key));
+            }
+            if let Some(error) = listener.error.take() {
+                // The next daemon may be there.
+                self.has_news.store(true, Ordering::SeqCst);
+                return Poll::Ready(Err(error));
+            }
+            listener.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    pub(super) fn poll_open(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll(key, |connection| match &connection.error {
+            Some(error) => Poll::Ready(Err(error.clone())),
+            None if connection.is_open => Poll::Ready(Ok(())),
+            None => {
+                connection.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+        })
+    }
+
+    pub(super) fn poll_read(&self, key: &Key, into: &mut [u8], context: &Context<'_>) -> Poll<Result<usize, Error>> {
+        self.with(|state| {
+            let connection = connection_of(state, key);
+            let count = connection.incoming.read(into);
+            if count > 0 || into.is_empty() {
+                if let Some(allowed) = connection.incoming.news() {
+                    self.push(state, key, Kind::Window(allowed), &[]);
+                }
+                return Poll::Ready(Ok(count));
+            }
+            match &connection.error {
+                _ if connection.incoming.is_finished => Poll::Ready(Ok(0)),
+                Some(error) => Poll::Ready(Err(error.clone())),
+                None => {
+                    connection.reader = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+    }
+
+    pub(super) fn poll_write(&self, key: &Key, bytes: &[u8], context: &Context<'_>) -> Poll<Result<usize, Error>> {
+        self.with(|state| {
+            let connection = connection_of(state, key);
+            if let Some(error) = &connection.error {
+                return Poll::Ready(Err(error.clone()));
+            }
+            if connection.outgoing.is_finished {
+                return Poll::Ready(Err(Error::invalid("the stream was finished, and is written to")));
+            }
+            let count = self.write(state, key, bytes);
+            if count == 0 && !bytes.is_empty() {
+                connection_of(state, key).writer = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(Ok(count))
+        })
+    }
+
+    pub(super) fn poll_flush(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll(key, |connection| match &connection.error {
+            Some(error) => Poll::Ready(Err(error.clone())),
+            None if connection.outgoing.waiting.is_empty() => Poll::Ready(Ok(())),
+            None => {
+                connection.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+        })
+    }
+
+    pub(super) fn poll_finish(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
+        self.with(|state| {
+            let connection = connection_of(state, key);
+            connection.outgoing.is_finished = true;
+            self.send_waiting(state, key);
+            let connection = connection_of(state, key);
+            let is_done = connection.outgoing.has_told && connection.outgoing.on_way == 0;
+            match &connection.error {
+                _ if is_done => Poll::Ready(Ok(())),
+                Some(error) => Poll::Ready(Err(error.clone())),
+                None => {
+                    connection.writer = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+    }
+
+    fn poll<T>(&self, key: &Key, poll: impl FnOnce(&mut Connection) -> Poll<T>) -> Poll<T> {
+        self.with(|state| poll(connection_of(state, key)))
+    }
+}
+
+impl State {
+    /// A peer's process has ended, or cannot be reached.
+    fn lose(&mut self, name: &Arc<str>, error: &Error) {
+        self.peers.remove(name);
+        self.end(error, |key| key.peer == *name);
+    }
+
+    /// This task can be reached by nobody.
+    fn fail_all(&mut self, error: &Error) {
+        self.peers.clear();
+        self.end(error, |_| true);
+        for listener in self.listeners.values_mut() {
+            listener.error = Some(error.clone());
+            self.wakers.extend(listener.waker.take());
+        }
+    }
+
+    fn end(&mut self, error: &Error, is_one: impl Fn(&Key) -> bool) {
+        for (_, connection) in self.connections.iter_mut().filter(|(key, _)| is_one(key)) {
+            connection.is_counted = false;
+            self.wakers.extend(connection.fail(error.clone()));
+        }
+    }
+}
+
+fn connection_of<'a>(state: &'a mut State, key: &Key) -> &'a mut Connection {
+    state.connections.get_mut(key).expect("the caller found it")
+}
+
+/// What the other end says of a stream's end.
+fn reset_by(peer: &str, code: u64, reason: &str) -> Error {
+    let reason = format!("the stream was reset by its other end: {reason}");
+    match code {
+        code if code == Code::NotFound as u64 => Error::NotFound { task: peer.into(), reason: reason.into() },
+        code if code == Code::ResourceExhausted as u64 => Error::full("a limit of the peer", reason),
+        _ => Error::unavailable(peer, reason),
+    }
+}

@@ -1,0 +1,277 @@
+//! Streams of bytes between two tasks, over whatever link they have.
+//!
+//! [`Streams`] is a task's end of all of them; [`Stream`] one of them.
+
+mod asynchronous;
+mod blocking;
+mod connection;
+mod frame;
+mod hub;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use sealane_transport::{Code, Error};
+
+use crate::{
+    Task,
+    limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES_MAX},
+};
+use blocking::block_on;
+use hub::{Hub, Key};
+
+/// The streams of a task: its side of every stream that it dials or accepts. Cheap to clone. One per task: the streams of a
+/// second fail with InvalidArgument.
+///
+/// A stream is ordered, reliable and flow-controlled, and survives the loss of its link: no byte is lost or comes twice. A
+/// stream that nobody reads holds up itself alone. It ends with Unavailable when the other process does.
+///
+/// Streams are pushes into a queue of their own. A write is copied once, into the arena; a read once, out of the memory that
+/// it came into.
+///
+/// ```no_run
+/// use std::io::{Read, Write};
+/// use sealane::{StreamOptions, Streams, Task};
+///
+/// // One process answers whoever dials.
+/// let streams = Streams::of(&Task::attach("ps0.train:2222")?);
+/// let listener = streams.listen("upper", StreamOptions::default())?;
+/// let (mut stream, mut text) = (listener.accept().wait()?, String::new());
+/// stream.read_to_string(&mut text)?;
+/// stream.write_all(text.to_uppercase().as_bytes())?;
+/// stream.finish().wait()?;
+///
+/// // Another dials.
+/// let streams = Streams::of(&Task::attach("worker0.train:2222")?);
+/// let mut stream = streams.connect("ps0.train:2222", "upper", StreamOptions::default()).wait()?;
+/// stream.write_all(b"text")?;
+/// stream.finish().wait()?;
+/// let mut text = String::new();
+/// stream.read_to_string(&mut text)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Streams(Arc<Hub>);
+
+/// Options of a stream, at the end that has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
+    /// 1 GiB.
+    pub window_bytes: u64,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self { window_bytes: STREAM_WINDOW_BYTES }
+    }
+}
+
+impl StreamOptions {
+    fn check(self) -> Result<(), Error> {
+        if (1..=STREAM_WINDOW_BYTES_MAX).contains(&self.window_bytes) {
+            return Ok(());
+        }
+        let window = self.window_bytes;
+        Err(Error::invalid(format!("a window of {window} bytes: it has 1 to {STREAM_WINDOW_BYTES_MAX}")))
+    }
+}
+
+impl Streams {
+    /// Those of a task.
+    pub fn of(task: &Task) -> Streams {
+        Streams(Hub::new(task))
+    }
+
+    /// Accepts streams that any peer dials by this name, until the listener is dropped.
+    ///
+    /// # Errors
+    /// InvalidArgument if the name has a listener, or for options out of range.
+    pub fn listen(&self, name: &str, options: StreamOptions) -> Result<StreamListener, Error> {
+        options.check()?;
+        self.0.listen(name, options)?;
+        Ok(StreamListener { hub: self.0.clone(), name: name.into() })
+    }
+
+    /// Dials the listener of that name at `peer`.
+    ///
+    /// It fails with NotFound if the peer has streams and nobody listens by that name, or is not in the endpoint map; with
+    /// DeadlineExceeded after the engine's request timeout if the peer has no streams; with ResourceExhausted if its listener
+    /// has too many to accept.
+    pub fn connect(&self, peer: &str, name: &str, options: StreamOptions) -> Connecting {
+        let dialed = options.check().and_then(|()| self.0.dial(peer, name, options));
+        Connecting(dialed.map(|key| Some(Stream { key, hub: self.0.clone() })))
+    }
+}
+
+/// Streams to accept. From [`Streams::listen`].
+pub struct StreamListener {
+    hub: Arc<Hub>,
+    name: Box<str>,
+}
+
+impl StreamListener {
+    /// The next stream.
+    pub fn accept(&self) -> AcceptingStream<'_> {
+        AcceptingStream(self)
+    }
+
+    /// The next stream, as a future's poll.
+    ///
+    /// # Errors
+    /// Unavailable if the daemon is gone: what is accepted later comes by the next daemon.
+    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
+        self.hub.poll_accept(&self.name, context).map_ok(|key| Stream { key, hub: self.hub.clone() })
+    }
+}
+
+impl Drop for StreamListener {
+    fn drop(&mut self) {
+        self.hub.stop_listening(&self.name);
+    }
+}
+
+/// An accept of a stream: await it, or [`wait`](Self::wait).
+#[must_use = "await it to get the stream"]
+pub struct AcceptingStream<'a>(&'a StreamListener);
+
+impl AcceptingStream<'_> {
+    /// Blocks until there is a stream.
+    ///
+    /// # Errors
+    /// As [`StreamListener::poll_accept`].
+    pub fn wait(self) -> Result<Stream, Error> {
+        block_on(|context| self.0.poll_accept(context))
+    }
+}
+
+impl Future for AcceptingStream<'_> {
+    type Output = Result<Stream, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_accept(context)
+    }
+}
+
+/// A stream that is being dialed: await it, or [`wait`](Self::wait). Dropping it gives it up.
+#[must_use = "await it to get the stream"]
+pub struct Connecting(Result<Option<Stream>, Error>);
+
+impl Connecting {
+    /// Blocks until the other end has it.
+    ///
+    /// # Errors
+    /// As [`Streams::connect`] says.
+    pub fn wait(mut self) -> Result<Stream, Error> {
+        block_on(|context| Pin::new(&mut self).poll(context))
+    }
+}
+
+impl Future for Connecting {
+    type Output = Result<Stream, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let stream = self.0.as_mut().map_err(|error| error.clone())?;
+        let dialed = stream.as_ref().expect("it is polled until it is ready");
+        ready!(dialed.hub.poll_open(&dialed.key, context))?;
+        Poll::Ready(Ok(stream.take().expect("just looked at")))
+    }
+}
+
+/// A stream of bytes between two tasks, which one thread or task may read while another writes. Dropped before it is
+/// [finished](Self::finish), it is reset: the other end is told, so that it does not take a part for all.
+///
+/// It has the traits of `std::io` (which block), of `futures_io`, and of tokio with the feature `tokio`. A write that has
+/// returned has been taken over, not delivered: `flush` waits until it has left this process's hands, `finish` until the other
+/// process has all of it.
+pub struct Stream {
+    key: Key,
+    hub: Arc<Hub>,
+}
+
+impl Stream {
+    /// The task at the other end.
+    pub fn peer(&self) -> &str {
+        &self.key.peer
+    }
+
+    /// Reads into `into`; how many bytes, 0 when the other end has finished (or `into` is empty).
+    ///
+    /// # Errors
+    /// Unavailable if the other end was reset, or its process has ended.
+    pub fn poll_read(&self, into: &mut [u8], context: &mut Context<'_>) -> Poll<Result<usize, Error>> {
+        self.hub.poll_read(&self.key, into, context)
+    }
+
+    /// Takes over bytes to be sent; how many, at least one of some.
+    ///
+    /// # Errors
+    /// Those of [`poll_read`](Self::poll_read); InvalidArgument after [`finish`](Self::finish).
+    pub fn poll_write(&self, bytes: &[u8], context: &mut Context<'_>) -> Poll<Result<usize, Error>> {
+        self.hub.poll_write(&self.key, bytes, context)
+    }
+
+    /// Ready when what was written has been pushed.
+    ///
+    /// # Errors
+    /// Those of [`poll_read`](Self::poll_read).
+    pub fn poll_flush(&self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.hub.poll_flush(&self.key, context)
+    }
+
+    /// Says that nothing more is written; ready when the other process has been handed all that was.
+    ///
+    /// # Errors
+    /// Those of [`poll_read`](Self::poll_read).
+    pub fn poll_finish(&self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.hub.poll_finish(&self.key, context)
+    }
+
+    /// Says that nothing more is written. The other end reads to the end, and may still write.
+    pub fn finish(&self) -> Finishing<'_> {
+        Finishing(self)
+    }
+
+    /// Ends it here and there at once, for a reason that the other end is told.
+    pub fn reset(self, reason: &str) {
+        self.hub.with(|state| self.hub.forget(state, &self.key, Code::Unavailable, reason));
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.hub.with(|state| self.hub.forget(state, &self.key, Code::Unavailable, "it was dropped unfinished"));
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stream({} with {})", self.key.stream, self.key.peer)
+    }
+}
+
+/// The end of what is written: await it, or [`wait`](Self::wait).
+#[must_use = "await it to know that the other process has all"]
+pub struct Finishing<'a>(&'a Stream);
+
+impl Finishing<'_> {
+    /// Blocks until the other process has been handed all that was written.
+    ///
+    /// # Errors
+    /// Those of [`Stream::poll_read`].
+    pub fn wait(self) -> Result<(), Error> {
+        block_on(|context| self.0.poll_finish(context))
+    }
+}
+
+impl Future for Finishing<'_> {
+    type Output = Result<(), Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_finish(context)
+    }
+}

@@ -1,0 +1,181 @@
+//! What holds of streams whatever carries them: `ps` listens, and `worker` dials.
+
+use std::{
+    io::{Read, Write},
+    task::{Context, Poll, Waker},
+    thread,
+};
+
+use sealane::{Code, Stream, StreamListener, StreamOptions, Streams, Task};
+
+const WINDOW: StreamOptions = StreamOptions { window_bytes: 64 << 10 };
+
+/// Bytes that are like no others of the stream, or of another with its own seed.
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (at >> 16) as u8 ^ seed).collect()
+}
+
+struct Ends {
+    ps: Streams,
+    worker: Streams,
+    listener: StreamListener,
+    name: String,
+}
+
+impl Ends {
+    fn new(ps: &Task, worker: &Task) -> Ends {
+        let (name, ps, worker) = (ps.name().to_owned(), Streams::of(ps), Streams::of(worker));
+        let listener = ps.listen("bytes", WINDOW).unwrap();
+        Ends { ps, worker, listener, name }
+    }
+
+    /// The dialer's end, and the other.
+    fn stream(&self) -> (Stream, Stream) {
+        let dialed = self.worker.connect(&self.name, "bytes", WINDOW).wait().unwrap();
+        (dialed, self.listener.accept().wait().unwrap())
+    }
+}
+
+fn is_pending<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> bool {
+    poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// Writes until the stream takes no more; how much.
+fn fill(stream: &Stream, from: &[u8]) -> usize {
+    let mut count = 0;
+    while let Poll::Ready(written) = stream.poll_write(&from[count..], &mut Context::from_waker(Waker::noop())) {
+        count += written.unwrap();
+    }
+    count
+}
+
+/// Bytes of any number pass both ways at once, and each way ends by itself.
+pub fn both_ways_end_by_themselves(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    for (round, len) in [0, 1, 64, 4000, 70_000, 3 << 20].into_iter().enumerate() {
+        let (dialed, accepted) = ends.stream();
+        assert_eq!((dialed.peer(), accepted.peer()), (&*ends.name, worker.name()));
+        let (there, back) = (bytes(len, round as u8), bytes(len / 2, !round as u8));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (&accepted).write_all(&back).unwrap();
+                accepted.finish().wait().unwrap();
+            });
+            scope.spawn(|| {
+                (&dialed).write_all(&there).unwrap();
+                dialed.finish().wait().unwrap();
+            });
+            let mut came = Vec::new();
+            (&accepted).read_to_end(&mut came).unwrap();
+            assert!(came == there, "{} of {len} bytes came, or others", came.len());
+            came.clear();
+            (&dialed).read_to_end(&mut came).unwrap();
+            assert!(came == back);
+        });
+        assert_eq!((&dialed).write(&[1]).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!((&accepted).read(&mut [0]).unwrap(), 0, "the end stays");
+    }
+}
+
+/// One that nobody reads is full with its window, others go on, and later all of it is there.
+pub fn a_stream_that_is_not_read_holds_up_itself_alone(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    let (slow, unread) = ends.stream();
+    let sent = bytes(10 << 20, 3);
+    // What may be under way, and what waits to leave: the window.
+    let written = fill(&slow, &sent);
+    assert_eq!(written as u64, WINDOW.window_bytes);
+    let (mut fast, mut read) = ends.stream();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            fast.write_all(&sent).unwrap();
+            fast.finish().wait().unwrap();
+        });
+        let mut came = Vec::new();
+        read.read_to_end(&mut came).unwrap();
+        assert!(came == sent);
+    });
+    assert_eq!(fill(&slow, &sent[written..]), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            (&slow).write_all(&sent[written..]).unwrap();
+            slow.finish().wait().unwrap();
+        });
+        let mut came = Vec::new();
+        (&unread).read_to_end(&mut came).unwrap();
+        assert!(came == sent);
+    });
+}
+
+/// Who drops a stream in the middle tells the other end, which can read what came before.
+pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    let (mut dialed, mut accepted) = ends.stream();
+    dialed.write_all(b"half").unwrap();
+    drop(dialed);
+    let mut came = [0; 4];
+    accepted.read_exact(&mut came).unwrap();
+    assert_eq!(&came, b"half");
+    let error = accepted.read(&mut came).unwrap_err();
+    assert!(error.to_string().contains("was reset by its other end: it was dropped unfinished"), "{error}");
+    assert!(accepted.write(b"more").is_err());
+
+    let (dialed, mut accepted) = ends.stream();
+    dialed.reset("enough");
+    assert!(accepted.read(&mut came).unwrap_err().to_string().contains("enough"));
+
+    // One that has all of what it reads may go: the other end writes to nobody.
+    let (mut dialed, mut accepted) = ends.stream();
+    dialed.write_all(b"all").unwrap();
+    dialed.finish().wait().unwrap();
+    drop(dialed);
+    let mut all = String::new();
+    accepted.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "all");
+    let error = loop {
+        if let Err(error) = accepted.write(b"unwanted") {
+            break error;
+        }
+        assert!(accepted.flush().is_ok() || accepted.write(b"").is_err());
+    };
+    assert!(error.to_string().contains("closed the stream"), "{error}");
+}
+
+/// Calls that cannot be answered say why.
+pub fn what_cannot_be_dialed_says_why(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    let unheard = ends.worker.connect(&ends.name, "nothing", WINDOW).wait().unwrap_err();
+    assert_eq!(unheard.code(), Code::NotFound);
+    assert!(unheard.to_string().contains("nobody listens for 'nothing'"), "{unheard}");
+    assert_eq!(ends.worker.connect("nobody:1", "bytes", WINDOW).wait().unwrap_err().code(), Code::NotFound);
+    let wide = StreamOptions { window_bytes: u64::MAX };
+    assert_eq!(ends.worker.connect(&ends.name, "bytes", wide).wait().unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(ends.ps.listen("bytes", WINDOW).err().unwrap().code(), Code::InvalidArgument);
+    // A stream that waits to be accepted when its listener goes is reset, and the name is free again.
+    let mut waiting = ends.worker.connect(&ends.name, "bytes", WINDOW).wait().unwrap();
+    drop(ends.listener);
+    assert!(waiting.read(&mut [0]).unwrap_err().to_string().contains("the listener was closed"));
+    ends.ps.listen("bytes", WINDOW).unwrap();
+}
+
+/// A thousand at once, each with its own bytes.
+pub fn a_thousand_pass_at_once(ps: &Task, worker: &Task) {
+    const STREAMS: usize = 1000;
+    let ends = Ends::new(ps, worker);
+    let dialing: Vec<_> = (0..STREAMS).map(|_| ends.worker.connect(&ends.name, "bytes", WINDOW)).collect();
+    let mut dialed: Vec<_> = dialing.into_iter().map(|dialing| dialing.wait().unwrap()).collect();
+    for (at, stream) in dialed.iter_mut().enumerate() {
+        stream.write_all(&(at as u64).to_le_bytes()).unwrap();
+        stream.write_all(&bytes(3000 + at, at as u8)).unwrap();
+    }
+    let mut accepted: Vec<_> = (0..STREAMS).map(|_| ends.listener.accept().wait().unwrap()).collect();
+    dialed.iter().for_each(|stream| stream.finish().wait().unwrap());
+    for stream in &mut accepted {
+        let (mut number, mut came) = ([0; 8], Vec::new());
+        stream.read_exact(&mut number).unwrap();
+        stream.read_to_end(&mut came).unwrap();
+        let at = u64::from_le_bytes(number) as usize;
+        assert!(came == bytes(3000 + at, at as u8));
+        assert!(is_pending(|context| stream.poll_finish(context)) || stream.finish().wait().is_ok());
+    }
+}

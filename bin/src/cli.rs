@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send, stat};
+use crate::commands::{bench, check, daemon, demo, drain, forward, keys, map, recv, send, stat};
 use crate::flags::LogFormat;
 use crate::{Context, Failure};
 
@@ -34,6 +34,7 @@ enum Command {
     Demo(demo::Args),
     DemoTask(demo::TaskArgs),
     Drain(drain::Args),
+    Forward(forward::Args),
     Keys(keys::Args),
     Map(map::Args),
     Recv(recv::Args),
@@ -64,6 +65,7 @@ impl Cli {
             Command::Demo(args) => demo::run(args, context),
             Command::DemoTask(args) => demo::run_task(args, context),
             Command::Drain(args) => drain::run(args, context),
+            Command::Forward(args) => forward::run(args, context),
             Command::Keys(args) => keys::run(args, context),
             Command::Map(args) => map::run(args, context),
             Command::Recv(args) => recv::run(args, context),

@@ -5,6 +5,7 @@ pub mod check;
 pub mod daemon;
 pub mod demo;
 pub mod drain;
+pub mod forward;
 pub mod keys;
 pub mod map;
 pub mod recv;

@@ -4,6 +4,7 @@ mod clients;
 mod credentials;
 mod figures;
 mod fixture;
+mod forward;
 mod hand_over;
 mod life;
 mod map;

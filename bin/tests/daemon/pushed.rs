@@ -34,7 +34,7 @@ fn tensor(number: usize) -> Tensor {
 }
 
 /// Two daemons, each on an address of its own, with a task each.
-fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
+pub fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
     let make = || {
         let places = vec![Place::new(), Place::new()];
         let map = format!("{PS}={}\n{WORKER}={}\n", places[0].address, places[1].address);

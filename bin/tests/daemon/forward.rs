@@ -1,0 +1,119 @@
+//! `sealane forward` carries connections of programs that know nothing of it, between two hosts.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::thread;
+
+use crate::fixture::{PS, Place, STUCK, WORKER};
+use crate::pushed::two_hosts;
+
+/// More than the windows of a stream and its sockets hold.
+const LARGE: usize = 20 << 20;
+
+/// A forwarder, and what it says that it does. Killed when dropped.
+struct Forwarder {
+    child: Child,
+    says: String,
+}
+
+impl Forwarder {
+    fn start(place: &Place, arguments: &[&str]) -> Forwarder {
+        let mut command = place.command(&[&["forward"], arguments].concat());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut says = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut says).unwrap();
+        Forwarder { child, says }
+    }
+
+    /// Connects to the address that it listens at.
+    fn connect(&self) -> TcpStream {
+        let address = self.says.strip_prefix("connections to ").and_then(|rest| rest.split(' ').next());
+        let connection = TcpStream::connect(address.expect(&self.says)).unwrap();
+        connection.set_read_timeout(Some(STUCK)).unwrap();
+        connection
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Takes connections and sends back what comes, until each is at its end.
+fn echo() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for connection in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || std::io::copy(&mut &connection, &mut &connection));
+        }
+    });
+    address
+}
+
+#[test]
+fn connections_are_carried_between_hosts_and_end_as_they_would() {
+    let (places, daemons) = two_hosts();
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
+    assert!(inward.says.starts_with("connections that are carried to ps0:2222 are made to 127.0.0.1:"));
+    let outward = Forwarder::start(&places[1], &["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS]);
+    let bytes: Vec<u8> = (0..LARGE).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
+    thread::scope(|scope| {
+        for len in [0, 1, 5000, LARGE] {
+            let (mut connection, sent) = (outward.connect(), &bytes[..len]);
+            let mut writing = connection.try_clone().unwrap();
+            scope.spawn(move || {
+                writing.write_all(sent).unwrap();
+                // One way ends; what comes the other way still comes.
+                writing.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut came = Vec::new();
+            connection.read_to_end(&mut came).unwrap();
+            assert!(came == sent, "{} of {len} bytes came back, or others", came.len());
+        }
+    });
+    // One that is open when the other forwarder is killed breaks off, and is no end.
+    let mut open = outward.connect();
+    open.write_all(b"hello").unwrap();
+    open.read_exact(&mut [0; 5]).unwrap();
+    drop(inward);
+    open.read_to_end(&mut Vec::new()).unwrap_err();
+    // The next forwarder is used at once.
+    let _inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
+    let mut open = outward.connect();
+    open.write_all(b"hello").unwrap();
+    open.read_exact(&mut [0; 5]).unwrap();
+    drop((open, outward, _inward));
+    daemons.into_iter().for_each(|daemon| drop(daemon.stop()));
+}
+
+#[test]
+fn a_target_that_is_not_there_breaks_connections_off() {
+    let (places, daemons) = two_hosts();
+    // Free again when the listener is dropped.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &nobody]);
+    let outward = Forwarder::start(&places[1], &["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS]);
+    outward.connect().read_to_end(&mut Vec::new()).unwrap_err();
+    drop((inward, outward));
+    daemons.into_iter().for_each(|daemon| drop(daemon.stop()));
+}
+
+#[test]
+fn what_is_not_said_is_asked_for() {
+    let place = Place::new();
+    for (arguments, said) in [
+        (&["--task", PS][..], "--listen"),
+        (&["--task", PS, "--listen", "127.0.0.1:0"], "--to"),
+        (&["--task", PS, "--to", WORKER, "--target", "127.0.0.1:1"], "--listen"),
+        (&["--target", "127.0.0.1:1"], "--task"),
+    ] {
+        let error = place.fail(2, &[&["forward"], arguments].concat());
+        assert!(error.contains(said), "{error}");
+    }
+    let error = place.fail(1, &["forward", "--task", PS, "--target", "127.0.0.1:1"]);
+    assert!(error.contains("sealane daemon"), "{error}");
+}

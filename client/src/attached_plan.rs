@@ -22,6 +22,7 @@ use crate::{
 pub(crate) struct AttachedPlan {
     attachment: Arc<Attachment>,
     from: Box<str>,
+    stripe: usize,
     keys: Keys,
     /// Where in the arena its tensors are to arrive; they come to the receive area where there is none.
     places: Box<[Bytes]>,
@@ -79,6 +80,7 @@ impl AttachedPlan {
         Self {
             attachment: attachment.clone(),
             from: from.into(),
+            stripe: 0,
             places: Box::default(),
             views: false,
             unviewed: None,
@@ -95,15 +97,21 @@ impl AttachedPlan {
         }
     }
 
-    /// A plan whose tensors arrive in these places, each of which has room for just its tensor. Once a pull of it has failed or
-    /// was given up it is to be dropped: the daemon may still write there.
-    pub(crate) fn with_places(attachment: &Arc<Attachment>, from: &str, keys: Keys, places: Vec<Bytes>) -> Self {
+    /// A plan whose tensors arrive in these places, each of which has room for just its tensor, pulled over the shard that is
+    /// `stripe` after the one that serves the pair. Once a pull of it has failed or was given up it is to be dropped: the daemon
+    /// may still write there.
+    pub(crate) fn with_places(
+        attachment: &Arc<Attachment>,
+        (from, stripe): (&str, usize),
+        keys: Keys,
+        places: Vec<Bytes>,
+    ) -> Self {
         let here = |place: &Bytes| {
             let meta = TensorMeta::new(DType::U8, &[place.len() as u64]).expect("bytes that there are");
             Some(Tensor::from_parts(meta, Payload::Bytes(place.clone())))
         };
         let mut plan = Self::new(attachment, from, keys);
-        (plan.tensors, plan.places) = (places.iter().map(here).collect(), places.into());
+        (plan.tensors, plan.places, plan.stripe) = (places.iter().map(here).collect(), places.into(), stripe);
         plan
     }
 
@@ -160,7 +168,7 @@ impl AttachedPlan {
             let is_view = |tensor: &Tensor| matches!(tensor.payload(), Payload::Bytes(_));
             self.tensors.iter_mut().for_each(|place| drop(place.take_if(|tensor| is_view(tensor))));
         }
-        let plan = PlanOf { from: &self.from, keys: &self.keys, places: &self.places };
+        let plan = PlanOf { from: &self.from, stripe: self.stripe, keys: &self.keys, places: &self.places };
         let pull = Pull { min_version: self.wish.min_version, views: self.views && !self.copies };
         self.state = match self.attachment.pull(&mut self.seat, plan, pull, timeout, restart) {
             Ok(call) => PullState::UnderWay(call),

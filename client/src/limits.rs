@@ -56,6 +56,14 @@ pub(crate) const BACKLOG_CALLS: usize = 1 << 18;
 /// Bytes of them, with the tensors that wait for room in the arena, unless told otherwise.
 pub(crate) const BACKLOG_BYTES: u64 = 256 << 20;
 
+/// Smallest slice that goes over another shard than the first of its owner: what a message of its own costs there is a tenth of
+/// what its bytes do.
+pub(crate) const STRIPE_BYTES_MIN: usize = 64 << 10;
+
+/// How often a sliced pull is repeated in which slices of one owner came at different versions. That happens to a pull that crosses
+/// a publication, which is on all shards within microseconds.
+pub(crate) const TORN_PULLS_MAX: u32 = 3;
+
 /// What may wait besides and is no call: steps that end, peers that are named, plans and queues that are opened and closed. A record
 /// of the largest, and few are as large as that, has 7 KiB.
 pub(crate) const BACKLOG_ORDERS_MAX: usize = 4096;

@@ -1,8 +1,10 @@
 //! Plans of tensors that are published in slices: each owner's slices are pulled by a plan of their own, all at once, to where
-//! they lie in one array. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
+//! they lie in one array. Several slices of one owner go over different shards, with a plan for each, so that a large tensor is
+//! carried by more than one. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
 
 mod gathered;
-mod owners_plan;
+mod share_plan;
+mod shares;
 
 use std::{
     ops::Range,
@@ -12,16 +14,19 @@ use std::{
 };
 
 use bytes::Bytes;
-use hashbrown::HashMap;
 #[cfg(feature = "embedded")]
 use sealane_runtime::Buffer;
 use sealane_transport::{Code, Error, Keys, Slicing, Tensor};
 
-use self::{gathered::Gathered, owners_plan::OwnersPlan};
+use self::{
+    gathered::Gathered,
+    share_plan::SharePlan,
+    shares::{Place, Share, shares},
+};
 
 #[cfg(feature = "embedded")]
 use crate::embedded_plan::EmbeddedPlan;
-use crate::{attached_plan::AttachedPlan, attachment::Attachment};
+use crate::{attached_plan::AttachedPlan, attachment::Attachment, limits::TORN_PULLS_MAX};
 
 /// Which versions the slices of one tensor may have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,6 +47,17 @@ pub(crate) enum Puller {
     Embedded(sealane_fusion::Task),
 }
 
+impl Puller {
+    /// Shards of the engine that pulls; 1 while there is no daemon.
+    fn shards(&self) -> usize {
+        match self {
+            Self::Daemon(attachment) => attachment.shards(),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(task) => task.shards(),
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct SlicedPlan {
     puller: Puller,
@@ -49,11 +65,15 @@ pub(crate) struct SlicedPlan {
     slicings: Box<[Slicing]>,
     versions: SliceVersions,
     /// In the order of the keys; each slice has a place in one of them.
-    owners: Box<[Owner]>,
+    shares: Box<[Share]>,
+    /// Shards that they are spread over.
+    shards: usize,
     /// The plans, and where they pull to; `None` before the first pull, and after one that did not bring everything.
     open: Option<Open>,
     pulled: Box<[Result<Tensor, Error>]>,
     version: Box<[i64]>,
+    /// One owner's slices of a tensor came at different versions.
+    torn: bool,
     /// The pull that is in progress, or was last.
     wish: Wish,
 }
@@ -65,6 +85,19 @@ struct Wish {
     timeout: Option<Duration>,
     begun: Instant,
     after_drain: AfterDrain,
+    /// How often it was repeated for a tensor that was torn.
+    repeated: u32,
+}
+
+impl Wish {
+    fn new(min_version: i64, timeout: Option<Duration>) -> Self {
+        Self { min_version, timeout, begun: Instant::now(), after_drain: AfterDrain::GoesOn, repeated: 0 }
+    }
+
+    /// The time that it has left.
+    fn left(&self) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()))
+    }
 }
 
 /// Whether a pull goes on that the end of a drain has ended.
@@ -77,26 +110,12 @@ enum AfterDrain {
     HasGoneOn,
 }
 
-/// A task, and the slices that it publishes.
-struct Owner {
-    name: Box<str>,
-    keys: Keys,
-    slices: Vec<Place>,
-}
-
-/// A slice: of which tensor, and its number there.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    tensor: usize,
-    slice: usize,
-}
-
-/// The plans of all owners.
+/// The plans of all shares.
 struct Open {
-    plans: Vec<OwnersPlan>,
+    plans: Vec<SharePlan>,
     /// What is pulled into, by tensor; with an embedded engine the plans have it during a pull.
     wholes: Vec<Bytes>,
-    /// How the pull in progress has ended, by owner.
+    /// How the pull in progress has ended, by share.
     ended: Vec<Option<Result<(), Error>>>,
 }
 
@@ -107,7 +126,7 @@ impl Open {
 }
 
 /// Asks a plan how its pull has ended.
-type Ask<'a> = dyn FnMut(&mut OwnersPlan) -> Poll<Result<(), Error>> + 'a;
+type Ask<'a> = dyn FnMut(&mut SharePlan) -> Poll<Result<(), Error>> + 'a;
 
 impl SlicedPlan {
     pub(crate) fn new(
@@ -116,29 +135,13 @@ impl SlicedPlan {
         versions: SliceVersions,
     ) -> Result<Self, Error> {
         let keys = Keys::new(wanted.iter().map(|(key, _)| key))?;
-        let mut owners: Vec<(&str, Vec<String>, Vec<Place>)> = Vec::new();
-        let mut known: HashMap<&str, usize> = HashMap::new();
-        for (tensor, (key, slicing)) in wanted.iter().enumerate() {
-            for slice in 0..slicing.len() {
-                let name = slicing.owner(slice);
-                let owner = *known.entry(name).or_insert_with(|| {
-                    owners.push((name, Vec::new(), Vec::new()));
-                    owners.len() - 1
-                });
-                let (_, keys, slices) = &mut owners[owner];
-                keys.push(slicing.key(key, slice));
-                slices.push(Place { tensor, slice });
-            }
-        }
-        let owner = |(name, keys, slices): (&str, Vec<String>, Vec<Place>)| {
-            Ok(Owner { name: name.into(), keys: Keys::new(keys)?, slices })
-        };
-        let owners = owners.into_iter().map(owner).collect::<Result<_, Error>>()?;
-        let slicings: Box<[Slicing]> = wanted.iter().map(|(_, slicing)| slicing.clone()).collect();
+        let slicings: Box<[Slicing]> = wanted.into_iter().map(|(_, slicing)| slicing).collect();
+        let shards = puller.shards();
+        let shares = shares(&keys, &slicings, shards)?;
         let pulled = slicings.iter().map(|_| Err(not_pulled())).collect();
         let version = slicings.iter().map(|_| 0).collect();
-        let wish = Wish { min_version: 0, timeout: None, begun: Instant::now(), after_drain: AfterDrain::GoesOn };
-        Ok(Self { puller, keys, slicings, versions, owners, open: None, pulled, version, wish })
+        let wish = Wish::new(0, None);
+        Ok(Self { puller, keys, slicings, versions, shares, shards, open: None, pulled, version, torn: false, wish })
     }
 
     pub(crate) fn keys(&self) -> &Keys {
@@ -155,13 +158,14 @@ impl SlicedPlan {
 
     /// Begins a pull of all slices; one that is in progress is given up.
     pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
-        self.wish = Wish { min_version, timeout, begun: Instant::now(), after_drain: AfterDrain::GoesOn };
+        self.wish = Wish::new(min_version, timeout);
         self.ask(timeout);
     }
 
     /// Asks all owners, with so much time.
     fn ask(&mut self, timeout: Option<Duration>) {
         let min_version = self.wish.min_version;
+        self.torn = false;
         let mut open = match self.reopen(timeout) {
             Ok(open) => open,
             // The outcome of the pull.
@@ -203,23 +207,28 @@ impl SlicedPlan {
         reached.map_or_else(|| self.open(), Ok)
     }
 
-    /// Plans of all owners, and memory to pull into.
-    fn open(&self) -> Result<Open, Error> {
-        let (plans, wholes): (Vec<OwnersPlan>, Vec<Bytes>) = match &self.puller {
+    /// Plans of all shares, and memory to pull into.
+    fn open(&mut self) -> Result<Open, Error> {
+        let shards = self.puller.shards();
+        if shards != self.shards {
+            (self.shares, self.shards) = (shares(&self.keys, &self.slicings, shards)?, shards);
+        }
+        let (plans, wholes): (Vec<SharePlan>, Vec<Bytes>) = match &self.puller {
             Puller::Daemon(attachment) => {
                 let memory = |slicing: &Slicing| Ok(Bytes::from_owner(attachment.allocate(slicing.bytes())?));
                 let wholes = self.slicings.iter().map(memory).collect::<Result<Vec<_>, Error>>()?;
-                let plan = |owner: &Owner| {
+                let plan = |share: &Share| {
                     let place = |&place: &Place| wholes[place.tensor].slice(self.range(place));
-                    let places = owner.slices.iter().map(place).collect();
-                    AttachedPlan::with_places(attachment, &owner.name, owner.keys.clone(), places)
+                    let places = share.slices.iter().map(place).collect();
+                    AttachedPlan::with_places(attachment, (&share.owner, share.stripe), share.keys.clone(), places)
                 };
-                (self.owners.iter().map(|owner| OwnersPlan::Daemon(Box::new(plan(owner)))).collect(), wholes)
+                (self.shares.iter().map(|share| SharePlan::Daemon(Box::new(plan(share)))).collect(), wholes)
             }
             #[cfg(feature = "embedded")]
             Puller::Embedded(task) => {
-                let plan = |owner: &Owner| EmbeddedPlan::new(task.plan(&owner.name, owner.keys.clone()));
-                (self.owners.iter().map(|owner| OwnersPlan::Embedded(Box::new(plan(owner)))).collect(), Vec::new())
+                let plan = |share: &Share| task.plan_over(share.stripe, &share.owner, share.keys.clone());
+                let plan = |share: &Share| SharePlan::Embedded(Box::new(EmbeddedPlan::new(plan(share))));
+                (self.shares.iter().map(plan).collect(), Vec::new())
             }
         };
         let ended = plans.iter().map(|_| None).collect();
@@ -242,10 +251,9 @@ impl SlicedPlan {
             let lens: Vec<usize> = (0..slicing.len()).map(|slice| slicing.bytes_of(slice).len()).collect();
             parts.push(whole.split(&lens).into_iter().map(Some).collect());
         }
-        for (owner, plan) in self.owners.iter().zip(&mut open.plans) {
-            for (index, place) in owner.slices.iter().enumerate() {
-                if let (OwnersPlan::Embedded(plan), Some(part)) = (&mut *plan, parts[place.tensor][place.slice].take())
-                {
+        for (share, plan) in self.shares.iter().zip(&mut open.plans) {
+            for (index, place) in share.slices.iter().enumerate() {
+                if let (SharePlan::Embedded(plan), Some(part)) = (&mut *plan, parts[place.tensor][place.slice].take()) {
                     plan.set_destination(index, part);
                 }
             }
@@ -281,7 +289,7 @@ impl SlicedPlan {
                     return Poll::Pending;
                 }
                 self.wish.after_drain = AfterDrain::HasGoneOn;
-                self.ask(self.wish.timeout.map(|timeout| timeout.saturating_sub(self.wish.begun.elapsed())));
+                self.ask(self.wish.left());
             }
             if let Some(open) = &mut self.open {
                 for (plan, ended) in open.plans.iter_mut().zip(&mut open.ended) {
@@ -296,9 +304,14 @@ impl SlicedPlan {
                 }
                 self.gather();
             }
+            let is_late = self.wish.left() == Some(Duration::ZERO);
+            if self.torn && !is_late && self.wish.repeated < TORN_PULLS_MAX && (waits || !self.finds_no_daemon()) {
+                self.wish.repeated += 1;
+                self.ask(self.wish.left());
+                continue;
+            }
             let error = self.pulled.iter().find_map(|pulled| pulled.as_ref().err());
             let is_drained = error.is_some_and(|error| error.code() == Code::Unavailable);
-            let is_late = self.wish.timeout.is_some_and(|timeout| timeout <= self.wish.begun.elapsed());
             if !is_drained || is_late || self.wish.after_drain != AfterDrain::GoesOn || !self.awaits_restart() {
                 return Poll::Ready(error.map_or(Ok(()), |error| Err(error.clone())));
             }
@@ -326,24 +339,25 @@ impl SlicedPlan {
         }
     }
 
-    /// Makes the arrays of what the owners' plans have.
+    /// Makes the arrays of what the plans have.
     fn gather(&mut self) {
         let Some(mut open) = self.open.take() else { return };
         let mut gathered: Vec<Gathered> = self.slicings.iter().map(Gathered::new).collect();
-        for (owner, plan) in self.owners.iter().zip(&mut open.plans) {
-            for (index, place) in owner.slices.iter().enumerate() {
+        for (share, plan) in self.shares.iter().zip(&mut open.plans) {
+            for (index, place) in share.slices.iter().enumerate() {
                 let expected = self.slicings[place.tensor].meta_of(place.slice);
                 let came = plan.take(index).and_then(|(tensor, version)| {
                     if *tensor.meta() == expected {
                         return Ok((tensor, version));
                     }
-                    let (key, found) = (owner.keys.get(index), tensor.meta());
-                    Err(Error::invalid(format!("{key} of {} is {found:?}, its slicing says {expected:?}", owner.name)))
+                    let (key, found) = (share.keys.get(index), tensor.meta());
+                    Err(Error::invalid(format!("{key} of {} is {found:?}, its slicing says {expected:?}", share.owner)))
                 });
                 gathered[place.tensor].take(place.slice, came);
             }
         }
         for (index, gathered) in gathered.into_iter().enumerate() {
+            self.torn |= self.versions == SliceVersions::Same && gathered.is_torn(&self.slicings[index]);
             (self.pulled[index], self.version[index]) =
                 gathered.end((self.keys.get(index), &self.slicings[index]), open.wholes.get(index), self.versions);
         }

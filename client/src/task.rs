@@ -437,6 +437,9 @@ impl Task {
     /// one array, whose parts arrive where they belong. The array is of memory of [`alloc`](Self::alloc), the same for each pull
     /// that brings everything. Its slices are of one version, unless `versions` says otherwise.
     ///
+    /// Slices of 64 KiB or more that one owner has of a tensor are pulled over as many shards, one after the other in turn, where
+    /// this task's engine or daemon has more than one.
+    ///
     /// ```no_run
     /// # use sealane::{DType, SliceVersions, Slicing, Task, TensorMeta};
     /// # let task = Task::attach("worker0.train:2222")?;

@@ -18,9 +18,34 @@ pub fn shard_of(lane: u32, shards: usize) -> usize {
     lane as usize % shards.max(1)
 }
 
+/// The lane by which shard `shard` of a side with `shards` pulls for a pair whose lane is `lane`: that lane itself on the
+/// shard that serves the pair, else a near one that leads back to `shard`. The shards of a side thus reach different shards of
+/// the other side, as many as that has.
+pub fn lane_by(lane: u32, shard: usize, shards: usize) -> u32 {
+    let shards = shards.max(1) as u64;
+    let near = u64::from(lane) - u64::from(lane) % shards + shard as u64;
+    u32::try_from(near).unwrap_or_else(|_| (near - shards) as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_shard_has_a_lane_to_itself_and_they_lead_to_different_shards_of_the_peer() {
+        for lane in [0, 1, 5, 1_860_462_860, u32::MAX - 2, u32::MAX] {
+            for shards in [1, 2, 3, 7, 1024] {
+                let lanes: Vec<u32> = (0..shards).map(|shard| lane_by(lane, shard, shards)).collect();
+                assert!(lanes.iter().enumerate().all(|(shard, lane)| shard_of(*lane, shards) == shard), "{lanes:?}");
+                assert_eq!(lanes[shard_of(lane, shards)], lane);
+                for theirs in [2, 3, 8] {
+                    let reached: std::collections::HashSet<_> =
+                        lanes.iter().map(|lane| shard_of(*lane, theirs)).collect();
+                    assert_eq!(reached.len(), shards.min(theirs), "{shards} and {theirs} by {lanes:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn both_sides_find_the_same_lane_and_lanes_spread() {

@@ -36,8 +36,8 @@ struct Slice {
 }
 
 impl Slicing {
-    /// One slice for each owner, as equal as whole rows allow. An owner may be named more than once; where there are more of
-    /// them than rows, some get none.
+    /// One slice for each owner, as equal as whole rows allow. An owner may be named more than once: its large slices are then
+    /// pulled over different shards. Where there are more of them than rows, some get none.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -52,6 +52,8 @@ pub(super) struct Link {
     pub(super) waiting: Waiting,
     pub(super) segments: Vec<Segment>,
     peers: HashMap<Box<str>, Peer>,
+    /// Peers as shards know them that do not serve their pairs, by these shards.
+    peers_elsewhere: HashMap<(u16, Box<str>), Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
     recent: Option<(Box<str>, Peer)>,
     pub(super) outgoing: Record,
@@ -156,6 +158,7 @@ impl Link {
             waiting: Waiting::new(backlog),
             segments: shards.into_iter().map(segment).collect(),
             peers: HashMap::new(),
+            peers_elsewhere: HashMap::new(),
             recent: None,
             outgoing: Record::new(),
             incoming: Record::new(),
@@ -178,7 +181,7 @@ impl Link {
         let peer = match self.peers.get(name) {
             Some(peer) => *peer,
             None => {
-                let peer = self.introduce(task, name)?;
+                let peer = self.introduce(self.serving(task, name), name)?;
                 self.peers.insert(name.into(), peer);
                 peer
             }
@@ -187,18 +190,37 @@ impl Link {
         Ok(peer)
     }
 
-    fn introduce(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
+    /// The number of a peer for plans, with the shard that is so many after the one that serves the pair.
+    pub(super) fn pulled_peer(&mut self, task: &str, name: &str, stripe: usize) -> Result<Peer, Unsubmitted> {
+        let serving = self.serving(task, name);
+        let segment = ((usize::from(serving) + stripe) % self.segments.len()) as u16;
+        if segment == serving {
+            return self.peer(task, name);
+        }
+        let key = (segment, name.into());
+        if let Some(peer) = self.peers_elsewhere.get(&key) {
+            return Ok(*peer);
+        }
+        let peer = self.introduce(segment, name)?;
+        self.peers_elsewhere.insert(key, peer);
+        Ok(peer)
+    }
+
+    /// The shard that serves the pair with a peer.
+    fn serving(&self, task: &str, name: &str) -> u16 {
+        lane::shard_of(lane::lane(task, name), self.segments.len()) as u16
+    }
+
+    fn introduce(&mut self, segment: u16, name: &str) -> Result<Peer, Unsubmitted> {
         if name.len() > NAME_BYTES_MAX {
             let reason = format!("a task's name has at most {NAME_BYTES_MAX} bytes, not {}", name.len());
             return Err(Unsubmitted::Refused(Error::invalid(reason)));
         }
-        let segment = lane::shard_of(lane::lane(task, name), self.segments.len());
-        let known = self.segments[segment].peers;
+        let known = self.segments[usize::from(segment)].peers;
         let Some(number) = u16::try_from(known).ok().filter(|_| known < PEERS_MAX) else {
             let reason = format!("one shard already knows {PEERS_MAX} peers, the maximum, and {name} is another");
             return Err(Unsubmitted::Refused(Error::full("client peers", reason)));
         };
-        let segment = segment as u16;
         self.submit(segment, &Submission::Peer { number, name })?;
         self.segments[usize::from(segment)].peers += 1;
         Ok(Peer { segment, number })

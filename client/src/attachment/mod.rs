@@ -217,6 +217,14 @@ impl Attachment {
         }
     }
 
+    /// Shards of the daemon; 1 while there is none.
+    pub(crate) fn shards(&self) -> usize {
+        match &self.lock().line {
+            Line::Up(link) => link.segments().into(),
+            Line::Lost(_) | Line::Closed => 1,
+        }
+    }
+
     /// The addresses of the arena.
     ///
     /// # Errors

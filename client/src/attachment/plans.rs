@@ -35,6 +35,8 @@ pub(crate) struct Seat {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlanOf<'a> {
     pub(crate) from: &'a str,
+    /// Over which shard, counted from the one that serves the pair.
+    pub(crate) stripe: usize,
     pub(crate) keys: &'a Keys,
     /// None, or one for each key, in the arena.
     pub(crate) places: &'a [Bytes],
@@ -335,10 +337,11 @@ impl Held<'_> {
         submitted.map_err(|(error, _)| error)
     }
 
-    /// Tells the shard that serves the pair of a plan and its keys.
+    /// Tells the plan's shard of it and its keys.
     #[cold]
-    fn open_plan(&mut self, PlanOf { from, keys, places }: PlanOf<'_>) -> Result<Seat, Error> {
-        let Peer { segment, number: peer } = self.peer(from)?;
+    fn open_plan(&mut self, PlanOf { from, stripe, keys, places }: PlanOf<'_>) -> Result<Seat, Error> {
+        let task = self.attachment.task();
+        let Peer { segment, number: peer } = self.submit(ROOM_WAIT_MAX, |link| link.pulled_peer(task, from, stripe))?;
         let more = Taken::of(keys);
         let plan = self.submit(ROOM_WAIT_MAX, |link| {
             let plan = link.plans.last.wrapping_add(1);

@@ -1,6 +1,7 @@
 //! The slices of one tensor, put together: of one version, and each where it belongs. Pure.
 
 use bytes::Bytes;
+use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Payload, Slicing, Tensor};
 
@@ -8,26 +9,31 @@ use super::SliceVersions;
 
 /// The slices of one tensor, as they come.
 pub(super) struct Gathered {
-    slices: Vec<Option<Tensor>>,
+    slices: Vec<Option<(Tensor, i64)>>,
     error: Option<Error>,
-    oldest: i64,
-    newest: i64,
 }
 
 impl Gathered {
     pub(super) fn new(slicing: &Slicing) -> Self {
         let slices = (0..slicing.len()).map(|_| None).collect();
-        Self { slices, error: None, oldest: i64::MAX, newest: i64::MIN }
+        Self { slices, error: None }
     }
 
     pub(super) fn take(&mut self, slice: usize, came: Result<(Tensor, i64), Error>) {
         match came {
-            Ok((tensor, version)) => {
-                (self.oldest, self.newest) = (self.oldest.min(version), self.newest.max(version));
-                self.slices[slice] = Some(tensor);
-            }
+            Ok(came) => self.slices[slice] = Some(came),
             Err(error) => self.error = self.error.take().or(Some(error)),
         }
+    }
+
+    /// Whether slices of one owner are of different versions: it was publishing while they were pulled over several shards.
+    pub(super) fn is_torn(&self, slicing: &Slicing) -> bool {
+        let mut versions = HashMap::new();
+        let differs = |(slice, came): (usize, &Option<(Tensor, i64)>)| {
+            came.as_ref()
+                .is_some_and(|(_, version)| *versions.entry(slicing.owner(slice)).or_insert(*version) != *version)
+        };
+        self.error.is_none() && self.slices.iter().enumerate().any(differs)
     }
 
     /// The tensor and its version.
@@ -37,7 +43,9 @@ impl Gathered {
         whole: Option<&Bytes>,
         versions: SliceVersions,
     ) -> (Result<Tensor, Error>, i64) {
-        let Self { slices, error, oldest, newest } = self;
+        let Self { slices, error } = self;
+        let versions_of = || slices.iter().flatten().map(|(_, version)| *version);
+        let (oldest, newest) = (versions_of().min().unwrap_or(i64::MAX), versions_of().max().unwrap_or(i64::MIN));
         if let Some(error) = error {
             return (Err(error), oldest);
         }
@@ -47,7 +55,7 @@ impl Gathered {
             );
             return (Err(Error::Aborted { step: newest, reason: reason.into() }), newest);
         }
-        let slices = slices.into_iter().flatten();
+        let slices = slices.into_iter().flatten().map(|(tensor, _)| tensor);
         let payload = match whole {
             Some(whole) => in_place(slicing, whole, slices).map(|()| Payload::Bytes(whole.clone())),
             None => joined(slices),

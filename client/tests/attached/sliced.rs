@@ -4,6 +4,7 @@ use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use sealane::{Code, DType, Plan, SliceVersions, Slicing, Task, Tensor, TensorMeta};
 use sealane_fusion::{EndpointMap, Engine, EngineSettings};
+use sealane_runtime::Pin;
 
 use crate::{
     daemon::{Daemon, Settings},
@@ -124,6 +125,29 @@ fn slices_of_unlike_versions_are_no_tensor_unless_that_is_wanted() {
 }
 
 #[test]
+fn a_pull_is_repeated_if_slices_of_one_owner_differ() {
+    let (_directory, daemon, task) = attached();
+    let (tasks, owners) = publishers(&daemon);
+    publish(&tasks, &owners, 1);
+    let slicing = slicing(SIZES[2], &owners);
+    let mut plan = task.sliced_plan([(key(SIZES[2]), slicing.clone())], SliceVersions::Same).unwrap();
+    let newer = |slice| Tensor::new(slicing.meta_of(slice), bytes(slicing.bytes_of(slice).len(), 2)).unwrap();
+    tasks[0].publish(&slicing.key(&key(SIZES[2]), 3), 2, newer(3)).wait().unwrap();
+    let error = plan.pull(1).wait().unwrap_err();
+    assert_eq!((error.code(), plan.version(0)), (Code::Aborted, 2));
+    // Only so often: this owner never publishes the other one.
+    let received = |daemon: &Daemon| daemon.sum(|counters| counters.tensors_received);
+    daemon.until("it was pulled four times", |daemon| received(daemon) == 4 * 4);
+    for owner in [1, 2] {
+        tasks[owner].publish(&slicing.key(&key(SIZES[2]), owner), 2, newer(owner)).wait().unwrap();
+    }
+    tasks[0].publish(&slicing.key(&key(SIZES[2]), 0), 2, newer(0)).wait().unwrap();
+    plan.pull(1).wait().unwrap();
+    assert_eq!(plan.version(0), 2);
+    daemon.until("once more", |daemon| received(daemon) == 5 * 4);
+}
+
+#[test]
 fn what_does_not_come_is_told_and_its_memory_comes_back() {
     let (_directory, daemon, task) = attached();
     let (tasks, owners) = publishers(&daemon);
@@ -173,24 +197,29 @@ fn slices_of_another_host_arrive_in_the_array_too() {
     });
     let mut settings = EngineSettings::new(EndpointMap::parse(&map, "test").unwrap(), &[REMOTE]).unwrap();
     settings.listeners = vec![listener];
+    (settings.runtime.shards, settings.runtime.pin) = (2, Pin::Off);
     let engine = Engine::start(settings).unwrap();
     let far = engine.task(REMOTE).unwrap();
     let (task, near) = (to(&daemon).attach().unwrap(), to_as(&daemon, &peers()[0]).attach().unwrap());
 
-    let owners = [REMOTE.to_owned(), peers()[0].clone()];
+    let owners = [REMOTE.to_owned(), peers()[0].clone(), REMOTE.to_owned()];
     let mut plan = plan(&task, &owners, SliceVersions::Same);
     for version in 1..4 {
         let pulling = plan.pull(version);
         publish(std::slice::from_ref(&near), &owners, version);
-        let slice = |rows| {
+        let slice = |(rows, slice)| {
             let (slicing, whole) = (slicing(rows, &owners), bytes(rows as usize * 3, version as u64));
-            let slice = Tensor::new(slicing.meta_of(0), whole[slicing.bytes_of(0)].to_vec()).unwrap();
-            (slicing.key(&key(rows), 0), slice)
+            let bytes = whole[slicing.bytes_of(slice)].to_vec();
+            (slicing.key(&key(rows), slice), Tensor::new(slicing.meta_of(slice), bytes).unwrap())
         };
-        far.publish_many(version, SIZES.map(slice)).wait().unwrap();
+        far.publish_many(version, SIZES.iter().flat_map(|&rows| [(rows, 0), (rows, 2)]).map(slice)).wait().unwrap();
         pulling.wait().unwrap();
         assert_is(&plan, version);
     }
+    // Its two slices of the largest came over a shard each, in each pull.
+    let (far, near) = (engine.counters().unwrap(), daemon.engine.counters().unwrap());
+    assert_eq!(far.iter().map(|shard| shard.links).collect::<Vec<_>>(), [1, 1]);
+    assert!(near.iter().all(|shard| (shard.links, shard.bytes_received / 900_000) >= (1, 1)), "{near:?}");
     engine.stop().unwrap();
     // Whatever of the last pull the lost host has not sent.
     let error = plan.pull_within(9, Duration::from_millis(1)).wait().unwrap_err();

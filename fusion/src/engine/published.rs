@@ -87,7 +87,14 @@ impl Task {
     /// A plan: keys that `from` publishes, to be pulled together. They are sent once per link; after that a pull is one small
     /// message, and tensors are received into the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
-        let seat = Seat { task: self.clone(), from: from.into(), plan: Arc::default(), is_open: false };
+        self.plan_over(0, from, keys)
+    }
+
+    /// [`plan`](Self::plan) that is pulled over another shard: `stripe` shards after the one that serves the pair, counted
+    /// around. Plans of one pair with different stripes are pulled side by side, each over links of its own.
+    pub fn plan_over(&self, stripe: usize, from: &str, keys: Keys) -> Plan {
+        let shard = (self.serving(from) + stripe) % self.shards();
+        let seat = Seat { task: self.clone(), from: from.into(), shard, plan: Arc::default(), is_open: false };
         Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
     }
 
@@ -222,6 +229,7 @@ fn each(outcome: Result<Vec<RecvOutcome>, Error>, count: usize) -> Vec<RecvOutco
 struct Seat {
     task: Task,
     from: Box<str>,
+    shard: usize,
     /// The node's handle; 0 until it has one.
     plan: Arc<AtomicU64>,
     /// A pull was submitted, and the node has a plan when that has run.
@@ -232,7 +240,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let plan = self.plan.clone();
         if self.is_open {
-            submit_always(&self.task.shard_for(&self.from), move |node, _| {
+            submit_always(&self.task.shard(self.shard), move |node, _| {
                 node.close_plan(Handle::from_bits(plan.load(Ordering::Relaxed)));
             });
         }
@@ -290,7 +298,7 @@ impl Plan {
     }
 
     fn submit(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
-        let Seat { task, from, plan, .. } = &self.seat;
+        let Seat { task, from, shard, plan, .. } = &self.seat;
         let timeout = timeout.unwrap_or(task.request_timeout());
         let mut tray = std::mem::take(&mut self.tray);
         if tray.len() != self.keys.len() {
@@ -299,7 +307,7 @@ impl Plan {
         }
         let (sender, receiver) = oneshot::channel();
         let (local, peer, plan, keys) = (task.place(), from.to_string(), plan.clone(), self.keys.clone());
-        let submitted = task.submit(from, move |node, now| match seat(node, local, &peer, &plan, keys) {
+        let submitted = task.submit_to(*shard, move |node, now| match seat(node, local, &peer, &plan, keys) {
             Ok(plan) => {
                 let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Channel(sender));
                 node.pull(now, PullRequest { plan, min_version, deadline, tray, views: false, waiter });
@@ -330,7 +338,7 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
     if known != 0 {
         return Ok(Handle::from_bits(known));
     }
-    let pair = node.pair(local, peer)?;
+    let pair = node.pulling_pair(local, peer)?;
     let handle = node.open_plan(pair, keys);
     plan.store(handle.to_bits(), Ordering::Relaxed);
     Ok(handle)

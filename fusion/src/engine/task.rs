@@ -131,7 +131,7 @@ impl Task {
 
     /// How to cancel a call of this task to `peer`.
     pub(super) fn recall(&self, peer: &str) -> (Recall, NameTag) {
-        Recall::of(self.shard(self.engine.shard_of(self.name(), peer)))
+        Recall::of(self.shard(self.serving(peer)))
     }
 
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
@@ -167,7 +167,8 @@ impl Task {
         self.place
     }
 
-    pub(super) fn shards(&self) -> usize {
+    /// Number of shards of its engine.
+    pub fn shards(&self) -> usize {
         self.engine.0.runtime.shards()
     }
 
@@ -184,7 +185,7 @@ impl Task {
         shard: usize,
         job: impl FnOnce(&mut Node, Instant) + Send + 'static,
     ) -> Result<(), Error> {
-        submit(&self.engine.0.runtime.shard(shard), job)
+        submit(&self.shard(shard), job)
     }
 
     pub(super) fn submit(
@@ -192,12 +193,12 @@ impl Task {
         peer: &str,
         job: impl FnOnce(&mut Node, Instant) + Send + 'static,
     ) -> Result<(), Error> {
-        submit(&self.shard_for(peer), job)
+        self.submit_to(self.serving(peer), job)
     }
 
-    /// The shard that serves this task and a peer.
-    pub(super) fn shard_for(&self, peer: &str) -> ShardRef {
-        self.shard(self.engine.shard_of(self.name(), peer))
+    /// The number of the shard that serves this task and a peer.
+    pub(super) fn serving(&self, peer: &str) -> usize {
+        self.engine.shard_of(self.name(), peer)
     }
 }
 

@@ -173,6 +173,15 @@ impl Node {
         self.context.pairs.pair(local, peer)
     }
 
+    /// The number of a pair for [plans](Self::open_plan), which any shard may pull: what a task publishes is on all of its
+    /// shards.
+    ///
+    /// # Errors
+    /// NotFound if the peer is not in the endpoint map.
+    pub fn pulling_pair(&mut self, local: u16, peer: &str) -> Result<u32, Error> {
+        self.context.pairs.pulling_pair(local, peer)
+    }
+
     /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they have;
     /// later ones go to the new addresses. Links are re-established if their handshake named tasks that the old map did not
     /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
-use sealane_transport::lane::{lane, shard_of};
+use sealane_transport::lane::{lane, lane_by, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Roster;
 use sealane_transport::{Error, Handle};
@@ -27,10 +27,11 @@ struct PeerTask {
 pub(super) struct Pair {
     pub(super) local: u16,
     pub(super) peer: u32,
+    /// By which this shard reaches the peer.
     pub(super) lane: u32,
     /// The local task's name, for those who get its tensors.
     pub(super) local_name: Arc<str>,
-    /// False if another shard of this engine serves the pair.
+    /// False if another shard of this engine serves the pair: this one pulls for it, and nothing else.
     pub(super) owned: bool,
     /// The same two tasks from the other's side, if the peer is a task of this node as well.
     pub(super) mirror: Option<u32>,
@@ -150,17 +151,25 @@ impl Pairs {
     /// # Errors
     /// NotFound if the peer is not in the endpoint map, InvalidArgument if another shard serves the pair.
     pub(super) fn pair(&mut self, local: u16, peer: &str) -> Result<u32, Error> {
+        let pair = self.pulling_pair(local, peer)?;
+        if self[pair].owned {
+            return Ok(pair);
+        }
+        let owner = shard_of(lane(self.task(local).as_str(), peer), usize::from(self.shards));
+        let here = self.shard;
+        Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
+    }
+
+    /// The same for pulls, which any shard can make.
+    ///
+    /// # Errors
+    /// NotFound if the peer is not in the endpoint map.
+    pub(super) fn pulling_pair(&mut self, local: u16, peer: &str) -> Result<u32, Error> {
         let number = self.number_of(peer).ok_or_else(|| Error::NotFound {
             task: peer.into(),
             reason: "the endpoint map has no line for it; add one and reload".into(),
         })?;
-        let pair = self.pair_of(local, number);
-        if self[pair].owned {
-            return Ok(pair);
-        }
-        let owner = shard_of(self[pair].lane, usize::from(self.shards));
-        let here = self.shard;
-        Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
+        Ok(self.pair_of(local, number))
     }
 
     /// The number of a local task as a peer of others here.
@@ -201,7 +210,8 @@ impl Pairs {
         debug_assert_ne!(peer, STRANGER, "a stranger has no name to find its lane by");
         let names = (self.task(local), self.peer_name(peer));
         let lane = lane(names.0.as_str(), names.1.as_str());
-        let owned = shard_of(lane, usize::from(self.shards)) == usize::from(self.shard);
+        let (shard, shards) = (usize::from(self.shard), usize::from(self.shards));
+        let (owned, lane) = (shard_of(lane, shards) == shard, lane_by(lane, shard, shards));
         let pair = self.pairs.len() as u32;
         let local_name = names.0.as_str().into();
         self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });

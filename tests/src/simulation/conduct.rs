@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sealane_fusion::node::{RecvRequest, RecvWaiter, SendWaiter};
-use sealane_fusion::{Buffer, Code, Tensor};
+use sealane_fusion::node::{Node, RecvRequest, RecvWaiter, SendWaiter};
+use sealane_fusion::{Buffer, Code, Error, Tensor};
 
 use super::fused::Fusing;
 use super::ledger::{End, Era, Recv, Send};
@@ -101,14 +101,34 @@ impl Simulation {
     /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down or has not heard of
     /// one of the two.
     pub(super) fn seat_of(&mut self, host: usize, local: usize, peer: usize) -> Result<Option<(usize, u32)>, String> {
+        self.seat_after(0, host, (local, peer), Node::pair)
+    }
+
+    /// The same of the shard that is `stripe` after it, with the number that it has for pulls.
+    pub(super) fn pulling_seat_of(
+        &mut self,
+        stripe: usize,
+        host: usize,
+        pair: (usize, usize),
+    ) -> Result<Option<(usize, u32)>, String> {
+        self.seat_after(stripe, host, pair, Node::pulling_pair)
+    }
+
+    fn seat_after(
+        &mut self,
+        stripe: usize,
+        host: usize,
+        (local, peer): (usize, usize),
+        number: fn(&mut Node, u16, &str) -> Result<u32, Error>,
+    ) -> Result<Option<(usize, u32)>, String> {
         if !self.hosts[host].runs() {
             return Ok(None);
         }
         let unknown = !self.knows(host, local) || !self.knows(host, peer);
         let (local, peer) = (self.task_name(local), self.task_name(peer));
-        let shard = self.hosts[host].shard_for(&local, &peer);
+        let shard = (self.hosts[host].shard_for(&local, &peer) + stripe) % self.hosts[host].seats.len();
         let node = &mut self.hosts[host].seats[shard].node;
-        let pair = node.local_task(local.as_str()).and_then(|local| node.pair(local, peer.as_str()));
+        let pair = node.local_task(local.as_str()).and_then(|local| number(node, local, peer.as_str()));
         match pair {
             Ok(_) if unknown => Err(format!("host {host} serves a pair that its map does not have")),
             Ok(pair) => Ok(Some((shard, pair))),

@@ -357,12 +357,16 @@ impl Client {
         Ok(())
     }
 
+    /// The pair with a peer for a plan, which any shard may pull.
+    fn pulling_pair(&self, node: &mut Node, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
+        let peer = self.peers.get(usize::from(peer)).ok_or_else(|| unnamed(peer))?;
+        Ok(node.pulling_pair(self.task, &peer.name))
+    }
+
     /// The pair with a peer. One that the endpoint map does not name is looked up again each time: a new map may.
     #[inline]
     fn pair(&mut self, node: &mut Node, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
-        let Some(peer) = self.peers.get_mut(usize::from(peer)) else {
-            return Err(Misconduct(format!("peer {peer} was not named")));
-        };
+        let peer = self.peers.get_mut(usize::from(peer)).ok_or_else(|| unnamed(peer))?;
         if let Some(pair) = peer.pair {
             return Ok(Ok(pair));
         }
@@ -441,6 +445,10 @@ impl Client {
             self.put(Answer::ArenaGone { arena }, record);
         }
     }
+}
+
+fn unnamed(peer: u16) -> Misconduct {
+    Misconduct(format!("peer {peer} was not named"))
 }
 
 fn given_up() -> Error {

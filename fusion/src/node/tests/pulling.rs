@@ -60,6 +60,66 @@ fn large(seed: u8) -> Vec<u8> {
     (0..300_000_usize).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
+/// Each side has two shards: the worker's at 2 and 3.
+fn two_shards_a_side() -> Net {
+    let shards = |settings: fn() -> NodeSettings| [0, 1].map(|shard| NodeSettings { shard, shards: 2, ..settings() });
+    Net::new(shards(ps).into_iter().chain(shards(worker)))
+}
+
+/// A plan of a worker's shard, whether or not that serves the pair.
+fn plan_over(net: &mut Net, at: usize, key: &str) -> Plan {
+    let node = &mut net.nodes[at];
+    let local = node.local_task("worker:1").unwrap();
+    let pair = node.pulling_pair(local, "ps:1").unwrap();
+    let plan = node.open_plan(pair, Arc::new(Keys::new([key]).unwrap()));
+    Plan { at, plan, tray: Some(Tray::new(1)) }
+}
+
+fn publish_on(net: &mut Net, shards: usize, version: i64, bytes: &[u8]) {
+    for node in &mut net.nodes[..shards] {
+        let (task, tensor) = (node.local_task("ps:1").unwrap(), Tensor::from_elements(&[bytes.len() as u64], bytes));
+        node.publish(task, "w", version, tensor.unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn every_shard_pulls_for_a_pair_over_a_link_of_its_own() {
+    let mut net = two_shards_a_side();
+    publish_on(&mut net, 2, 1, &large(1));
+    let mut plans = [2, 3].map(|at| plan_over(&mut net, at, "w"));
+    for plan in &mut plans {
+        assert!(plan.pulled(&mut net, 1) == [Ok(large(1))]);
+    }
+    let figures = net.nodes.iter().map(|node| (node.counters().links, node.counters().bytes_received));
+    assert_eq!(figures.collect::<Vec<_>>(), [(1, 0), (1, 0), (1, 300_000), (1, 300_000)]);
+    // Nothing but pulls.
+    let owners = [2, 3].map(|at| net.nodes[at].pair(0, "ps:1").is_ok());
+    assert!(owners[0] != owners[1], "{owners:?}");
+}
+
+#[test]
+fn shards_that_pull_for_a_pair_follow_its_publisher_to_fewer_shards() {
+    let mut net = two_shards_a_side();
+    publish_on(&mut net, 2, 1, &large(1));
+    let mut plans = [2, 3].map(|at| plan_over(&mut net, at, "w"));
+    let waiting = plans.each_mut().map(|plan| plan.pull(&mut net, 2).0);
+    net.rest();
+    // It restarts.
+    net.nodes.drain(..2);
+    net.nodes.insert(0, node(NodeSettings { incarnation: 2000, ..ps() }));
+    net.rest();
+    net.pass(Duration::from_secs(1));
+    publish_on(&mut net, 1, 2, &large(2));
+    net.rest();
+    for (plan, waiting) in plans.iter_mut().zip(waiting) {
+        let tray = waiting.try_recv().expect("the pull has ended").unwrap();
+        assert!(matches!(bytes(&tray, 0), Err(Code::Unavailable)), "it was lost with the process");
+        (plan.at, plan.tray) = (plan.at - 1, Some(tray));
+        assert!(plan.pulled(&mut net, 2) == [Ok(large(2))]);
+    }
+    assert_eq!(net.nodes[0].counters().links, 2);
+}
+
 const WORKER: (usize, &str) = (1, "worker:1");
 const NEIGHBOUR: (usize, &str) = (0, "ps:2");
 

@@ -101,7 +101,9 @@ impl Simulation {
     pub(super) fn open_plan(&mut self, plan: usize) -> Result<(), String> {
         let Plan { producer, consumer, .. } = self.plans.plans[&plan];
         let host = self.host_of(consumer);
-        let Some((shard, pair)) = self.seat_of(host, consumer, producer)? else { return Ok(()) };
+        // Any shard pulls.
+        let seat = self.pulling_seat_of(plan, host, (consumer, producer))?;
+        let Some((shard, pair)) = seat else { return Ok(()) };
         let known = self.plans.plans.get_mut(&plan).expect("just looked at");
         let keys = Keys::new(known.keys.iter().map(|&number| super::published::key(number)));
         let keys = Arc::new(keys.map_err(|error| error.to_string())?);

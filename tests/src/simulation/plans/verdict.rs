@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sealane_fusion::{Code, Error, Tray};
+use sealane_transport::lane::{lane, lane_by, shard_of};
 
 use super::{Ear, Place, Plan, Pull};
 use crate::simulation::climate::{LATENESS_MAX, Weather};
@@ -173,7 +174,10 @@ impl Simulation {
             && !self.is_newcomer(plan.producer)
             && !self.is_newcomer(plan.consumer);
         let (producer, consumer) = (self.task_name(plan.producer), self.task_name(plan.consumer));
-        let store = self.hosts[self.host_of(plan.producer)].shard_for(&producer, &consumer);
+        let here = plan.open.as_ref().map_or(0, |opened| opened.shard);
+        let (there, shards) = (self.host_of(plan.producer), |host: usize| self.hosts[host].seats.len());
+        let lane = lane_by(lane(producer.as_str(), consumer.as_str()), here, shards(self.host_of(plan.consumer)));
+        let store = if there == self.host_of(plan.consumer) { here } else { shard_of(lane, shards(there)) };
         // Where maps grow links are made anew, and a pull begins from the start: what had come counts no more.
         let there = self.published.lay_long_enough(
             (plan.producer, plan.keys[index], store),

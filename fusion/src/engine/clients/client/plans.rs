@@ -191,17 +191,22 @@ impl Client {
         if seat.state != State::Idle {
             return Err(Misconduct(format!("plan {plan} is already being pulled")));
         }
-        let (keys, peer) = (keys.clone(), seat.peer);
+        let (keys, peer, opened) = (keys.clone(), seat.peer, seat.plan);
         self.plans.pulls = self.plans.pulls.wrapping_add(1);
         let asked = Pull { call, serial: self.plans.pulls };
         if self.plans.pulling.insert(call, (plan, asked)).is_some() {
             return Err(Misconduct(format!("call {call} is already in flight")));
         }
-        let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
+        let found = match opened {
+            Some(handle) => Ok(handle),
+            None => self.pulling_pair(node, peer)?.map(|pair| node.open_plan(pair, keys.clone())),
+        };
+        let checked = self.check_calls(());
         self.under_way += 1;
         let seat = self.plans.open.get_mut(&plan).expect("just looked at");
-        let prepared = pair.and_then(|pair| Ok((pair, seat.board.prepare(keys.len(), &self.area)?)));
-        let (pair, ()) = match prepared {
+        seat.plan = found.as_ref().ok().copied();
+        let prepared = checked.and_then(|()| Ok((found?, seat.board.prepare(keys.len(), &self.area)?)));
+        let (handle, ()) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
                 self.plans.pulling.remove(&call);
@@ -210,7 +215,6 @@ impl Client {
                 return Ok(());
             }
         };
-        let handle = *seat.plan.get_or_insert_with(|| node.open_plan(pair, keys.clone()));
         seat.told.resize_with(keys.len(), Told::default);
         let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: asked.name() });
         let tray = std::mem::take(&mut seat.tray);

@@ -1,4 +1,4 @@
-//! The plan of one owner's slices, with either engine.
+//! The plan of one share of the slices, with either engine.
 
 #[cfg(feature = "embedded")]
 use std::task::Waker;
@@ -14,13 +14,13 @@ use crate::attached_plan::AttachedPlan;
 use crate::embedded_plan::EmbeddedPlan;
 
 /// See the module.
-pub(super) enum OwnersPlan {
+pub(super) enum SharePlan {
     Daemon(Box<AttachedPlan>),
     #[cfg(feature = "embedded")]
     Embedded(Box<EmbeddedPlan>),
 }
 
-impl OwnersPlan {
+impl SharePlan {
     pub(super) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
         match self {
             Self::Daemon(plan) => plan.begin(min_version, timeout),

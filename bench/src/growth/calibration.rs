@@ -162,6 +162,7 @@ impl Input {
             ps_per_host: self.size.ps,
             worker_shards: 1,
             ps_shards: 1,
+            stripes: 1,
             worker_nic_gbit: f64::INFINITY,
             ps_nic_gbit: f64::INFINITY,
             propagation_us: 0.0,

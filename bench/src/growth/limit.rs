@@ -48,6 +48,7 @@ impl Setup {
             ps_per_host: 1,
             worker_shards: plan.worker_shards,
             ps_shards: plan.ps_shards,
+            stripes: plan.stripes,
             worker_nic_gbit: plan.nic_gbit_per_s,
             ps_nic_gbit: plan.nic_gbit_per_s,
             propagation_us: plan.propagation_us,

@@ -5,7 +5,7 @@
 //!
 //! Its manner is that of LogGP (Alexandrov, Ionescu, Schauser, Scheiman 1995), whose letters are in brackets: what a message
 //! costs is a sum of few constants, and everything else is waiting. W workers live on hosts with some workers each, M ps on hosts
-//! of their own. A host has a shard and a NIC. **A step** of a worker is four messages to and from each ps: a request, the answer with
+//! of their own. A host has shards and a NIC. **A step** of a worker is four messages to and from each ps: a request, the answer with
 //! that ps's variables; then, after some compute time, a push of their gradients and the word that they were taken. It sends
 //! its requests to all ps at once and its pushes to all ps at once. Asynchronous workers begin again as soon as all were taken.
 //! Of synchronous ones, a request waits at its ps until all workers' gradients of the step before are in there.
@@ -21,8 +21,9 @@
 //! | session | bytes | each worker and ps, at both ends | what an idle peer was measured to hold |
 //!
 //! Every shard and each direction of a NIC works one message after the other in the order in which they come. A NIC passes bytes on as they
-//! come, so an idle path costs one G, not two; a shard begins when it has the whole message. A host with n shards has one that
-//! is n times as fast: their sessions are spread evenly, and a message by itself is done sooner than it would be, by microseconds.
+//! come, so an idle path costs one G, not two; a shard begins when it has the whole message. A worker and a ps have a shard on each side,
+//! drawn at random as their lane is; with `--stripes` as many of the worker host's shards have an equal part in each pull, as
+//! with variables that each ps publishes in so many slices.
 //! Of that alone come incast (many workers' gradients meet at a ps's NIC and shard), the cores of both ends, the imbalance of variables
 //! over ps (whole variables, or slices, the largest first, each to the ps that has least), and that the slowest ps and worker decide.
 //!

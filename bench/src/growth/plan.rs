@@ -81,6 +81,10 @@ pub struct GrowthPlan {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub ps_shards: u32,
 
+    /// Shards of a worker host that share a worker's pull from a ps, which holds its variables in as many slices
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub stripes: u32,
+
     /// Gbit/s of every host's NIC, in each direction
     #[arg(long = "nic-gbit", value_name = "GBIT", default_value_t = 100.0)]
     pub nic_gbit_per_s: f64,
@@ -148,6 +152,7 @@ impl GrowthPlan {
         within("--workers-per-host", self.workers_per_host, 1..=WORKERS_PER_HOST_MAX)?;
         within("--worker-shards", self.worker_shards, 1..=SHARDS_MAX)?;
         within("--ps-shards", self.ps_shards, 1..=SHARDS_MAX)?;
+        within("--stripes", self.stripes, 1..=self.worker_shards)?;
         within("--nic-gbit", self.nic_gbit_per_s, NIC_GBIT)?;
         within("--propagation-us", self.propagation_us, 0.0..=TIME_US_MAX)?;
         within("--compute-us", self.course.compute_us, 0.0..=TIME_US_MAX)?;
@@ -198,7 +203,9 @@ mod tests {
     #[test]
     fn what_is_outside_its_limits_is_named() {
         type Change = fn(&mut GrowthPlan);
-        let cases: [(&str, Change); 17] = [
+        let cases: [(&str, Change); 19] = [
+            ("--stripes", |plan| plan.stripes = 0),
+            ("--stripes", |plan| (plan.stripes, plan.ps_shards) = (2, 2)),
             ("--slices", |plan| plan.slices = Some(0)),
             ("--sizes", |plan| plan.sizes.clear()),
             ("--sizes", |plan| plan.sizes = vec![SIZES[0]; SIZES_MAX + 1]),

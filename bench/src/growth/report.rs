@@ -178,8 +178,12 @@ impl GrowthReport {
             0.0 => format!(", {} µs of compute time", settings.course.compute_us),
             sigma => format!(", {} µs of compute time (sigma {sigma})", settings.course.compute_us),
         };
+        let stripes = match settings.stripes {
+            1 => String::new(),
+            stripes => format!(", pulls in {stripes} stripes"),
+        };
         format!(
-            "growth on virtual time, {}, {}{slices}: {} workers a host, {} and {} shards a worker host and ps, NICs of {} Gbit/s, \
+            "growth on virtual time, {}, {}{slices}: {} workers a host, {} and {} shards a worker host and ps{stripes}, NICs of {} Gbit/s, \
              {} µs between them{compute}",
             settings.course.mode,
             settings.workload,

@@ -45,13 +45,13 @@ impl Kind {
 /// What a message costs where it passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Leg {
-    /// The sender's shard.
+    /// Each of the sender's shards that have a part in it.
     pub(super) send: Tick,
     /// The sender's NIC.
     pub(super) leave: Tick,
     /// The receiver's NIC.
     pub(super) arrive: Tick,
-    /// The receiver's shard.
+    /// Each of the receiver's shards that have a part in it.
     pub(super) receive: Tick,
 }
 
@@ -67,6 +67,8 @@ pub(super) struct Machines {
     /// Shards of a worker host and of a ps host.
     pub(super) worker_shards: u32,
     pub(super) ps_shards: u32,
+    /// Shards that a worker and a ps share pulls between, at most the worker host's.
+    pub(super) stripes: u32,
     /// Gbit/s of a worker host's NIC and of a ps host's; infinite for none.
     pub(super) worker_nic_gbit: f64,
     pub(super) ps_nic_gbit: f64,
@@ -107,26 +109,40 @@ impl Scene {
     }
 }
 
-fn legs(machines: &Machines, costs: &Costs, load: &Load) -> Legs {
-    let control = Part { bytes: 0, messages: 1.0 };
-    let from_worker = |part: Part| {
-        let bytes = wire_bytes(part);
-        Leg {
-            send: of_ns(costs.worker.ns(part.messages, bytes) / f64::from(machines.worker_shards)),
-            leave: nic_time(bytes, machines.worker_nic_gbit),
-            arrive: nic_time(bytes, machines.ps_nic_gbit),
-            receive: of_ns(costs.ps.ns(part.messages, bytes) / f64::from(machines.ps_shards)),
+impl Machines {
+    /// Parts that a message goes in, each over other shards: pulls are striped, pushes are not.
+    pub(super) fn stripes_of(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Request | Kind::Answer => self.stripes.clamp(1, self.worker_shards),
+            Kind::Push | Kind::Taken => 1,
         }
-    };
-    let from_ps = |part: Part| {
-        let Leg { send, leave, arrive, receive } = from_worker(part);
-        Leg { send: receive, leave: arrive, arrive: leave, receive: send }
-    };
-    [from_worker(control), from_ps(load.pull), from_worker(load.push), from_ps(control)]
+    }
 }
 
-fn wire_bytes(part: Part) -> f64 {
-    part.bytes as f64 + part.messages * HEADER_BYTES
+fn legs(machines: &Machines, costs: &Costs, load: &Load) -> Legs {
+    let control = Part { bytes: 0, messages: 1.0 };
+    let from_worker = |kind: Kind, part: Part| {
+        let stripes = f64::from(machines.stripes_of(kind));
+        // Each has a frame at least.
+        let messages = (part.messages / stripes).max(part.messages.min(1.0));
+        let bytes = part.bytes as f64 / stripes + messages * HEADER_BYTES;
+        Leg {
+            send: of_ns(costs.worker.ns(messages, bytes)),
+            leave: nic_time(bytes * stripes, machines.worker_nic_gbit),
+            arrive: nic_time(bytes * stripes, machines.ps_nic_gbit),
+            receive: of_ns(costs.ps.ns(messages, bytes)),
+        }
+    };
+    let from_ps = |kind: Kind, part: Part| {
+        let Leg { send, leave, arrive, receive } = from_worker(kind, part);
+        Leg { send: receive, leave: arrive, arrive: leave, receive: send }
+    };
+    [
+        from_worker(Kind::Request, control),
+        from_ps(Kind::Answer, load.pull),
+        from_worker(Kind::Push, load.push),
+        from_ps(Kind::Taken, control),
+    ]
 }
 
 fn nic_time(bytes: f64, gbit_per_second: f64) -> Tick {

@@ -11,6 +11,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use sealane_transport::lane::{lane_by, shard_of};
 use serde::Serialize;
 
 use super::scene::{Kind, Leg, Scene};
@@ -21,6 +22,8 @@ use crate::spread::rounded;
 /// What draws are for.
 const START: u64 = 1;
 const STRAGGLING: u64 = 2;
+/// Two draws each: the next is 4.
+const LANE: u64 = 4;
 
 /// A message in flight.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +45,53 @@ const CLOCKS: usize = 0;
 
 #[derive(Clone, Debug, Default)]
 struct Host {
-    shard: Station,
+    shards: Vec<Station>,
     nic: Nic,
+}
+
+impl Host {
+    fn new(shards: u32) -> Host {
+        Host { shards: vec![Station::default(); shards as usize], nic: Nic::default() }
+    }
+
+    /// Some of its shards get a part each at `from`. When the last is done.
+    fn work(&mut self, shards: impl Iterator<Item = usize>, from: Tick, each: Tick) -> Tick {
+        shards.map(|shard| self.shards[shard].work(from, each)).max().unwrap_or(from)
+    }
+}
+
+/// The shards of a worker's host and of a ps's that carry a message, by its parts.
+#[derive(Clone, Copy, Debug)]
+struct Lanes {
+    lane: u32,
+    stripes: u32,
+    worker_shards: usize,
+    ps_shards: usize,
+}
+
+impl Lanes {
+    fn new(scene: &Scene, worker: u32, ps: u16, kind: Kind) -> Lanes {
+        let machines = &scene.machines;
+        let drawn = || draw(scene.course.seed, LANE, u64::from(worker) << 16 | u64::from(ps));
+        let is_one = machines.worker_shards == 1 && machines.ps_shards == 1;
+        Lanes {
+            lane: if is_one { 0 } else { (drawn() * f64::from(u32::MAX)) as u32 },
+            stripes: machines.stripes_of(kind),
+            worker_shards: machines.worker_shards as usize,
+            ps_shards: machines.ps_shards as usize,
+        }
+    }
+
+    /// As the engine chooses them: the pair's own, and those after it.
+    fn at_worker(self) -> impl Iterator<Item = usize> {
+        let own = shard_of(self.lane, self.worker_shards);
+        (0..self.stripes as usize).map(move |stripe| (own + stripe) % self.worker_shards)
+    }
+
+    /// Where the lanes of these lead to.
+    fn at_ps(self) -> impl Iterator<Item = usize> {
+        self.at_worker().map(move |shard| shard_of(lane_by(self.lane, shard, self.worker_shards), self.ps_shards))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -147,8 +195,8 @@ impl<'a> Simulation<'a> {
         Simulation {
             events: (0..workers as u32).map(|worker| Reverse((begins(worker), CLOCKS, worker))).collect(),
             workers: vec![idle; workers],
-            worker_hosts: vec![Host::default(); worker_hosts],
-            ps_hosts: vec![Host::default(); ps_hosts],
+            worker_hosts: vec![Host::new(machines.worker_shards); worker_hosts],
+            ps_hosts: vec![Host::new(machines.ps_shards); ps_hosts],
             queues: vec![VecDeque::new(); 2 * worker_hosts + ps_hosts],
             barriers: vec![Barrier::default(); scene.legs.len()],
             steps: 0,
@@ -210,7 +258,7 @@ impl<'a> Simulation<'a> {
         for ps in (first..ps_count).chain(0..first) {
             let leg = self.scene.legs[ps][kind as usize];
             let host = &mut self.worker_hosts[place];
-            let ready = host.shard.work(now, leg.send);
+            let ready = host.work(Lanes::new(self.scene, index, ps as u16, kind).at_worker(), now, leg.send);
             let at = host.nic.send(ready, leg.leave) + self.scene.propagation;
             self.push(place, Message { at, worker: index, ps: ps as u16, kind });
         }
@@ -221,7 +269,7 @@ impl<'a> Simulation<'a> {
         let (leg, ps) = (self.leg(&message), message.ps as usize);
         let host = &mut self.ps_hosts[ps / self.scene.machines.ps_per_host];
         let taken_in = host.nic.receive(message.at, leg.arrive, leg.leave);
-        host.shard.work(taken_in, leg.receive);
+        host.work(Lanes::new(self.scene, message.worker, message.ps, message.kind).at_ps(), taken_in, leg.receive);
         let mut released = Vec::new();
         if self.scene.course.mode == Mode::Sync {
             let barrier = &mut self.barriers[ps];
@@ -242,13 +290,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The ps's shard sends its reply as soon as it has done what it has.
+    /// The ps's shards send their reply as soon as they have done what they have.
     fn reply(&mut self, worker: u32, ps: usize, to: Kind, from: Tick) {
         let kind = to.reply();
         let leg = self.scene.legs[ps][kind as usize];
         let place = ps / self.scene.machines.ps_per_host;
         let host = &mut self.ps_hosts[place];
-        let ready = host.shard.work(from, leg.send);
+        let ready = host.work(Lanes::new(self.scene, worker, ps as u16, kind).at_ps(), from, leg.send);
         let at = host.nic.send(ready, leg.leave) + self.scene.propagation;
         self.push(2 * self.worker_hosts.len() + place, Message { at, worker, ps: ps as u16, kind });
     }
@@ -260,10 +308,11 @@ impl<'a> Simulation<'a> {
         self.push(self.worker_hosts.len() + place, Message { at, ..message });
     }
 
-    /// The shard of a worker's host gets a reply from its NIC; the last one ends what the worker waits for.
+    /// The shards of a worker's host get a reply from its NIC; the last one ends what the worker waits for.
     fn reaches_worker(&mut self, place: usize, message: Message) {
         let leg = self.leg(&message);
-        let done = self.worker_hosts[place].shard.work(message.at, leg.receive);
+        let lanes = Lanes::new(self.scene, message.worker, message.ps, message.kind);
+        let done = self.worker_hosts[place].work(lanes.at_worker(), message.at, leg.receive);
         let worker = &mut self.workers[message.worker as usize];
         worker.awaited -= 1;
         if worker.awaited > 0 {
@@ -291,7 +340,7 @@ impl<'a> Simulation<'a> {
         if self.steps == self.scene.warm_up {
             self.counting_since = self.now;
             for host in self.worker_hosts.iter_mut().chain(&mut self.ps_hosts) {
-                host.shard.count_from(self.now);
+                host.shards.iter_mut().for_each(|shard| shard.count_from(self.now));
                 host.nic.count_from(self.now);
             }
         }
@@ -300,14 +349,16 @@ impl<'a> Simulation<'a> {
     fn into_tally(mut self) -> Tally {
         self.durations.sort_unstable();
         let (now, length) = (self.now, (self.now - self.counting_since).max(1));
-        let of_all = |hosts: &[Host], worked: &dyn Fn(&Host) -> Tick| {
-            let shares = || hosts.iter().map(|host| (worked(host) as f64 / length as f64).min(1.0));
-            let mean = shares().sum::<f64>() / hosts.len().max(1) as f64;
-            (rounded(shares().fold(0.0, f64::max)), rounded(mean))
+        let of_all = |worked: &mut dyn Iterator<Item = Tick>| {
+            let shares: Vec<f64> = worked.map(|worked| (worked as f64 / length as f64).min(1.0)).collect();
+            let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+            (rounded(shares.into_iter().fold(0.0, f64::max)), rounded(mean))
         };
-        let (shard, nic) = (|host: &Host| host.shard.worked_by(now), |host: &Host| host.nic.worked_by(now));
-        let (ps_cpu, ps_nic) = (of_all(&self.ps_hosts, &shard), of_all(&self.ps_hosts, &nic));
-        let (worker_cpu, worker_nic) = (of_all(&self.worker_hosts, &shard), of_all(&self.worker_hosts, &nic));
+        let cpu =
+            |hosts: &[Host]| of_all(&mut hosts.iter().flat_map(|host| &host.shards).map(|shard| shard.worked_by(now)));
+        let nic = |hosts: &[Host]| of_all(&mut hosts.iter().map(|host| host.nic.worked_by(now)));
+        let (ps_cpu, ps_nic) = (cpu(&self.ps_hosts), nic(&self.ps_hosts));
+        let (worker_cpu, worker_nic) = (cpu(&self.worker_hosts), nic(&self.worker_hosts));
         let shares = |of: fn((f64, f64)) -> f64| Shares {
             ps_cpu: of(ps_cpu),
             ps_nic: of(ps_nic),

@@ -16,6 +16,7 @@ fn machines(workers: usize) -> Machines {
         ps_per_host: 1,
         worker_shards: 1,
         ps_shards: 1,
+        stripes: 1,
         worker_nic_gbit: 100.0,
         ps_nic_gbit: 100.0,
         propagation_us: 5.0,
@@ -52,6 +53,26 @@ fn one_worker_and_one_ps_take_the_sum_of_all_costs() {
     }
     assert_eq!(tally.durations.len(), 400);
     assert!((tally.steps_per_second() - TICKS_PER_SECOND / expected as f64).abs() < 0.1, "{tally:?}");
+}
+
+#[test]
+fn a_pull_between_one_pair_is_as_fast_as_its_shards_together_and_a_push_as_one() {
+    let steps = |pull: Vec<u64>, push: Vec<u64>, shards: u32, stripes: u32| {
+        let machines =
+            Machines { worker_shards: shards, ps_shards: shards, stripes, propagation_us: 0.0, ..machines(1) };
+        let machines = Machines { worker_nic_gbit: f64::INFINITY, ps_nic_gbit: f64::INFINITY, ..machines };
+        let loads = Variables { pull, push }.over(1);
+        simulate(&short(Scene::new(machines, course(Mode::Async), &COSTS, &loads), 40, 400)).steps_per_second()
+    };
+    let pulls = |shards, stripes| steps(vec![64 << 20], vec![], shards, stripes);
+    let pushes = |shards, stripes| steps(vec![], vec![64 << 20], shards, stripes);
+    let one = pulls(1, 1);
+    assert_eq!(pulls(4, 1), one, "a message is whole on one shard");
+    for stripes in [2, 4] {
+        let factor = pulls(4, stripes) / one;
+        assert!((factor / f64::from(stripes) - 1.0).abs() < 0.01, "{stripes}: {factor}");
+        assert!((pushes(4, stripes) / pushes(1, 1) - 1.0).abs() < 0.01);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use sealane::{Code, DType, Plan, SliceVersions, Slicing, Task, Tensor, TensorMeta};
-use sealane_fusion::{EndpointMap, Engine, EngineSettings};
+use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings};
 use sealane_runtime::Pin;
 
 use crate::{
@@ -190,13 +190,16 @@ fn slices_of_another_host_arrive_in_the_array_too() {
     let (directory, listener) = (directory(), TcpListener::bind("127.0.0.1:0").unwrap());
     let remote = listener.local_addr().unwrap();
     let mut map = format!("{REMOTE}={remote}\n");
+    // Every link has to show that it knows it.
+    let secret = || Authentication::secret_bytes(&[7; 32]).unwrap();
     let daemon = Daemon::start_with(&directory, Settings::default(), |settings| {
         let here = settings.listeners[0].local_addr().unwrap();
         map.extend(peers().iter().map(String::as_str).chain([TASK]).map(|task| format!("{task}={here}\n")));
         settings.map = Arc::new(EndpointMap::parse(&map, "test").unwrap());
+        settings.authentication = secret();
     });
     let mut settings = EngineSettings::new(EndpointMap::parse(&map, "test").unwrap(), &[REMOTE]).unwrap();
-    settings.listeners = vec![listener];
+    (settings.listeners, settings.authentication) = (vec![listener], secret());
     (settings.runtime.shards, settings.runtime.pin) = (2, Pin::Off);
     let engine = Engine::start(settings).unwrap();
     let far = engine.task(REMOTE).unwrap();

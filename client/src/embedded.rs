@@ -4,12 +4,19 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
-    thread::Thread,
+    thread::{self, Thread},
+    time::Instant,
 };
 
+use sealane_runtime::Polling;
 use sealane_transport::{Error, Pulled, RecvOutcome, SendOutcome};
+
+use crate::limits::SPINS_PER_CLOCK;
 
 /// A call of an embedded engine.
 pub(crate) trait EngineCall: Future<Output = Self::Outcome> + Unpin {
@@ -82,14 +89,8 @@ impl<C: EngineCall> Embedded<C> {
         if !self.polled {
             return self.call.wait();
         }
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            if let Poll::Ready(outcome) = self.poll(&mut context) {
-                return outcome;
-            }
-            std::thread::park();
-        }
+        let poll = |context: &mut Context<'_>| self.poll(context);
+        wait(Polling::Park, None, poll).expect("there is no limit")
     }
 
     pub(crate) fn look(&mut self) -> Option<C::Outcome> {
@@ -105,11 +106,48 @@ impl<C: EngineCall> Embedded<C> {
     }
 }
 
-/// Wakes a thread.
-struct Unpark(Thread);
+/// Waits until `poll` is ready, at most until then; polls once at least.
+pub(crate) fn wait<T>(
+    polling: Polling,
+    until: Option<Instant>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    let woken = Arc::new(Woken { woken: AtomicBool::new(false), thread: thread::current() });
+    let waker = Waker::from(woken.clone());
+    let mut context = Context::from_waker(&waker);
+    let began = Instant::now();
+    loop {
+        if let Poll::Ready(value) = poll(&mut context) {
+            return Some(value);
+        }
+        while !woken.woken.swap(false, Ordering::Acquire) {
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                return None;
+            }
+            let spins = match polling {
+                Polling::Spin => true,
+                Polling::SpinThenPark { idle_spin } => now.saturating_duration_since(began) < idle_spin,
+                Polling::Park => false,
+            };
+            match until {
+                _ if spins => (0..SPINS_PER_CLOCK).for_each(|_| std::hint::spin_loop()),
+                Some(until) => thread::park_timeout(until - now),
+                None => thread::park(),
+            }
+        }
+    }
+}
 
-impl Wake for Unpark {
+/// Wakes a thread, which sees that it was woken.
+struct Woken {
+    woken: AtomicBool,
+    thread: Thread,
+}
+
+impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }

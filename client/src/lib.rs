@@ -66,6 +66,7 @@ mod stream;
 mod task;
 mod together;
 mod under_way;
+mod waiter;
 
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
@@ -77,6 +78,7 @@ pub use self::{
     stream::{AcceptingStream, Connecting, Finishing, Stream, StreamListener, StreamOptions, Streams},
     task::{Direction, Task},
     under_way::{Receiving, Sending},
+    waiter::Waiter,
 };
 #[cfg(feature = "embedded")]
 pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, StartError, TlsFiles};

@@ -3,6 +3,8 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+#[cfg(feature = "embedded")]
+use sealane_runtime::Polling;
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor};
 
@@ -17,6 +19,7 @@ use crate::{
     pushing::Pushing,
     sliced_plan::{Puller, SliceVersions, SlicedPlan},
     under_way::{Receiving, Sending},
+    waiter::Waiter,
 };
 
 /// A task of this process, usable from any thread. Cheap to clone; when the last clone is dropped, the process detaches, and
@@ -83,6 +86,15 @@ impl Task {
     /// As [`Attach::attach`] says.
     pub fn attach(task: &str) -> Result<Task, Error> {
         Attach::new(task).attach()
+    }
+
+    /// What a thread waits with for futures of this task's calls, for a limited time.
+    pub fn waiter(&self) -> Waiter {
+        match &self.0 {
+            Engine::Daemon(attached) => Waiter::of(&attached.0),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Waiter::embedded(Polling::idle(Attach::IDLE_SPIN)),
+        }
     }
 
     /// The task's name.

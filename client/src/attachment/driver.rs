@@ -1,5 +1,5 @@
 //! The driver: a thread that polls the rings for calls that are awaited as futures, since an executor's threads must not sleep
-//! here. One per attachment, started by the first future that has to wait; it ends with the attachment.
+//! here, as far as no thread [attends](super::attend) to them. One per attachment, started by the first future that has to wait; it ends with the attachment.
 
 use std::{
     sync::Arc,
@@ -61,6 +61,9 @@ impl Attachment {
         // A fault in the chores may just have ended it.
         if let Some(taken) = held.take(call, take) {
             return Poll::Ready(Ok(taken));
+        }
+        if held.attending > 0 {
+            return Poll::Pending;
         }
         if held.driver.thread.is_none() {
             match self.start_driver() {

@@ -7,6 +7,7 @@
 
 mod acceptors;
 mod aftermath;
+mod attend;
 mod backlog;
 mod calls;
 mod driver;
@@ -82,6 +83,8 @@ struct State {
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
     next_parked: u64,
+    /// Threads that wait for futures, and look at the rings in place of the driver.
+    attending: usize,
     /// Threads that look at the rings without pause.
     spinning: usize,
     /// When to ask next whether the daemon lives.
@@ -149,6 +152,7 @@ impl Attachment {
                 listening: false,
                 parked: Vec::new(),
                 next_parked: 0,
+                attending: 0,
                 spinning: 0,
                 next_check: first_check,
                 driver: Driver::default(),

@@ -11,19 +11,21 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{Error, shm::Woken};
 
-use super::{Attachment, Held, Line, State, Take, nudge};
+use super::{Attachment, Held, Line, State, Take, attend::Attendant, nudge};
 use crate::{
     clock::Tick,
     limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
 
 /// For whom a thread waits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Waiter {
+#[derive(Clone, Copy)]
+pub(super) enum Waiter<'a> {
     /// The caller of this call.
     Caller(u32),
     /// The driver: for all calls that are awaited as futures.
     Driver,
+    /// A thread that waits for a future.
+    Attendant(&'a Attendant),
 }
 
 impl Attachment {
@@ -105,19 +107,20 @@ impl Attachment {
         }
     }
 
-    /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks
-    /// while there is something to look for.
-    pub(super) fn spin(&self, waiter: Waiter) -> Held<'_> {
+    /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks while there is
+    /// something to look for.
+    pub(super) fn spin(&self, waiter: Waiter<'_>) -> Held<'_> {
         self.lock().start_spinning();
         let mut held = self.look_on(waiter);
         held.stop_spinning();
         held
     }
 
-    fn look_on(&self, waiter: Waiter) -> Held<'_> {
+    fn look_on(&self, waiter: Waiter<'_>) -> Held<'_> {
         let started = Instant::now();
+        let looks = if self.settings.polling == Polling::Park { 1 } else { SPINS_PER_CLOCK };
         loop {
-            for _ in 0..SPINS_PER_CLOCK {
+            for _ in 0..looks {
                 // A moment in which others find the lock free.
                 std::hint::spin_loop();
                 let Some(mut held) = self.try_lock() else { continue };
@@ -135,14 +138,19 @@ impl Attachment {
             held.check_life(Tick::now());
             held.chores();
             held.expire(waiter);
-            if held.is_over(waiter) || waiter == Waiter::Driver && held.has_unplaced() {
+            let ended = match waiter {
+                Waiter::Caller(_) => false,
+                Waiter::Driver => held.has_unplaced(),
+                Waiter::Attendant(attendant) => attendant.is_late(),
+            };
+            if ended || held.is_over(waiter) {
                 return held;
             }
         }
     }
 
     /// Sleeps until something happens that may concern the waiter, which then has to look again.
-    pub(super) fn sleep<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+    pub(super) fn sleep<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
         held.pump();
         held.chores();
         held.expire(waiter);
@@ -154,7 +162,7 @@ impl Attachment {
         }
     }
 
-    fn listen<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+    fn listen<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
         // ASLEEP: see `Area::has_piled`.
         self.asleep.store(true, Ordering::SeqCst);
         if held.link().has_chores() {
@@ -171,15 +179,23 @@ impl Attachment {
         // For what waits for room nobody rings.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let (serial, ear) = (held.link().serial, held.link().ear.clone());
-        if let Waiter::Caller(call) = waiter {
-            // Another thread that looks at the rings may find this call's answer: no bell rings for it.
-            let state = &mut *held;
-            state.calls.wake_at_end(call, &self.nudge_waker, false, &mut state.aftermath);
+        let mut may_listen = true;
+        match waiter {
+            Waiter::Caller(call) => {
+                // Another thread that looks at the rings may find this call's answer: no bell rings for it.
+                let state = &mut *held;
+                state.calls.wake_at_end(call, &self.nudge_waker, false, &mut state.aftermath);
+            }
+            Waiter::Driver => {}
+            Waiter::Attendant(attendant) => may_listen = attendant.may_listen(),
         }
         drop(held);
 
-        let woken = self.nudge.listen(&ear, timeout);
+        let woken = if may_listen { self.nudge.listen(&ear, timeout) } else { Woken::Rung };
 
+        if let Waiter::Attendant(attendant) = waiter {
+            attendant.has_listened();
+        }
         let mut held = self.lock();
         held.listening = false;
         self.asleep.store(false, Ordering::SeqCst);
@@ -197,12 +213,12 @@ impl Attachment {
     }
 
     /// Sleeps while another thread listens.
-    fn park<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+    fn park<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let ticket = held.next_parked;
         held.next_parked += 1;
         let mut timeout = held.time_left(waiter);
-        if waiter == Waiter::Driver && held.has_unplaced() {
+        if matches!(waiter, Waiter::Driver) && held.has_unplaced() {
             timeout = timeout.into_iter().chain(held.look_again()).min();
         }
         if let Waiter::Caller(call) = waiter {
@@ -292,21 +308,22 @@ impl Held<'_> {
 
     /// Whether the waiter has what it waits for.
     #[inline]
-    fn is_over(&self, waiter: Waiter) -> bool {
+    fn is_over(&self, waiter: Waiter<'_>) -> bool {
         match waiter {
             Waiter::Caller(call) => self.calls.is_owed(call),
             Waiter::Driver => self.calls.watched() == 0 && !self.has_backlog() || !matches!(self.line, Line::Up(_)),
+            Waiter::Attendant(attendant) => attendant.is_woken(),
         }
     }
 
     /// The waiter is awake again.
-    fn wake_nobody(&mut self, waiter: Waiter) {
+    fn wake_nobody(&mut self, waiter: Waiter<'_>) {
         if let Waiter::Caller(call) = waiter {
             self.calls.wake_nobody(call);
         }
     }
 
-    fn time_left(&mut self, waiter: Waiter) -> Option<std::time::Duration> {
+    fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
         let now = Tick::now();
         match waiter {
             Waiter::Caller(call) => match self.calls.deadline(call) {
@@ -314,11 +331,12 @@ impl Held<'_> {
                 deadline => deadline.after(GRACE).from(now),
             },
             Waiter::Driver => Some(SWEEP_INTERVAL),
+            Waiter::Attendant(attendant) => Some(attendant.time_left()),
         }
     }
 
     /// Ends what the daemon should have ended long ago.
-    fn expire(&mut self, waiter: Waiter) {
+    fn expire(&mut self, waiter: Waiter<'_>) {
         match waiter {
             Waiter::Caller(call) => {
                 if self.calls.deadline(call).after(GRACE) < Tick::now() {
@@ -327,7 +345,7 @@ impl Held<'_> {
                     state.calls.overdue(call, error, &mut state.aftermath);
                 }
             }
-            Waiter::Driver => self.sweep(),
+            Waiter::Driver | Waiter::Attendant(_) => self.sweep(),
         }
     }
 

@@ -16,3 +16,4 @@ mod streams;
 mod threads;
 mod trouble;
 mod views;
+mod waiter;

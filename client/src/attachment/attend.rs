@@ -1,0 +1,141 @@
+//! Attending: a thread that waits for a future looks at the rings itself, in place of the driver, whose every answer would cost a
+//! wake-up more. Runs on the callers' threads; bounded by the time that they give.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use super::{Attachment, Line, nudge::Nudge, wait::Waiter};
+use crate::limits::SWEEP_INTERVAL;
+
+/// A thread that waits for a future, and what wakes it.
+pub(super) struct Attendant {
+    woken: AtomicBool,
+    /// It sleeps on the bell, where only a nudge reaches it.
+    listening: AtomicBool,
+    thread: Thread,
+    nudge: Arc<Nudge>,
+    /// When it stops waiting; `None` for never.
+    until: Option<Instant>,
+}
+
+impl Attendant {
+    fn new(nudge: Arc<Nudge>, until: Option<Instant>) -> Self {
+        let (woken, listening) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { woken, listening, thread: thread::current(), nudge, until }
+    }
+
+    pub(super) fn is_woken(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// How long it may sleep: while it does, it looks after the futures of others.
+    pub(super) fn time_left(&self) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.unwrap_or(SWEEP_INTERVAL).min(SWEEP_INTERVAL)
+    }
+
+    /// It is about to listen; false if it was woken.
+    pub(super) fn may_listen(&self) -> bool {
+        // WOKEN: either this sees that it was woken, or who wakes it sees that it listens.
+        self.listening.store(true, Ordering::SeqCst);
+        let may = !self.is_woken();
+        self.listening.store(may, Ordering::SeqCst);
+        may
+    }
+
+    pub(super) fn has_listened(&self) {
+        self.listening.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Wake for Attendant {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // WOKEN: see `may_listen`.
+        self.woken.store(true, Ordering::SeqCst);
+        if self.listening.load(Ordering::SeqCst) {
+            self.nudge.wake_by_ref();
+        } else {
+            self.thread.unpark();
+        }
+    }
+}
+
+/// Leaves calls that others wait for to the driver again, however the wait ends.
+struct Attending<'a>(&'a Attachment);
+
+impl Drop for Attending<'_> {
+    fn drop(&mut self) {
+        let mut held = self.0.lock();
+        held.attending -= 1;
+        if held.attending == 0 && held.calls.watched() > 0 {
+            held.wake_driver();
+        }
+        held.hand_over();
+    }
+}
+
+impl Attachment {
+    /// Waits until `poll` is ready, at most until then; polls once at least.
+    pub(crate) fn attend<T>(
+        &self,
+        until: Option<Instant>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        let attendant = Arc::new(Attendant::new(self.nudge.clone(), until));
+        let waker = Waker::from(attendant.clone());
+        let mut context = Context::from_waker(&waker);
+        if self.check_fork().is_err() {
+            // No other thread of this process would let go of the lock. Calls fail here.
+            return match poll(&mut context) {
+                Poll::Ready(value) => Some(value),
+                Poll::Pending => None,
+            };
+        }
+        self.lock().attending += 1;
+        let _attending = Attending(self);
+        loop {
+            attendant.woken.store(false, Ordering::SeqCst);
+            if let Poll::Ready(value) = poll(&mut context) {
+                return Some(value);
+            }
+            while !attendant.is_woken() {
+                if attendant.is_late() {
+                    return None;
+                }
+                self.wait_as(&attendant);
+            }
+        }
+    }
+
+    /// Until something has happened that may concern it.
+    fn wait_as(&self, attendant: &Attendant) {
+        let waiter = Waiter::Attendant(attendant);
+        let held = self.spin(waiter);
+        if attendant.is_woken() {
+            return;
+        }
+        match held.line {
+            Line::Up(_) => drop(self.sleep(held, waiter)),
+            // Who attaches again, or ends the calls, wakes it.
+            Line::Lost(_) | Line::Closed => {
+                drop(held);
+                thread::park_timeout(attendant.time_left());
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Waiting for futures on the calling thread. Bounded by the time that the caller gives.
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::Context,
+    time::{Duration, Instant},
+};
+
+#[cfg(feature = "embedded")]
+use sealane_runtime::Polling;
+
+use crate::attachment::Attachment;
+#[cfg(feature = "embedded")]
+use crate::embedded;
+
+/// Waits for futures of a task's calls, without an executor, and for a limited time. Cheap to clone; it does not keep the task
+/// attached.
+///
+/// A thread that waits with it looks at the daemon's answers itself. One that [parks](std::thread::park) until a future's waker wakes
+/// it costs a wake-up more for every answer, of the thread that looks for it.
+///
+/// ```no_run
+/// # use std::{pin::pin, time::Duration};
+/// # let task = sealane::Task::attach("worker0.train:2222")?;
+/// let waiter = task.waiter();
+/// let mut weights = pin!(task.recv("ps0.train:2222", 7, "dense/kernel"));
+/// let weights = loop {
+///     match waiter.block_on(weights.as_mut(), Duration::from_millis(100)) {
+///         Some(outcome) => break outcome?,
+///         None => println!("still waiting"),
+///     }
+/// };
+/// # Ok::<(), sealane::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Waiter(Backing);
+
+#[derive(Clone)]
+enum Backing {
+    Daemon(Arc<Attachment>),
+    #[cfg(feature = "embedded")]
+    Embedded(Polling),
+}
+
+impl Waiter {
+    pub(crate) fn of(attachment: &Arc<Attachment>) -> Waiter {
+        Waiter(Backing::Daemon(attachment.clone()))
+    }
+
+    /// For calls of an embedded engine: the thread looks for as long as the policy says, then sleeps.
+    #[cfg(feature = "embedded")]
+    pub fn embedded(polling: Polling) -> Waiter {
+        Waiter(Backing::Embedded(polling))
+    }
+
+    /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
+    ///
+    /// Futures of calls of other tasks, and any others, work too.
+    pub fn block_on<F: Future>(&self, future: F, timeout: Duration) -> Option<F::Output> {
+        let mut future = pin!(future);
+        // A time that the clock cannot hold is as good as none.
+        let until = Instant::now().checked_add(timeout);
+        let poll = |context: &mut Context<'_>| future.as_mut().poll(context);
+        match &self.0 {
+            Backing::Daemon(attachment) => attachment.attend(until, poll),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(polling) => embedded::wait(*polling, until, poll),
+        }
+    }
+}
+
+impl std::fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Waiter")
+    }
+}

@@ -36,6 +36,8 @@ mod alarm;
 mod counter;
 #[cfg(shards)]
 mod cpus;
+#[cfg(shards)]
+mod crowding;
 #[cfg(not(loom))]
 mod device_memory;
 #[cfg(not(loom))]

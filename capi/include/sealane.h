@@ -297,7 +297,8 @@ typedef struct {
    */
   uint64_t arena_bytes;
   /**
-   * How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
+   * How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50,
+   * and none where that does not pay: on one CPU, where answers take longer, or other threads want the CPU.
    */
   int64_t idle_spin_us;
   /**

@@ -33,7 +33,8 @@ pub struct sealane_attach_options {
     /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 64 MiB; the daemon may
     /// grant less.
     pub arena_bytes: u64,
-    /// How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
+    /// How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50,
+    /// and none where that does not pay: on one CPU, where answers take longer, or other threads want the CPU.
     pub idle_spin_us: i64,
     /// How many milliseconds attaching may take, now and after a restart of the daemon. Default 5000.
     pub attach_timeout_ms: i64,

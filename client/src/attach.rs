@@ -47,7 +47,8 @@ pub(crate) struct Settings {
     pub(crate) arena_bytes: u64,
     pub(crate) timeout: Duration,
     pub(crate) restart_timeout: Duration,
-    pub(crate) polling: Polling,
+    /// `None` where the client is to find out.
+    pub(crate) polling: Option<Polling>,
     pub(crate) backlog: Option<Backlog>,
 }
 
@@ -101,7 +102,7 @@ impl Attach {
             arena_bytes: ARENA_BYTES,
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
-            polling: Polling::idle(Attach::IDLE_SPIN),
+            polling: None,
             backlog: None,
         })
     }
@@ -132,9 +133,10 @@ impl Attach {
         self
     }
 
-    /// What threads do that wait for the daemon. Default: spin for [`IDLE_SPIN`](Self::IDLE_SPIN), then sleep.
+    /// What threads do that wait for the daemon. Default: spin for [`IDLE_SPIN`](Self::IDLE_SPIN), then sleep; but sleep at once where
+    /// that does not pay: on one CPU, where answers take longer, or other threads want the CPU.
     pub fn polling(mut self, polling: Polling) -> Attach {
-        self.0.polling = polling;
+        self.0.polling = Some(polling);
         self
     }
 

@@ -113,6 +113,12 @@ pub(crate) const COMPLETIONS_PER_LOOK: usize = SLOTS;
 /// Looks at the rings between two looks at the clock while spinning.
 pub(crate) const SPINS_PER_CLOCK: u32 = 32;
 
+/// Spins without an answer, in a row, after which not every wait begins with one.
+pub(crate) const FUTILE_SPINS_MAX: u32 = 4;
+
+/// Waits from one spin to the next, at most, where they do not pay: a spin then costs less than a microsecond a wait.
+pub(crate) const SPINS_SKIPPED_MAX: u32 = 64;
+
 /// How often the daemon is told of tensors that went another way.
 pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -157,4 +163,5 @@ const _: () = {
     assert!(CALLS_MAX <= 1 << 31);
     assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);
     assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
+    assert!(SPINS_SKIPPED_MAX.is_power_of_two());
 };

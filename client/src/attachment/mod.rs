@@ -17,6 +17,7 @@ mod link;
 mod loss;
 mod memory;
 mod nudge;
+mod patience;
 mod plans;
 mod submit;
 mod unclaimed;
@@ -47,7 +48,7 @@ use sealane_transport::{
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
-    nudge::Nudge,
+    nudge::Nudge, patience::Patience,
 };
 use crate::{
     attach::{self, Settings},
@@ -87,6 +88,7 @@ struct State {
     attending: usize,
     /// Threads that look at the rings without pause.
     spinning: usize,
+    patience: Patience,
     /// When to ask next whether the daemon lives.
     next_check: Tick,
     driver: Driver,
@@ -137,6 +139,8 @@ impl Attachment {
         first_check: Tick,
     ) -> Result<Arc<Attachment>, Error> {
         let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
+        // Unknown where the system does not tell, and then nothing speaks against a spin.
+        let cpus = std::thread::available_parallelism().map_or(usize::MAX, |cpus| cpus.get());
         let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
         let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
         Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
@@ -154,6 +158,7 @@ impl Attachment {
                 next_parked: 0,
                 attending: 0,
                 spinning: 0,
+                patience: Patience::new(cpus),
                 next_check: first_check,
                 driver: Driver::default(),
                 aftermath: Aftermath::default(),

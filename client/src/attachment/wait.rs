@@ -13,6 +13,7 @@ use sealane_transport::{Error, shm::Woken};
 
 use super::{Attachment, Held, Line, State, Take, attend::Attendant, nudge};
 use crate::{
+    Attach,
     clock::Tick,
     limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
@@ -110,15 +111,26 @@ impl Attachment {
     /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks while there is
     /// something to look for.
     pub(super) fn spin(&self, waiter: Waiter<'_>) -> Held<'_> {
-        self.lock().start_spinning();
-        let mut held = self.look_on(waiter);
+        let mut held = self.lock();
+        let polling = match self.settings.polling {
+            Some(polling) => polling,
+            None if held.patience.may_spin() => Polling::idle(Attach::IDLE_SPIN),
+            None => Polling::Park,
+        };
+        held.start_spinning();
+        drop(held);
+        let started = Instant::now();
+        let mut held = self.look_on(waiter, polling, started);
+        if self.settings.polling.is_none() && polling != Polling::Park {
+            let answered = held.is_over(waiter);
+            held.patience.has_spun(answered, started.elapsed());
+        }
         held.stop_spinning();
         held
     }
 
-    fn look_on(&self, waiter: Waiter<'_>) -> Held<'_> {
-        let started = Instant::now();
-        let looks = if self.settings.polling == Polling::Park { 1 } else { SPINS_PER_CLOCK };
+    fn look_on(&self, waiter: Waiter<'_>, polling: Polling, started: Instant) -> Held<'_> {
+        let looks = if polling == Polling::Park { 1 } else { SPINS_PER_CLOCK };
         loop {
             for _ in 0..looks {
                 // A moment in which others find the lock free.
@@ -130,7 +142,7 @@ impl Attachment {
                 }
             }
             let mut held = self.lock();
-            match self.settings.polling {
+            match polling {
                 Polling::Park => return held,
                 Polling::SpinThenPark { idle_spin } if started.elapsed() >= idle_spin => return held,
                 Polling::SpinThenPark { .. } | Polling::Spin => {}

@@ -71,21 +71,16 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 }
 
 fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
-    Attach::new(task)
+    let attach = Attach::new(task)
         .socket(meeting.socket())
         .arena_bytes(match plan.bench {
             Bench::Fuse => step_bytes(&plan.step),
             _ if plan.views => views::arena_bytes(plan),
             _ => rounds::arena_bytes(plan),
         })
-        .timeout(CONNECT_LIMIT)
-        .polling(polling(plan))
-        .attach()
-}
-
-/// With polling off a client does what it does unless told otherwise: looks for a while, then sleeps.
-fn polling(plan: &Plan) -> Polling {
-    if plan.polling { Polling::Spin } else { Polling::idle(Attach::IDLE_SPIN) }
+        .timeout(CONNECT_LIMIT);
+    // With polling off a client does what it does unless told otherwise.
+    if plan.polling { attach.polling(Polling::Spin) } else { attach }.attach()
 }
 
 fn variant(plan: &Plan) -> String {

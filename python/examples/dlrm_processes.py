@@ -39,7 +39,7 @@ def one_daemon(stack, directory, names):
     """All tasks are on this host, and it has one daemon."""
     map = endpoint_map(directory, dict.fromkeys(names, free_address()))
     path = stack.enter_context(daemon(directory, "all", map, names))
-    return functools.partial(attached, dict.fromkeys(names, path), idle_spin(len(names) + 1))
+    return functools.partial(attached, dict.fromkeys(names, path))
 
 
 def two_daemons(stack, directory, names):
@@ -49,7 +49,7 @@ def two_daemons(stack, directory, names):
     ps_socket = stack.enter_context(daemon(directory, "ps", map, [ps]))
     worker_socket = stack.enter_context(daemon(directory, "workers", map, workers))
     sockets = {ps: ps_socket, **dict.fromkeys(workers, worker_socket)}
-    return functools.partial(attached, sockets, idle_spin(len(names) + 2))
+    return functools.partial(attached, sockets)
 
 
 def engines(stack, directory, names):
@@ -64,14 +64,14 @@ def grpc_streams(stack, directory, names):
 
 
 def idle_spin(processes):
-    """Options of tasks: one that looks for what comes keeps its CPU from others, and must not where there are too few."""
+    """Options of engines: a thread that looks for what comes keeps its CPU from others, and must not where there are too few."""
     return {"idle_spin": 0} if processes > len(os.sched_getaffinity(0)) else {}
 
 
-def attached(sockets, options, name):
+def attached(sockets, name):
     import sealane
 
-    return sealane.attach(name, socket=sockets[name], **options)
+    return sealane.attach(name, socket=sockets[name])
 
 
 def embedded(map, options, name):

@@ -6,7 +6,7 @@ use std::{
 };
 
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyList};
-use sealane::{Accepted, Error};
+use sealane::{Accepted, Error, Waiter};
 
 use crate::{
     errors::{OrRaise, invalid, late},
@@ -27,7 +27,7 @@ pub(crate) struct Acceptor {
     queue: Box<str>,
     /// `None` once it is closed. A waiting thread holds it for reading, for [`SIGNALS_EVERY`] at most.
     open: RwLock<Option<sealane::Acceptor>>,
-    idle_spin: Duration,
+    waiter: Waiter,
     made: Generation,
 }
 
@@ -40,8 +40,8 @@ enum Taken {
 
 impl Acceptor {
     pub(crate) fn new(task: &Bound<'_, Task>, queue: &str, acceptor: sealane::Acceptor) -> Self {
-        let (idle_spin, made) = (task.get().idle_spin(), Generation::now());
-        Self { task: task.clone().unbind(), queue: queue.into(), open: RwLock::new(Some(acceptor)), idle_spin, made }
+        let (waiter, made) = (task.get().waiter(), Generation::now());
+        Self { task: task.clone().unbind(), queue: queue.into(), open: RwLock::new(Some(acceptor)), waiter, made }
     }
 
     /// Waits for tensors, and takes `most` at most.
@@ -52,41 +52,26 @@ impl Acceptor {
         self.made.check(self.task.get().name()).or_raise(py)?;
         // A time that the clock cannot hold is as good as none.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut spin = self.idle_spin;
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let taken = py.detach(|| self.take_soon(most, spin, left.unwrap_or(Duration::MAX))).or_raise(py)?;
+            let taken = py.detach(|| self.take_soon(most, left.unwrap_or(SIGNALS_EVERY))).or_raise(py)?;
             if !matches!(taken, Taken::Nothing) || left.is_some_and(|left| left.is_zero()) {
                 return Ok(taken);
             }
             py.check_signals()?;
-            if spin < SIGNALS_EVERY {
-                // It has slept since: spinning again would find no more.
-                spin = Duration::ZERO;
-            }
         }
     }
 
-    /// Looks for `spin`, then sleeps, but in all not much longer than signals, and who closes it, may wait. Without the
-    /// interpreter's lock.
-    fn take_soon(&self, most: usize, spin: Duration, left: Duration) -> Result<Taken, Error> {
+    /// Waits, but not much longer than signals, and who closes it, may wait. Without the interpreter's lock.
+    fn take_soon(&self, most: usize, left: Duration) -> Result<Taken, Error> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let Some(acceptor) = &*open else { return Ok(Taken::Closed) };
         let mut taken = Vec::new();
-        let (started, slice) = (Instant::now(), left.min(SIGNALS_EVERY));
-        loop {
-            if acceptor.try_accept(most, &mut taken)? > 0 || most == 0 {
-                return Ok(Taken::Some(taken));
-            }
-            if started.elapsed() >= spin.min(slice) {
-                break;
-            }
-            std::hint::spin_loop();
+        if most == 0 || acceptor.try_accept(most, &mut taken)? > 0 {
+            return Ok(Taken::Some(taken));
         }
-        let slice = slice.saturating_sub(started.elapsed());
-        if !slice.is_zero() {
-            taken = acceptor.accept_many(most).wait_within(slice)?;
-        }
+        let accepted = self.waiter.block_on(acceptor.accept_many(most), left.min(SIGNALS_EVERY));
+        let taken = accepted.transpose()?.unwrap_or_default();
         Ok(if taken.is_empty() { Taken::Nothing } else { Taken::Some(taken) })
     }
 

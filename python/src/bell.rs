@@ -4,9 +4,9 @@
 use std::{
     mem,
     os::fd::{AsFd, AsRawFd},
-    sync::{Arc, Condvar, Mutex, PoisonError},
-    task::Wake,
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Wake, Waker},
+    thread::{self, ThreadId},
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -16,25 +16,28 @@ use pyo3::prelude::*;
 #[derive(Default)]
 pub(crate) struct Wakeups {
     state: Mutex<Listeners>,
-    woken: Condvar,
 }
 
 #[derive(Default)]
 struct Listeners {
-    count: u64,
+    threads: Vec<(ThreadId, Waker)>,
     bells: Vec<(Arc<Tickets>, u64)>,
 }
 
 impl Wakeups {
-    /// Wakeups so far, for [`wait`](Self::wait).
-    pub(crate) fn seen(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).count
+    /// Wakes this thread as well, once.
+    pub(crate) fn wake_too(&self, waker: &Waker) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = thread::current().id();
+        state.threads.retain(|(other, _)| *other != thread);
+        state.threads.push((thread, waker.clone()));
     }
 
-    /// Waits until there are more than `seen`.
-    pub(crate) fn wait(&self, seen: u64, timeout: Duration) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.woken.wait_timeout_while(state, timeout, |state| state.count == seen));
+    /// This thread does not wait any more.
+    pub(crate) fn forget(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = thread::current().id();
+        state.threads.retain(|(other, _)| *other != thread);
     }
 
     /// Rings the bell as well, once.
@@ -47,10 +50,9 @@ impl Wakeups {
 impl Wake for Wakeups {
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.count += 1;
-        let bells = mem::take(&mut state.bells);
+        let (threads, bells) = (mem::take(&mut state.threads), mem::take(&mut state.bells));
         drop(state);
-        self.woken.notify_all();
+        threads.into_iter().for_each(|(_, waker)| waker.wake());
         for (bell, ticket) in bells {
             bell.ring(ticket);
         }

@@ -2,6 +2,7 @@
 //! it waits for the GIL.
 
 use std::{
+    future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,7 +12,7 @@ use std::{
 };
 
 use pyo3::{exceptions::PyTimeoutError, prelude::*, sync::PyOnceLock, types::PyType};
-use sealane::Error;
+use sealane::{Error, Waiter};
 
 use crate::{
     bell::{Bell, Wakeups},
@@ -24,6 +25,7 @@ use crate::{
 struct Call<C: UnderWay> {
     state: Mutex<CallState<C>>,
     wakeups: Arc<Wakeups>,
+    waiter: Waiter,
     made: Generation,
 }
 
@@ -47,8 +49,9 @@ impl<C: UnderWay> CallState<C> {
 }
 
 impl<C: UnderWay> Call<C> {
-    fn new(call: C) -> Self {
-        Self { state: Mutex::new(CallState::UnderWay(call, false)), wakeups: Arc::default(), made: Generation::now() }
+    fn new(waiter: Waiter, call: C) -> Self {
+        let (wakeups, made) = (Arc::default(), Generation::now());
+        Self { state: Mutex::new(CallState::UnderWay(call, false)), wakeups, waiter, made }
     }
 
     fn lock(&self) -> MutexGuard<'_, CallState<C>> {
@@ -96,13 +99,7 @@ impl<C: UnderWay> Call<C> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let ended = py.detach(|| {
-                let seen = self.wakeups.seen();
-                self.poll() || {
-                    self.wakeups.wait(seen, left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY));
-                    self.look()
-                }
-            });
+            let ended = py.detach(|| self.wait_within(left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY)));
             if ended {
                 return Ok(());
             }
@@ -111,6 +108,17 @@ impl<C: UnderWay> Call<C> {
                 return Err(PyTimeoutError::new_err("the call has not completed yet, and continues"));
             }
         }
+    }
+
+    /// Whether the call ends in time. Without the interpreter's lock.
+    fn wait_within(&self, time: Duration) -> bool {
+        let poll = |context: &mut Context<'_>| {
+            self.wakeups.wake_too(context.waker());
+            if self.poll() { Poll::Ready(()) } else { Poll::Pending }
+        };
+        let ended = self.waiter.block_on(poll_fn(poll), time);
+        self.wakeups.forget();
+        ended.is_some()
     }
 
     /// Has the bell rung with this ticket when the call ends; true if it has ended.
@@ -192,8 +200,8 @@ fn awaited<'py>(call: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 pub(crate) struct Sending(Call<Box<dyn UnderWay<Value = ()>>>);
 
 impl Sending {
-    pub(crate) fn new(call: impl UnderWay<Value = ()> + 'static) -> Self {
-        Self(Call::new(Box::new(call)))
+    pub(crate) fn new(waiter: Waiter, call: impl UnderWay<Value = ()> + 'static) -> Self {
+        Self(Call::new(waiter, Box::new(call)))
     }
 }
 
@@ -276,13 +284,13 @@ pub(crate) struct Receiving {
 
 impl Receiving {
     /// A call whose value becomes what `make` makes of it, once.
-    pub(crate) fn new<C, F>(call: C, make: F) -> Self
+    pub(crate) fn new<C, F>(waiter: Waiter, call: C, make: F) -> Self
     where
         C: UnderWay<Value: 'static> + 'static,
         F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
     {
         let incoming = Incoming { call, make: Some(make) };
-        Self { call: Call::new(Box::new(incoming)), value: PyOnceLock::new(), lost: AtomicBool::new(false) }
+        Self { call: Call::new(waiter, Box::new(incoming)), value: PyOnceLock::new(), lost: AtomicBool::new(false) }
     }
 
     /// Has calls make a start that do nothing before they are looked at.

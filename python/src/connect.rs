@@ -3,7 +3,9 @@
 use std::{path::PathBuf, time::Duration};
 
 use pyo3::prelude::*;
-use sealane::{Attach, Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
+use sealane::{
+    Attach, Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles, Waiter,
+};
 
 use crate::{errors::OrRaise, task::Task, wait::timeout};
 
@@ -20,7 +22,8 @@ fn seconds(value: Option<f64>, default: Duration) -> Result<Duration, Error> {
 /// ``socket`` is the daemon's, unless given ``$XDG_RUNTIME_DIR/sealane.sock`` or ``/run/sealane/sealane.sock``.
 /// ``arena_bytes`` is the memory that is shared with it, of which ``Task.empty`` gives, 64 MiB unless given. ``timeout``
 /// says how many seconds attaching may take, 5 unless given. A thread that waits looks for ``idle_spin`` seconds before it
-/// sleeps: 50 microseconds unless given, ``math.inf`` for no sleep.
+/// sleeps, ``math.inf`` for no sleep. Unless given it looks for 50 microseconds where that pays, and sleeps at once where it does not:
+/// where answers take longer, or other threads want the CPU.
 #[pyfunction]
 #[pyo3(signature = (task, *, socket=None, arena_bytes=None, timeout=None, idle_spin=None))]
 pub(crate) fn attach(
@@ -31,8 +34,10 @@ pub(crate) fn attach(
     timeout: Option<f64>,
     idle_spin: Option<f64>,
 ) -> PyResult<Task> {
-    let idle_spin = seconds(idle_spin, Attach::IDLE_SPIN).or_raise(py)?;
-    let mut attach = Attach::new(task).polling(Polling::idle(idle_spin));
+    let mut attach = Attach::new(task);
+    if idle_spin.is_some() {
+        attach = attach.polling(Polling::idle(seconds(idle_spin, Duration::MAX).or_raise(py)?));
+    }
     if timeout.is_some() {
         attach = attach.timeout(seconds(timeout, Duration::MAX).or_raise(py)?);
     }
@@ -43,7 +48,8 @@ pub(crate) fn attach(
         attach = attach.arena_bytes(bytes);
     }
     let task = py.detach(|| attach.attach()).or_raise(py)?;
-    Ok(Task::new(task, None, idle_spin))
+    let waiter = task.waiter();
+    Ok(Task::new(task, None, waiter))
 }
 
 /// Starts the engine in this process, for one task of the endpoint map; it listens on that task's transport address.
@@ -84,7 +90,7 @@ pub(crate) fn embedded(
         Ok((sealane::Task::from(task), engine))
     };
     let (task, engine) = py.detach(start).or_raise(py)?;
-    Ok(Task::new(task, Some(engine), idle_spin))
+    Ok(Task::new(task, Some(engine), Waiter::embedded(Polling::idle(idle_spin))))
 }
 
 pub(crate) fn authentication(

@@ -13,7 +13,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use sealane::{Error, PlanPulling};
+use sealane::{Error, PlanPulling, Waiter};
 
 use crate::{
     arrays::Arrays,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     peer: Box<str>,
     keys: Arc<Py<PyTuple>>,
     home: Arc<Home>,
-    idle_spin: Duration,
+    waiter: Waiter,
     made: Generation,
 }
 
@@ -173,8 +173,8 @@ impl Plan {
         let contents = Contents { plan, arrays: Arrays::new(keys.clone(), count) };
         let standing = Mutex::new(Standing::Here(Box::new(contents)));
         let home = Arc::new(Home { standing, versions: Mutex::new(vec![None; count]) });
-        let (idle_spin, made) = (task.get().idle_spin(), Generation::now());
-        Self { task: task.clone().unbind(), peer: peer.into(), keys, home, idle_spin, made }
+        let (waiter, made) = (task.get().waiter(), Generation::now());
+        Self { task: task.clone().unbind(), peer: peer.into(), keys, home, waiter, made }
     }
 
     fn lend(&self) -> Result<Lease, Error> {
@@ -204,7 +204,7 @@ impl Plan {
         let timeout = self::timeout(timeout).or_raise(py)?;
         let mut lease = self.lend().or_raise(py)?;
         let plan = lease.plan();
-        let ended = outcome(py, self.idle_spin, move || Ok(begin(plan, min_version, timeout)))?;
+        let ended = outcome(py, &self.waiter, move || Ok(begin(plan, min_version, timeout)))?;
         if !partial {
             ended.or_raise(py)?;
         }
@@ -227,7 +227,7 @@ impl Plan {
         let pull = Pull::new(self.lend().or_raise(py)?, min_version, timeout, partial);
         let keys = self.keys.clone();
         let make = move |py: Python<'_>, lease: Lease| Ok(lease.hand_out(py, &keys, copy)?.into_any().unbind());
-        let receiving = Receiving::new(pull, make);
+        let receiving = Receiving::new(self.waiter.clone(), pull, make);
         receiving.begin(py);
         Ok(receiving)
     }

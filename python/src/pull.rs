@@ -10,11 +10,7 @@ use pyo3::{
 };
 use sealane::{Error, Pulled, PullingMany};
 
-use crate::{
-    errors::exception,
-    tensor::handed_out,
-    wait::{Blocking, UnderWay},
-};
+use crate::{errors::exception, tensor::handed_out, wait::UnderWay};
 
 /// The pull of one key.
 pub(crate) struct Single(pub(crate) PullingMany);
@@ -32,12 +28,6 @@ impl UnderWay for Single {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Pulled, Error>> {
         UnderWay::poll(&mut self.0, context).map(|outcomes| outcomes.and_then(only))
-    }
-}
-
-impl Blocking for Single {
-    fn wait(self) -> Result<Pulled, Error> {
-        only(self.0.wait())
     }
 }
 

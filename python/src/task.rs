@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyDict, PyMapping, PyString, PyTuple},
 };
 use sealane::{
-    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, TensorMeta,
+    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, TensorMeta, Waiter,
 };
 
 use crate::{
@@ -38,7 +38,7 @@ use crate::{
 pub(crate) struct Task {
     name: Box<str>,
     connected: RwLock<Option<Connected>>,
-    idle_spin: Duration,
+    waiter: Waiter,
     made: Generation,
 }
 
@@ -79,10 +79,10 @@ impl Connected {
 }
 
 impl Task {
-    pub(crate) fn new(task: sealane::Task, engine: Option<Engine>, idle_spin: Duration) -> Self {
+    pub(crate) fn new(task: sealane::Task, engine: Option<Engine>, waiter: Waiter) -> Self {
         let name = task.name().into();
         let connected = RwLock::new(Some(Connected { task, engine }));
-        Self { name, connected, idle_spin, made: Generation::now() }
+        Self { name, connected, waiter, made: Generation::now() }
     }
 
     /// Not with the interpreter's lock: closing may take a while.
@@ -146,8 +146,8 @@ impl Task {
         Ok(connected.task.publish_many(version, tensors))
     }
 
-    pub(crate) fn idle_spin(&self) -> Duration {
-        self.idle_spin
+    pub(crate) fn waiter(&self) -> Waiter {
+        self.waiter.clone()
     }
 
     fn take(&self) -> Option<Connected> {
@@ -193,7 +193,7 @@ impl Task {
         let destination = out.map(Destination::new).transpose()?;
         let options = options(py, destination.as_ref(), timeout)?;
         let ask = || Ok(self.connected()?.task.recv_with(peer, step, key, options));
-        let tensor = outcome(py, self.idle_spin, ask)?;
+        let tensor = outcome(py, &self.waiter, ask)?;
         received(py, tensor, destination.as_ref())
     }
 
@@ -212,7 +212,7 @@ impl Task {
         let options = options(py, destination.as_ref(), timeout)?;
         let call = py.detach(|| Ok(self.connected()?.task.recv_with(peer, step, key, options)));
         let make = move |py: Python<'_>, tensor| received(py, tensor, destination.as_ref()).map(Bound::unbind);
-        Ok(Receiving::new(call.or_raise(py)?, make))
+        Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
     }
 
     /// ``recv`` for many tensors, as a dict in the order of the keys: requested together, in few messages, which is
@@ -236,9 +236,9 @@ impl Task {
         let asked = wanted.asked(py, self::timeout(timeout).or_raise(py)?)?;
         let ask = || self.connected().map(|connected| connected.task.recv_all(peer, step, asked));
         let outcomes = if partial {
-            outcome(py, self.idle_spin, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
+            outcome(py, &self.waiter, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
         } else {
-            outcome(py, self.idle_spin, || Ok(All::new(ask()?)))?.into_iter().map(Ok).collect()
+            outcome(py, &self.waiter, || Ok(All::new(ask()?)))?.into_iter().map(Ok).collect()
         };
         wanted.arrays(py, outcomes)
     }
@@ -262,9 +262,9 @@ impl Task {
         let calls = py.detach(|| Ok(self.connected()?.task.recv_all(peer, step, asked))).or_raise(py)?;
         let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
         Ok(if partial {
-            Receiving::new(All::new(calls.into_iter().map(Settled).collect()), make)
+            Receiving::new(self.waiter(), All::new(calls.into_iter().map(Settled).collect()), make)
         } else {
-            Receiving::new(All::new(calls), move |py: Python<'_>, tensors: Vec<_>| {
+            Receiving::new(self.waiter(), All::new(calls), move |py: Python<'_>, tensors: Vec<_>| {
                 make(py, tensors.into_iter().map(Ok).collect())
             })
         })
@@ -289,7 +289,7 @@ impl Task {
     ) -> PyResult<()> {
         let (tensor, options) = (Outgoing::new(tensor)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
         let deposit = || self.deposit(peer, step, key, tensor, options);
-        outcome(py, self.idle_spin, deposit)
+        outcome(py, &self.waiter, deposit)
     }
 
     /// ``send`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the send continues.
@@ -307,7 +307,7 @@ impl Task {
     ) -> PyResult<Sending> {
         let (tensor, options) = (Outgoing::new(tensor)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
         let call = py.detach(|| self.deposit(peer, step, key, tensor, options));
-        call.or_raise(py).map(Sending::new)
+        call.or_raise(py).map(|call| Sending::new(self.waiter(), call))
     }
 
     /// ``send`` for many tensors: a mapping from keys to tensors. Waits until ``peer`` has all of them.
@@ -326,7 +326,7 @@ impl Task {
         let (keys, outgoing) = tensors_of(tensors)?;
         let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
         let deposit = || self.deposit_all(peer, step, keys, outgoing, timeout);
-        outcome(py, self.idle_spin, deposit).map(drop)
+        outcome(py, &self.waiter, deposit).map(drop)
     }
 
     /// ``send_all`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the sends continue.
@@ -345,7 +345,7 @@ impl Task {
         let (keys, outgoing) = tensors_of(tensors)?;
         let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
         let calls = py.detach(|| self.deposit_all(peer, step, keys, outgoing, timeout));
-        calls.or_raise(py).map(|calls| Sending::new(Valueless(calls)))
+        calls.or_raise(py).map(|calls| Sending::new(self.waiter(), Valueless(calls)))
     }
 
     /// Publishes a tensor: any peer may ``pull`` it, as often as it likes, until a newer one replaces it. Waits until all
@@ -355,14 +355,14 @@ impl Task {
     /// from ``empty`` is read in place: do not touch it until a newer version has replaced it and nobody reads it any more.
     fn publish(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = Outgoing::new(tensor)?;
-        outcome(py, self.idle_spin, || self.tell(version, vec![key], vec![tensor]))
+        outcome(py, &self.waiter, || self.tell(version, vec![key], vec![tensor]))
     }
 
     /// ``publish`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and it continues.
     fn publish_async(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<Sending> {
         let tensor = Outgoing::new(tensor)?;
         let call = py.detach(|| self.tell(version, vec![key], vec![tensor]));
-        call.or_raise(py).map(Sending::new)
+        call.or_raise(py).map(|call| Sending::new(self.waiter(), call))
     }
 
     /// ``publish`` for many tensors of one version: a mapping from keys to tensors. Much cheaper than one by one.
@@ -371,7 +371,7 @@ impl Task {
     fn publish_many(&self, py: Python<'_>, version: i64, tensors: &Bound<'_, PyMapping>) -> PyResult<()> {
         let (keys, outgoing) = tensors_of(tensors)?;
         let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
-        outcome(py, self.idle_spin, || self.tell(version, keys, outgoing))
+        outcome(py, &self.waiter, || self.tell(version, keys, outgoing))
     }
 
     /// Publishes this task's slices of a tensor, which ``sliced_plan`` gathers from all tasks that ``slicing`` names.
@@ -391,7 +391,7 @@ impl Task {
             let tensor = connected.place_one(tensor)?;
             connected.task.publish_slices(key, version, &slicing.0, tensor)
         };
-        outcome(py, self.idle_spin, publish)
+        outcome(py, &self.waiter, publish)
     }
 
     /// Withdraws this task's slices of a tensor, as when its owners change.
@@ -424,7 +424,7 @@ impl Task {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
         let ask = || Ok(Single(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
-        pulled(py, outcome(py, self.idle_spin, ask)?, view)
+        pulled(py, outcome(py, &self.waiter, ask)?, view)
     }
 
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
@@ -440,7 +440,9 @@ impl Task {
     ) -> PyResult<Receiving> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
         let call = py.detach(|| Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
-        Ok(Receiving::new(Single(call.or_raise(py)?), move |py, value| pulled(py, value, view).map(Bound::unbind)))
+        Ok(Receiving::new(self.waiter(), Single(call.or_raise(py)?), move |py, value| {
+            pulled(py, value, view).map(Bound::unbind)
+        }))
     }
 
     /// ``pull`` for many tensors, as a dict in the order of the keys: requested together, in few messages.
@@ -461,7 +463,7 @@ impl Task {
         let (names, timeout) = (keys_of(keys)?, self::timeout(timeout).or_raise(py)?);
         let keys = key_set(py, &names)?;
         let ask = || Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view));
-        let outcomes = outcome(py, self.idle_spin, ask)?;
+        let outcomes = outcome(py, &self.waiter, ask)?;
         by_key(py, &names, outcomes, partial, |_, value| pulled(py, value, view))
     }
 
@@ -514,7 +516,7 @@ impl Task {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (tensor, options) = (Outgoing::new(array)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
-        outcome(py, self.idle_spin, || self.enqueue(to, queue, tensor, options))
+        outcome(py, &self.waiter, || self.enqueue(to, queue, tensor, options))
     }
 
     /// ``push`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the push continues.
@@ -529,7 +531,7 @@ impl Task {
     ) -> PyResult<Sending> {
         let (tensor, options) = (Outgoing::new(array)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
         let call = py.detach(|| self.enqueue(to, queue, tensor, options));
-        call.or_raise(py).map(Sending::new)
+        call.or_raise(py).map(|call| Sending::new(self.waiter(), call))
     }
 
     /// ``push`` for many tensors, in order: any iterable of them, or the rows of an array. Much cheaper than one by one. Waits
@@ -553,7 +555,7 @@ impl Task {
             let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
             Ok(connected.task.push_all_with(to, queue, tensors, options))
         };
-        outcome(py, self.idle_spin, push)
+        outcome(py, &self.waiter, push)
     }
 
     /// Opens a queue of this task, into which peers push: iterate over it, or call its ``accept``.

@@ -3,26 +3,22 @@
 
 use std::{
     convert::identity,
-    future::Future,
-    ops::ControlFlow,
+    future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    thread::Thread,
-    time::{Duration, Instant},
+    task::{Context, Poll},
+    time::Duration,
     vec,
 };
 
 use pyo3::prelude::*;
-use sealane::{Error, PlanPulling, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor};
+use sealane::{
+    Error, PlanPulling, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor, Waiter,
+};
 
 use crate::errors::OrRaise;
 
 /// How often a thread that waits lets Python's signal handlers run: soon enough for control-C to feel immediate.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
-
-/// Looks at a call between two looks at the clock.
-const LOOKS_PER_CLOCK: usize = 32;
 
 /// A call in flight, or several as one.
 pub(crate) trait UnderWay: Send + Unpin {
@@ -33,12 +29,6 @@ pub(crate) trait UnderWay: Send + Unpin {
 
     /// As a future's `poll`.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>>;
-}
-
-/// A call that a thread can wait for without looking at it.
-pub(crate) trait Blocking: UnderWay + Sized {
-    /// Blocks, deaf to signals.
-    fn wait(self) -> Result<Self::Value, Error>;
 }
 
 /// Calls of the crate `sealane`: what they bring, and how that comes of their outcome.
@@ -53,12 +43,6 @@ macro_rules! under_way {
 
             fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<$value, Error>> {
                 Future::poll(Pin::new(self), context).map($result)
-            }
-        }
-
-        impl Blocking for $call {
-            fn wait(self) -> Result<$value, Error> {
-                $result(<$call>::wait(self))
             }
         }
     };
@@ -100,12 +84,6 @@ impl<C: UnderWay> UnderWay for Settled<C> {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>> {
         self.0.poll(context).map(Ok)
-    }
-}
-
-impl<C: Blocking> Blocking for Settled<C> {
-    fn wait(self) -> Result<Self::Value, Error> {
-        Ok(self.0.wait())
     }
 }
 
@@ -168,91 +146,36 @@ where
     }
 }
 
-impl<C: Blocking> Blocking for All<C>
-where
-    C::Value: Unpin,
-{
-    fn wait(mut self) -> Result<Vec<C::Value>, Error> {
-        for call in self.current.take().into_iter().chain(self.rest) {
-            self.values.push(call.wait()?);
-        }
-        Ok(self.values)
-    }
-}
-
-/// Submits, and waits for the outcome: looks for `idle_spin`, then sleeps.
+/// Submits, and waits for the outcome.
 ///
 /// # Errors
 /// The call's, and what a signal handler raises: KeyboardInterrupt, most often. Then the call is dropped.
-pub(crate) fn outcome<C: Blocking>(
+pub(crate) fn outcome<C: UnderWay>(
     py: Python<'_>,
-    idle_spin: Duration,
+    waiter: &Waiter,
     submit: impl FnOnce() -> Result<C, Error> + Send,
 ) -> PyResult<C::Value> {
-    let mut looked = py.detach(|| {
-        let call = match submit() {
-            Ok(call) => call,
-            Err(error) => return ControlFlow::Break(Err(error)),
-        };
-        match spin(call, idle_spin) {
-            // Python runs signal handlers on the main thread alone.
-            ControlFlow::Continue(call) if !on_main_thread() => ControlFlow::Break(call.wait()),
-            looked => looked,
-        }
+    // Python runs signal handlers on the main thread alone.
+    let slice = if on_main_thread() { SIGNALS_EVERY } else { Duration::MAX };
+    let mut call = None;
+    let mut ended = py.detach(|| match submit() {
+        Ok(submitted) => wait(waiter, call.insert(submitted), slice),
+        Err(error) => Some(Err(error)),
     });
     loop {
-        match looked {
-            ControlFlow::Break(outcome) => return outcome.or_raise(py),
-            ControlFlow::Continue(call) => {
+        match (ended, &mut call) {
+            (None, Some(call)) => {
                 py.check_signals()?;
-                looked = py.detach(|| if idle_spin >= SIGNALS_EVERY { spin(call, idle_spin) } else { sleep(call) });
+                ended = py.detach(|| wait(waiter, call, slice));
             }
+            (ended, _) => return ended.expect("what was not submitted has failed").or_raise(py),
         }
     }
 }
 
-/// Either the outcome, or the call, which is still in flight.
-type Looked<C> = ControlFlow<Result<<C as UnderWay>::Value, Error>, C>;
-
-/// Looks for `idle_spin`, but not much longer than signals may wait.
-fn spin<C: UnderWay>(mut call: C, idle_spin: Duration) -> Looked<C> {
-    if let Some(outcome) = call.look() {
-        return ControlFlow::Break(outcome);
-    }
-    let started = Instant::now();
-    while started.elapsed() < idle_spin.min(SIGNALS_EVERY) {
-        for _ in 0..LOOKS_PER_CLOCK {
-            std::hint::spin_loop();
-            if let Some(outcome) = call.look() {
-                return ControlFlow::Break(outcome);
-            }
-        }
-    }
-    ControlFlow::Continue(call)
-}
-
-/// Sleeps until the call has ended, but not much longer than signals may wait.
-fn sleep<C: UnderWay>(mut call: C) -> Looked<C> {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let until = Instant::now() + SIGNALS_EVERY;
-    loop {
-        if let Poll::Ready(outcome) = call.poll(&mut Context::from_waker(&waker)) {
-            return ControlFlow::Break(outcome);
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return ControlFlow::Continue(call);
-        }
-        std::thread::park_timeout(left);
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
+/// The outcome, if it comes in time.
+fn wait<C: UnderWay>(waiter: &Waiter, call: &mut C, slice: Duration) -> Option<Result<C::Value, Error>> {
+    waiter.block_on(poll_fn(|context| call.poll(context)), slice)
 }
 
 fn on_main_thread() -> bool {

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
+const ASLEEP_DEEPLY: u32 = 2;
 
 /// Whether a shard, or a process on the other side of shared memory, sleeps, as seen by those who post to it.
 ///
-/// It may lie in memory that another process writes: one word, 0 while awake and anything else while asleep, so every value is
-/// legal; a wrong one causes a needless doorbell, or costs its writer a wake-up.
+/// It may lie in memory that another process writes: one word, 0 while awake, 2 while asleep but to work that cannot wait,
+/// and anything else while asleep, so every value is legal; a wrong one causes a needless doorbell, or costs its writer a wake-up.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SleepFlag(AtomicU32);
@@ -32,6 +33,22 @@ impl SleepFlag {
         // Pairs with the fence in `announce`.
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) != AWAKE && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
+    }
+
+    /// [`must_ring`](Self::must_ring) for work that can wait until the sleeper wakes anyway: false if it sleeps deeply.
+    #[inline]
+    pub fn must_ring_if_light(&self) -> bool {
+        // Pairs with the fence in `announce`.
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) != ASLEEP_DEEPLY && self.must_ring()
+    }
+
+    /// [`announce`](Self::announce), and that it need not be woken for work that can wait.
+    #[inline]
+    pub fn announce_deep(&self) {
+        self.0.store(ASLEEP_DEEPLY, Ordering::Relaxed);
+        // Pairs with the fences in `must_ring` and `must_ring_if_light`.
+        fence(Ordering::SeqCst);
     }
 
     /// Sleeper: announces that it is about to sleep. It must check for work once more before it does.
@@ -114,6 +131,29 @@ mod loom_tests {
     fn loom_two_posters() {
         no_lost_wake_up(2);
     }
+
+    /// A sleeper that is to be woken for everything after all: who posts rings, or is seen on the last look.
+    #[test]
+    fn loom_a_deep_sleep_that_becomes_light() {
+        loom::model(|| {
+            let model =
+                Arc::new(Model { flag: SleepFlag::new(), posts: AtomicUsize::new(0), rung: AtomicBool::new(false) });
+            model.flag.announce_deep();
+            let poster = {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    model.posts.fetch_add(1, Ordering::Release);
+                    if model.flag.must_ring_if_light() {
+                        model.rung.store(true, Ordering::Release);
+                    }
+                })
+            };
+            model.flag.announce();
+            let seen = model.posts.load(Ordering::Acquire);
+            poster.join().unwrap();
+            assert!(seen == 1 || model.rung.load(Ordering::Acquire), "a post and no doorbell");
+        });
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -130,5 +170,16 @@ mod tests {
         flag.announce();
         flag.awake();
         assert!(!flag.must_ring());
+    }
+
+    #[test]
+    fn a_deep_sleeper_needs_the_doorbell_for_what_cannot_wait() {
+        let flag = SleepFlag::new();
+        assert!(!flag.must_ring_if_light());
+        flag.announce();
+        assert!(flag.must_ring_if_light() && !flag.must_ring_if_light());
+        flag.announce_deep();
+        assert!(!flag.must_ring_if_light());
+        assert!(flag.must_ring() && !flag.must_ring());
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Calls {
     vacant: Vec<u32>,
     /// Calls that a future waits for: somebody has to look at the rings for them.
     watched: usize,
+    /// Those of them that no answer ends, but that the daemon is done with a tensor.
+    watched_releases: usize,
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     kinds: LastKind,
@@ -72,6 +74,16 @@ impl Calls {
     /// Calls that a future waits for.
     pub(super) fn watched(&self) -> usize {
         self.watched
+    }
+
+    /// Those of them that no answer ends, but that the daemon is done with a tensor.
+    pub(super) fn watched_releases(&self) -> usize {
+        self.watched_releases
+    }
+
+    /// Whether the call ends with an answer.
+    pub(super) fn is_answered(&self, call: u32) -> bool {
+        self.slots.get((call & INDEX_MASK) as usize).is_some_and(|slot| !slot.direction.is_released())
     }
 
     /// Enters a call that is about to be submitted.
@@ -376,8 +388,7 @@ impl Calls {
         let at_work = (slot.daemon == Daemon::Working || waits_for_memory).then_some(slot.segment);
         // As in `wake_at_end`.
         after.wakers.extend(slot.waker.take());
-        let watched = std::mem::take(&mut slot.watched);
-        self.watched -= usize::from(watched);
+        self.watch_for(call, false);
         if let Some(tensor) = unwanted {
             self.keep(call, tensor, after);
         }
@@ -403,8 +414,17 @@ impl Calls {
             // One that is replaced may run code of its owner when it is dropped, so it is not dropped here.
             after.wakers.extend(slot.waker.replace(waker.clone()));
         }
+        self.watch_for(call, watched);
+    }
+
+    /// Notes whether a future waits for the call.
+    #[inline]
+    fn watch_for(&mut self, call: u32, watched: bool) {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let was = std::mem::replace(&mut slot.watched, watched);
+        let released = slot.direction.is_released();
         self.watched = self.watched + usize::from(watched) - usize::from(was);
+        self.watched_releases = self.watched_releases + usize::from(watched && released) - usize::from(was && released);
     }
 
     /// Nobody sleeps for the call any more.
@@ -479,8 +499,7 @@ impl Calls {
         slot.caller = Caller::Owed;
         if let Some(waker) = slot.waker.take() {
             after.wakers.push(waker);
-            let watched = std::mem::take(&mut slot.watched);
-            self.watched -= usize::from(watched);
+            self.watch_for(call, false);
         }
     }
 

@@ -62,6 +62,9 @@ impl Attachment {
         if let Some(taken) = held.take(call, take) {
             return Poll::Ready(Ok(taken));
         }
+        if held.calls.watched_releases() > 0 {
+            held.have_all_rung_for();
+        }
         if held.attending > 0 {
             return Poll::Pending;
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, SleepFlag};
 use sealane_transport::{
     Error, lane,
     limits::NAME_BYTES_MAX,
@@ -381,8 +381,14 @@ impl Link {
     }
 
     /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
-    pub(super) fn may_sleep(&self) -> bool {
-        self.segments.iter().for_each(|segment| segment.end.own_sleep().announce());
+    /// If it sleeps deeply it is not woken for sends that were released and publications that are known.
+    pub(super) fn may_sleep(&self, deeply: bool) -> bool {
+        let sleeps = self.segments.iter().map(|segment| segment.end.own_sleep());
+        if deeply {
+            sleeps.for_each(SleepFlag::announce_deep)
+        } else {
+            sleeps.for_each(SleepFlag::announce)
+        }
         let quiet = self.segments.iter().all(|segment| segment.end.completions.is_empty());
         if !quiet {
             self.awake();

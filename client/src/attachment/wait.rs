@@ -180,7 +180,8 @@ impl Attachment {
         if held.link().has_chores() {
             held.chores();
         }
-        if !matches!(&held.line, Line::Up(link) if link.may_sleep()) {
+        let deeply = held.wants_answers_alone(waiter);
+        if !matches!(&held.line, Line::Up(link) if link.may_sleep(deeply)) {
             if let Line::Up(link) = &held.line {
                 link.awake();
             }
@@ -310,8 +311,25 @@ impl Held<'_> {
     /// It does not any more: the listener must be rung for again, and told of what came in between.
     fn stop_spinning(&mut self) {
         self.spinning -= 1;
+        self.have_all_rung_for();
+    }
+
+    /// Whether nobody waits for a send to be released, or a publication to be known, while this waiter listens.
+    fn wants_answers_alone(&self, waiter: Waiter<'_>) -> bool {
+        let is_answered = match waiter {
+            Waiter::Caller(call) => self.calls.is_answered(call),
+            Waiter::Driver | Waiter::Attendant(_) => true,
+        };
+        let is_alone = self.parked.is_empty() && self.calls.watched_releases() == 0;
+        // A daemon that drains waits until everything is known here.
+        let is_settled = !self.has_backlog() && matches!(&self.line, Line::Up(link) if !link.draining);
+        is_answered && is_alone && is_settled
+    }
+
+    /// The listener, if one sleeps and nobody looks at the rings meanwhile, is rung for whatever the daemon says.
+    pub(super) fn have_all_rung_for(&mut self) {
         if let (true, 0, Line::Up(link)) = (self.listening, self.spinning, &self.line)
-            && !link.may_sleep()
+            && !link.may_sleep(false)
         {
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);

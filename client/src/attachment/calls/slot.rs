@@ -46,6 +46,13 @@ pub(in crate::attachment) enum Direction {
     Watch,
 }
 
+impl Direction {
+    /// Whether the call ends when the daemon is done with a tensor, and else with an answer.
+    pub(super) fn is_released(self) -> bool {
+        matches!(self, Direction::Send | Direction::Publish | Direction::Push)
+    }
+}
+
 /// What the daemon has to do with the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Daemon {

@@ -53,7 +53,7 @@ impl Table {
     /// Nobody holds any slot.
     fn assert_free(&self) {
         assert_eq!(self.calls.vacant.len(), self.calls.slots.len());
-        assert_eq!(self.calls.watched, 0);
+        assert_eq!((self.calls.watched, self.calls.watched_releases), (0, 0));
         for slot in &self.calls.slots {
             assert!(slot.waker.is_none() && slot.tensor.is_none() && slot.failure.is_none());
             assert!(matches!(slot.memory, Memory::Nothing));
@@ -172,6 +172,25 @@ fn memory_that_the_daemon_holds_is_kept_until_it_returns_it() {
     table.calls.returned(3, call, &mut table.after).unwrap();
     assert_eq!(table.after.spent.len(), 1);
     table.assert_free();
+}
+
+#[test]
+fn calls_that_answers_do_not_end_are_counted_while_futures_wait_for_them() {
+    let mut table = Table::new();
+    let waker = Arc::new(Woken::default()).into();
+    let directions = [Direction::Send, Direction::Push, Direction::Recv, Direction::Pull, Direction::Publish];
+    let calls = directions.map(|direction| table.open(direction, Memory::Nothing));
+    for (call, released) in calls.into_iter().zip([1, 2, 2, 2, 3]) {
+        table.calls.wake_at_end(call, &waker, true, &mut table.after);
+        table.calls.wake_at_end(call, &waker, true, &mut table.after);
+        assert_eq!(table.calls.watched_releases(), released);
+    }
+    assert_eq!(calls.map(|call| table.calls.is_answered(call)), [false, false, true, true, false]);
+    table.calls.sent(3, calls[0], &mut table.after).unwrap();
+    assert_eq!(table.calls.watched_releases(), 2);
+    table.calls.forsake(calls[1], false, &mut table.after);
+    table.calls.wake_at_end(calls[4], &waker, false, &mut table.after);
+    assert_eq!((table.calls.watched_releases(), table.calls.watched()), (0, 2));
 }
 
 #[test]

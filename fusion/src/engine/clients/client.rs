@@ -77,8 +77,8 @@ pub(in crate::engine) struct Client {
     refused: Vec<(u32, Error)>,
     /// Queues that could not be opened, or are closed, likewise.
     queues_told: Vec<Answer>,
-    /// Something was written into the ring since the client was last rung for.
-    has_news: bool,
+    /// What was written into the ring since the client was last rung for.
+    news: News,
     /// Nothing more is read: the client said goodbye, or broke the rules.
     closed: bool,
     /// The ring had no room for all that there is to tell: when to look again.
@@ -95,6 +95,15 @@ pub(super) struct Who {
     pub(super) pid: i32,
     /// Its arena, if others may view it and it may view theirs.
     pub(super) shown: Option<Shown>,
+}
+
+/// What a client may have to be woken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    None,
+    /// Sends were released, or publications are known: a client that waits for something else need not know yet.
+    Releases,
+    Answers,
 }
 
 /// The client broke the rules; it is disconnected.
@@ -134,7 +143,7 @@ impl Client {
             returned: Vec::new(),
             refused: Vec::new(),
             queues_told: Vec::new(),
-            has_news: false,
+            news: News::None,
             closed: false,
             look_at: None,
             counters: ClientCounters::default(),

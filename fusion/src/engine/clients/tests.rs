@@ -136,6 +136,35 @@ fn open_queue(queue: u32) -> Submission<'static> {
 }
 
 #[test]
+fn a_client_that_sleeps_deeply_is_woken_for_answers_alone() {
+    let meta = &TensorMeta::new(DType::U8, &[8]).unwrap();
+    let engine = engine();
+    let (_, mut sender) = Process::attach(&engine, "worker:1");
+    let (_, mut receiver) = Process::attach(&engine, "ps:1");
+    for (deeply, woken) in [(true, Woken::TimedOut), (false, Woken::Rung)] {
+        let sleep = sender.end.own_sleep();
+        if deeply {
+            sleep.announce_deep()
+        } else {
+            sleep.announce()
+        }
+        sender.submit(&[send(1, 0, meta)]);
+        receiver.submit(&[recv(1, 1)]);
+        let received = receiver.next().unwrap();
+        assert!(received.starts_with("Received { call: 1, "), "{received}");
+        // Turns later, so that the shard has rung if it does.
+        assert!(is_served(&mut receiver, 0, meta));
+        assert_eq!(sender.ear.wait(Some(Duration::ZERO)).unwrap(), woken);
+        assert_eq!(sender.next().unwrap(), "Sent { calls: [1] }");
+    }
+    sender.end.own_sleep().announce_deep();
+    sender.submit(&[recv(2, 0)]);
+    receiver.submit(&[send(2, 1, meta)]);
+    assert_eq!(sender.ear.wait(Some(STUCK)).unwrap(), Woken::Rung);
+    engine.stop().unwrap();
+}
+
+#[test]
 fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything() {
     let meta = &TensorMeta::new(DType::U8, &[8]).unwrap();
     let while_it_is_read = [send(6, 1, meta), Submission::Withdraw { key: TRAP }];

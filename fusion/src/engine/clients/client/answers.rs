@@ -8,7 +8,7 @@ use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, SLOTS
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
 use sealane_transport::{Error, Handle, Payload, Tensor, Unreceived};
 
-use super::{Client, LENDS};
+use super::{Client, LENDS, News};
 use crate::limits::CLIENT_BACKLOG_LOOK;
 use crate::node::{ClientOutcome, Pool};
 
@@ -108,11 +108,11 @@ impl Client {
                 match self.end.completions.push(record) {
                     // The client has a copy.
                     Ok(()) if in_ring => {
-                        self.has_news = true;
+                        self.news = News::Answers;
                         self.counters.count_received(1, bytes);
                     }
                     Ok(()) => {
-                        self.has_news = true;
+                        self.news = News::Answers;
                         self.handed_over(tensor);
                     }
                     Err(PushError::Full) => self.backlog.push_back(Answer::Received { call, tensor }),
@@ -209,7 +209,7 @@ impl Client {
         };
         encoded.expect(WITHIN_LIMITS);
         match self.end.completions.push(record) {
-            Ok(()) => self.has_news = true,
+            Ok(()) => self.news = News::Answers,
             Err(PushError::Full) => return Some(answer),
             Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
         }
@@ -220,7 +220,7 @@ impl Client {
     }
 
     fn push_plan(&mut self, call: u32, plan: u32, next: usize, record: &mut Record) -> Option<Answer> {
-        self.has_news = true;
+        self.news = News::Answers;
         match self.tell_plan(call, plan, next, record) {
             Ok(()) => None,
             Err((next, PushError::Full)) => Some(Answer::Pulled { call, plan, next }),
@@ -233,7 +233,7 @@ impl Client {
 
     /// Whether there is something to tell, or something told that the client may have to be woken for.
     pub(in crate::engine::clients) fn has_news(&self) -> bool {
-        self.has_news || self.is_stuck() || self.arena.any_returned()
+        self.news > News::None || self.is_stuck() || self.arena.any_returned()
     }
 
     /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
@@ -249,25 +249,32 @@ impl Client {
         }
         self.arena.take_returned(&mut self.returned);
         let (sent, published) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.lent_to_peers));
-        self.sent = self.push_calls(sent, record, |calls| Completion::Sent { calls });
-        self.lent_to_peers = self.push_calls(published, record, |calls| Completion::Published { calls });
+        self.sent = self.push_calls(sent, News::Releases, record, |calls| Completion::Sent { calls });
+        self.lent_to_peers =
+            self.push_calls(published, News::Releases, record, |calls| Completion::Published { calls });
         // What comes back was published before, or has failed.
         if self.lent_to_peers.is_empty() && self.backlog.is_empty() {
             let returned = std::mem::take(&mut self.returned);
-            self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
+            self.returned = self.push_calls(returned, News::Answers, record, |calls| Completion::Returned { calls });
         }
         self.look_at = self.is_stuck().then(|| now + CLIENT_BACKLOG_LOOK);
-        let has_news = std::mem::take(&mut self.has_news);
-        if has_news && self.end.client_sleep().must_ring() {
+        let news = std::mem::replace(&mut self.news, News::None);
+        let must_ring = match news {
+            News::None => false,
+            News::Releases if self.has_much_room() => self.end.client_sleep().must_ring_if_light(),
+            News::Releases | News::Answers => self.end.client_sleep().must_ring(),
+        };
+        if must_ring {
             self.bell.ring();
         }
-        has_news
+        news > News::None
     }
 
     /// Writes a list of calls, many to a record; gives back, in the same memory, those that found no room.
     fn push_calls(
         &mut self,
         mut calls: Vec<u32>,
+        news: News,
         record: &mut Record,
         completion: impl Fn(&[u32]) -> Completion<'_>,
     ) -> Vec<u32> {
@@ -278,13 +285,21 @@ impl Client {
             }
             completion(some).encode(record).expect("as many as a record holds");
             match self.end.completions.push(record) {
-                Ok(()) => (self.has_news, told) = (true, told + some.len()),
+                Ok(()) => told += some.len(),
                 Err(PushError::Full) => break,
                 Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
             }
         }
+        if told > 0 {
+            self.news = self.news.max(news);
+        }
         calls.drain(..told);
         calls
+    }
+
+    /// What the client is not woken for has room in its ring until something else wakes it.
+    fn has_much_room(&mut self) -> bool {
+        !self.is_stuck() && self.end.completions.free_slots().is_ok_and(|free| free >= SLOTS as u64 / 2)
     }
 
     /// The client does not read its answers.

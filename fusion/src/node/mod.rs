@@ -213,8 +213,9 @@ impl Node {
     /// there: what is in flight can finish.
     pub fn drain(&mut self) {
         self.context.draining = true;
-        // No send can come for these any more.
+        // No send can come for these any more, and nothing is published for the others.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
+        self.pulls.refuse_waiting(&mut self.context);
     }
 
     /// Takes new calls again after [`drain`](Self::drain).

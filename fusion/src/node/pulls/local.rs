@@ -14,7 +14,8 @@ use super::store::{PublishedStore, Watcher};
 use super::{At, Pulls, UnderWay};
 use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES, VIEW_COST_BYTES};
 use crate::metrics::{Operation, Way};
-use crate::node::context::Context;
+use crate::node::PullWaiter;
+use crate::node::context::{Context, draining};
 use crate::node::copying::copy_in_pieces;
 use crate::node::memory::Memory;
 use crate::node::reporter::Reporter;
@@ -250,10 +251,30 @@ impl Pulls {
         }
         if has_more {
             self.queue(handle);
+        } else if context.draining {
+            self.end_drained(handle, &mut context.reporter);
         } else {
             self.end_if_complete(handle, &mut context.reporter);
         }
         copied
+    }
+
+    /// The node drains: ends the pulls of clients that wait for what is not published, which they ask of the next one. What is there
+    /// is copied before.
+    pub(in crate::node) fn refuse_waiting(&mut self, context: &mut Context) {
+        for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if !local.has_more())) {
+            self.end_drained(handle, &mut context.reporter);
+        }
+    }
+
+    /// A pull has all that there is, and the node drains.
+    fn end_drained(&mut self, handle: Handle, reporter: &mut Reporter) {
+        if let Some(UnderWay { waiter: PullWaiter::Client(_), at: At::Here(local), .. }) =
+            self.under_way.get_mut(handle)
+        {
+            local.tray.fail_missing(|_| draining());
+        }
+        self.end_if_complete(handle, reporter);
     }
 
     fn end_if_complete(&mut self, handle: Handle, reporter: &mut Reporter) {

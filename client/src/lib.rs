@@ -41,8 +41,8 @@
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
 //! disappears, calls in progress end with [`Error::Unavailable`], and the next call attaches again. Received tensors stay
-//! readable; published tensors must be published again. A forked child cannot use its parent's task and gets an error; it may
-//! drop the task.
+//! readable; what the task has published is published again by a thread of its own. A forked child cannot use its parent's task
+//! and gets an error; it may drop the task.
 
 #![deny(unsafe_code)]
 

@@ -78,6 +78,10 @@ pub(crate) const ROOM_LOOK_MAX: Duration = Duration::from_millis(10);
 /// Longest time between two attempts to attach again that nobody waits for.
 pub(crate) const REATTACH_PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// How often it is tried to publish again what has found no room in the arena of a daemon that is new: memory of the program's own
+/// has to come free for it.
+pub(crate) const REPUBLISH_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Looks for room before the processor is left to others: the daemon may be on this very core.
 pub(crate) const ROOM_SPINS: u32 = 100;
 

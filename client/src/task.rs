@@ -285,7 +285,8 @@ impl Task {
     ///
     /// Up to 512 bytes travel in the ring and are kept by the daemon. Larger tensors stay in place if they are in memory of
     /// [`alloc`](Self::alloc); others are copied there first. That memory is free again once a newer version has replaced it
-    /// and nobody reads it any more. A restarted daemon does not know what was published before.
+    /// and nobody reads it any more. When the daemon is restarted, or another one takes over, the newest version of each key is
+    /// published again by itself, also of a publication that ended with Unavailable when the daemon was lost.
     pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
         self.publish_many(version, [(key, tensor)])
     }

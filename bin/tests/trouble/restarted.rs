@@ -2,10 +2,17 @@
 //! tensor whose send reported success is lost or delivered twice.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
 
+use sealane::{Code, Error, Keys, Plan, Task, Tensor};
+
+use crate::fixture::STUCK;
 use crate::hosts::Hosts;
 use crate::processes::Process;
 use crate::roles::{ITEMS, REPORTS};
+use crate::traces::eventually;
 
 /// Each sends to the next and receives from the one before.
 const MEMBERS: [&str; 4] = ["ps0:2222", "worker0:2222", "ps1:2222", "worker1:2222"];
@@ -118,5 +125,105 @@ fn training_goes_on(restart: impl Fn(&mut Hosts, &str)) {
     leads.hear("done");
     trains.hear("done");
     drop((leads, trains));
+    hosts.drain();
+}
+
+/// In the ring, and out of the arena.
+const SIZES: [usize; 3] = [64, 512, 300_000];
+
+fn publish(ps: &Task, version: i64) -> Result<(), Error> {
+    let tensor = |size: usize| Tensor::from_elements(&[size as u64], &vec![version as u8; size]).unwrap();
+    ps.publish_many(version, SIZES.map(|size| (size.to_string(), tensor(size)))).wait()
+}
+
+/// The versions that a plan has now, each with the bytes of that version. A peer's pull that is on its way when its daemon goes ends.
+fn pull(plan: &mut Plan, version: i64) -> Vec<i64> {
+    let begun = Instant::now();
+    while let Err(error) = plan.pull(version).wait() {
+        assert!(error.code() == Code::Unavailable && begun.elapsed() < STUCK, "{error}");
+        thread::yield_now();
+    }
+    let of = |(at, size): (usize, usize)| {
+        let version = plan.version(at);
+        assert!(plan.get(at).unwrap().bytes() == vec![version as u8; size], "{size} bytes of version {version}");
+        version
+    };
+    SIZES.into_iter().enumerate().map(of).collect()
+}
+
+#[test]
+fn what_is_published_is_there_after_a_hand_over_and_no_version_goes_back() {
+    what_is_published_stays(Hosts::hand_over);
+}
+
+#[test]
+fn what_is_published_is_there_after_a_restart_and_no_version_goes_back() {
+    what_is_published_stays(drained);
+}
+
+/// Says that it is over when dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn what_is_published_stays(restart: impl Fn(&mut Hosts, &str)) {
+    let (ps, near, far) = ("ps0:2222", "worker0:2222", "worker1:2222");
+    let mut hosts = Hosts::start(&[&[ps, near], &[far]]);
+    let publisher = hosts.attach(ps);
+    let mut plans = [near, far].map(|task| {
+        let task = hosts.attach(task);
+        (task.plan(ps, Keys::new(SIZES.map(|size| size.to_string())).unwrap()), task)
+    });
+    publish(&publisher, 1).unwrap();
+    for _ in 0..3 {
+        restart(&mut hosts, ps);
+        // Its publisher does nothing.
+        for (plan, _) in &mut plans {
+            assert_eq!(pull(plan, i64::MIN), [1; 3]);
+        }
+        eventually("it is logged", || hosts.daemon(ps).log().contains("a client has published again"));
+    }
+    let over = AtomicBool::new(false);
+    let last = thread::scope(|scope| {
+        // Those who run until it is over must not outlive a failure.
+        let ends = Ends(&over);
+        let publishing = scope.spawn(|| {
+            let mut version = 1;
+            while !over.load(Ordering::Relaxed) {
+                version += 1;
+                let begun = Instant::now();
+                while let Err(error) = publish(&publisher, version) {
+                    assert!(error.code() == Code::Unavailable && begun.elapsed() < STUCK, "{error}");
+                }
+            }
+            version
+        });
+        let pulling = plans.each_mut().map(|(plan, _)| {
+            let over = &over;
+            scope.spawn(move || {
+                let mut last = vec![1; SIZES.len()];
+                while !over.load(Ordering::Relaxed) {
+                    let now = pull(plan, i64::MIN);
+                    assert!(now.iter().zip(&last).all(|(now, last)| now >= last), "{now:?} after {last:?}");
+                    last = now;
+                }
+            })
+        });
+        for _ in 0..3 {
+            restart(&mut hosts, ps);
+        }
+        drop(ends);
+        let last = publishing.join().unwrap();
+        pulling.into_iter().for_each(|pulling| pulling.join().unwrap());
+        last
+    });
+    for (plan, _) in &mut plans {
+        assert_eq!(pull(plan, last), [last; 3]);
+    }
+    drop((plans, publisher));
     hosts.drain();
 }

@@ -44,6 +44,8 @@ pub(crate) struct Calls {
     kinds: LastKind,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
+    /// Publications that the daemon has refused.
+    refused: Vec<u32>,
 }
 
 /// How a recv ended. If its tensor lies in a substitute, it has to be copied to where the caller wants it, which is for
@@ -274,6 +276,17 @@ impl Calls {
         self.to_cancel.pop()
     }
 
+    /// True if the daemon has refused publications.
+    #[inline]
+    pub(super) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// A publication that the daemon has refused.
+    pub(super) fn take_refused(&mut self) -> Option<u32> {
+        self.refused.pop()
+    }
+
     /// True if the daemon may use memory of a call.
     pub(super) fn lend_memory(&self) -> bool {
         let uses = |slot: &Slot| matches!(slot.daemon, Daemon::Working | Daemon::Holding);
@@ -484,6 +497,7 @@ impl Calls {
             self.release(call);
         }
         self.to_cancel.clear();
+        self.refused.clear();
     }
 
     #[inline]

@@ -33,7 +33,7 @@ impl Driver {
     }
 }
 
-struct Resume(Thread);
+pub(super) struct Resume(pub(super) Thread);
 
 impl Wake for Resume {
     fn wake(self: Arc<Self>) {

@@ -60,6 +60,9 @@ impl Held<'_> {
         } else if link.draining {
             self.note();
         }
+        if self.calls.has_refused() {
+            self.forget_refused();
+        }
         if self.has_backlog() {
             self.forward();
         }

@@ -73,7 +73,7 @@ impl Attachment {
             Line::Lost(_) | Line::Closed => None,
         };
         match ear {
-            Some(ear) => ear.wait_for_end(time),
+            Some(ear) => drop(ear.wait_for_end(time)),
             None => thread::sleep(time),
         }
     }
@@ -95,6 +95,11 @@ impl Attachment {
     }
 
     pub(super) fn attach_again(&self) -> Result<Held<'_>, Error> {
+        self.attach_by(true)
+    }
+
+    /// Attaches again, for a caller or for the republisher, whose attempts in vain do not keep a caller from one of its own.
+    pub(super) fn attach_by(&self, caller: bool) -> Result<Held<'_>, Error> {
         // One tries, the others wait for what comes of it.
         let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +119,9 @@ impl Attachment {
         attempts.count += 1;
         // Calls wait for this: the pages are mapped when they are used.
         let connected = attach::connect(&self.settings, 0);
-        attempts.last = Some(Instant::now());
+        if caller {
+            attempts.last = Some(Instant::now());
+        }
         let (attached, daemon) = connected.map_err(|error| match error.code() {
             Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
             // It is not for want of a daemon.
@@ -209,7 +216,7 @@ impl Held<'_> {
     /// Replaces the link and ends every call. Nobody sleeps through it. A daemon that is not `gone` keeps what it was lent.
     pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
         let nudge = self.attachment.nudge_waker.clone();
-        let State { line: current, calls, aftermath, parked, driver, listening, .. } = &mut **self;
+        let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
         if let Line::Up(link) = std::mem::replace(current, line) {
             // A forked child may hold the socket open, and so may a listener for a while.
             link.ear.hang_up();
@@ -218,6 +225,7 @@ impl Held<'_> {
         calls.end_all(gone, error, aftermath);
         aftermath.wakers.extend(parked.iter().map(|(_, waker)| waker.clone()));
         aftermath.wakers.extend(driver.waker());
+        aftermath.wakers.extend(published.waker());
         if *listening {
             aftermath.wakers.push(nudge);
         }

@@ -19,6 +19,7 @@ mod memory;
 mod nudge;
 mod patience;
 mod plans;
+mod published;
 mod submit;
 mod unclaimed;
 mod views;
@@ -48,7 +49,7 @@ use sealane_transport::{
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
-    nudge::Nudge, patience::Patience,
+    nudge::Nudge, patience::Patience, published::Published,
 };
 use crate::{
     attach::{self, Settings},
@@ -80,6 +81,7 @@ struct State {
     calls: Calls,
     acceptors: Acceptors,
     elsewhere: Elsewhere,
+    published: Published,
     listening: bool,
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
@@ -153,6 +155,7 @@ impl Attachment {
                 calls: Calls::default(),
                 acceptors: Acceptors::default(),
                 elsewhere: Elsewhere::default(),
+                published: Published::default(),
                 listening: false,
                 parked: Vec::new(),
                 next_parked: 0,

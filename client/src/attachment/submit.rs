@@ -226,10 +226,22 @@ impl Attachment {
         let told = self.up(now, None).and_then(|mut held| {
             let (_, deadline) = held.time(now, None)?;
             let segments = held.link().segments();
+            // The calls at the first shard of those that all shards were told.
+            let mut told = vec![None; placed.len()];
+            let serial = held.link().serial;
             for segment in 0..segments {
                 for (at, (key, meta, payload)) in placed.iter().enumerate() {
                     let more = at + 1 < placed.len();
-                    each(held.publish(segment, deadline, (key.as_ref(), version, more), meta, payload));
+                    let call = held.publish(segment, deadline, (key.as_ref(), version, more), meta, payload);
+                    told[at] = call.as_ref().ok().and_then(|call| if segment == 0 { Some(*call) } else { told[at] });
+                    each(call);
+                }
+            }
+            // If the daemon was lost meanwhile, it may have published none: they are the caller's to publish again.
+            if matches!(&held.line, Line::Up(link) if link.serial == serial) {
+                for ((key, meta, payload), call) in placed.iter().zip(told) {
+                    let of = call.map(|call| (serial, call));
+                    of.into_iter().for_each(|of| held.keep_published(key.as_ref(), version, (meta, payload), of));
                 }
             }
             held.submitted(placed.len() * usize::from(segments));
@@ -242,6 +254,11 @@ impl Attachment {
 
     /// Tells every shard to remove a tensor from its store.
     pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
+        self.check_fork()?;
+        let mut held = self.lock();
+        let forgotten = held.published.forget(key);
+        held.aftermath.spent.extend(forgotten);
+        drop(held);
         self.tell_all(&Submission::Withdraw { key })
     }
 
@@ -384,7 +401,7 @@ impl Held<'_> {
     }
 
     /// Submits a publication to one shard.
-    fn publish(
+    pub(super) fn publish(
         &mut self,
         segment: u16,
         deadline: Tick,

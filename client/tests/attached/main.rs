@@ -10,6 +10,7 @@ mod limits;
 mod pinned;
 mod published;
 mod pushed;
+mod republished;
 mod restarted;
 mod sliced;
 mod streams;

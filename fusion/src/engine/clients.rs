@@ -13,7 +13,7 @@
 //! Clients that call or wait read it at once, and hold new calls for the next daemon. Calls that only a new call of
 //! this host could complete (a recv of a local tensor that was not sent, a peer's request for one) end with Unavailable; the
 //! rest have `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; callers must repeat a send or
-//! recv that the drain ended.
+//! recv that the drain ended. Clients publish again what they had published with the daemon before, and tell how much that was.
 //!
 //! A publication is announced to every shard: up to 512 B are copied, larger tensors stay in the arena, lent to each shard, and come
 //! back when the last has replaced them, no link reads them, and no client views them. A client that asks to view what it pulls is

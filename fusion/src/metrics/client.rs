@@ -31,6 +31,12 @@ pub struct ClientCounters {
     pub views: u64,
     /// Its calls that have not ended, now.
     pub under_way: u64,
+    /// Tensors that it had published with the daemon before, and published here again by itself.
+    pub tensors_published_again: u64,
+    /// Their bytes.
+    pub bytes_published_again: u64,
+    /// Those that it could not publish again at first.
+    pub tensors_not_published_again: u64,
     /// Bytes of its memory that the shard has registered with devices, and so pinned.
     pub pinned_bytes: u64,
 }

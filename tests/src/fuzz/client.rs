@@ -91,7 +91,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(20);
+        let kind = script.below(21);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -135,6 +135,11 @@ impl World {
                 Submission::Elsewhere { peer: script.yes().then_some(peer), sent, received }
             }
             16 => Submission::Cleanup { step },
+            20 => {
+                let mut moved = || Moved { tensors: script.number(), bytes: script.number() };
+                let (published, left) = (moved(), moved());
+                Submission::PublishedAgain { published, copied_bytes: script.number(), left }
+            }
             19 => Submission::PlanPlace { call, plan: number, index: script.below(3) as u32, span },
             _ => Submission::Abort { step, reason: key },
         };

@@ -129,6 +129,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
         ([18, 0], Submission::CloseQueue { queue: 1 }),
         ([19, 0], Submission::Elsewhere { peer: Some(1), sent: MOVED, received: MOVED }),
         ([19, 1], Submission::Elsewhere { peer: None, sent: MOVED, received: MOVED }),
+        ([21, 0], Submission::PublishedAgain { published: MOVED, copied_bytes: 7, left: MOVED }),
     ];
     let mut record = Record::new();
     let seed = |(start, submission): ([u8; 2], Submission<'_>)| {

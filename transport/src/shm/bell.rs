@@ -141,13 +141,12 @@ impl ClientEar {
         }
     }
 
-    /// Waits until the daemon hangs up, at most for `timeout`. Leaves its rings to [`wait`](Self::wait): any number of threads may
+    /// Waits until the daemon hangs up, at most for `timeout`; true if it has. Leaves its rings to [`wait`](Self::wait): any number of threads may
     /// do this.
-    pub fn wait_for_end(&self, timeout: Duration) {
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
         // Nothing is asked for: the end is always told.
         let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
-        // Whatever comes of it, the caller looks for itself.
-        let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None);
+        matches!(ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None), Ok(1..))
     }
 
     /// Ends the conversation, also where another process holds the socket open.

@@ -206,6 +206,16 @@ pub enum Submission<'a> {
         /// Those that came.
         received: Moved,
     },
+    /// Tells that what the client had published with the daemon before is published here again; each was told by a publication of
+    /// its own. It is shown.
+    PublishedAgain {
+        /// Those that are.
+        published: Moved,
+        /// Bytes of them that had to be copied into the arena.
+        copied_bytes: u64,
+        /// Those that are not, for want of room in the arena, or because they were refused.
+        left: Moved,
+    },
     /// Goodbye; nothing follows.
     Detach,
 }
@@ -242,6 +252,7 @@ mod kind {
     pub(super) const CLOSE_QUEUE: u8 = 18;
     pub(super) const ELSEWHERE: u8 = 19;
     pub(super) const PLAN_PLACE: u8 = 20;
+    pub(super) const PUBLISHED_AGAIN: u8 = 21;
 
     /// The flags that records of a kind may have.
     #[inline]
@@ -285,6 +296,7 @@ fixed_parts! {
     struct OpenQueueFixed { queue: u32, tensors_max: u32, bytes_max: u64, name_bytes: u16, unused: Unused<6> }
     struct GrantFixed { queue: u32, tensors: u32, bytes: u64 }
     struct ElsewhereFixed { peer: u16, unused: Unused<6>, sent: Moved, received: Moved }
+    struct PublishedAgainFixed { published: Moved, copied_bytes: u64, left: Moved }
 }
 
 impl<'a> Submission<'a> {
@@ -372,6 +384,10 @@ impl<'a> Submission<'a> {
                 let flags = if peer.is_none() { FLAG_OTHERS } else { 0 };
                 let fixed = ElsewhereFixed { peer: peer.unwrap_or_default(), unused: [0; _], sent, received };
                 into.fill(kind::ELSEWHERE, flags, fixed, &[]);
+            }
+            Submission::PublishedAgain { published, copied_bytes, left } => {
+                let fixed = PublishedAgainFixed { published, copied_bytes, left };
+                into.fill(kind::PUBLISHED_AGAIN, 0, fixed, &[]);
             }
         }
         Ok(())
@@ -508,6 +524,10 @@ impl<'a> Submission<'a> {
                 let (ElsewhereFixed { peer, sent, received, .. }, sections) = record.parts()?;
                 let peer = (flags & FLAG_OTHERS == 0).then_some(peer);
                 (Submission::Elsewhere { peer, sent, received }, sections)
+            }
+            kind::PUBLISHED_AGAIN => {
+                let (PublishedAgainFixed { published, copied_bytes, left }, sections) = record.parts()?;
+                (Submission::PublishedAgain { published, copied_bytes, left }, sections)
             }
             _ => return Err(Malformed { what: "an unknown kind of submission" }),
         };

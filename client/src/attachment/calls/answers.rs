@@ -200,6 +200,10 @@ impl Calls {
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.direction == Direction::Publish {
+            self.refused.push(call);
+        }
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if slot.caller == Caller::Waiting && slot.tensor.is_some() {
             match memory_back {
                 true => self.end_with_set_aside(call, after),

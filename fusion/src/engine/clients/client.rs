@@ -357,6 +357,9 @@ impl Client {
                 node.cleanup(self.task, step);
             }
             Submission::Elsewhere { peer, sent, received } => self.count_elsewhere(peer, sent, received)?,
+            Submission::PublishedAgain { published, copied_bytes, left } => {
+                self.note_published_again(published, copied_bytes, left);
+            }
             Submission::Detach => {
                 self.closed = true;
                 // A forked child may hold the client's end of the socket open.

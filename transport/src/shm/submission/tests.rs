@@ -88,6 +88,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         Submission::Free { tokens: &[1, u64::MAX] },
         Submission::Elsewhere { peer: Some(u16::MAX), sent: MOVED, received: Moved::default() },
         Submission::Elsewhere { peer: None, sent: Moved::default(), received: MOVED },
+        Submission::PublishedAgain { published: MOVED, copied_bytes: u64::MAX, left: Moved::default() },
         Submission::Detach,
     ] {
         look(&submission);

@@ -122,6 +122,9 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
     family(Counter, "client_viewed_bytes", "Bytes of these tensors.", &[(None, |client| client.counters.bytes_viewed)]),
     family(Counter, "client_views_refused", "Large tensors that the client asked to view and that were copied: of another user or no client's memory, too many views, or `daemon.views` is off.", &[(None, |client| client.counters.views_refused)]),
     family(Gauge, "client_views", "Tensors that the client views now; each keeps memory of its publisher.", &[(None, |client| client.counters.views)]),
+    family(Counter, "client_published_again_tensors", "Tensors that the client had published with the daemon before this one and published again by itself.", &[(None, |client| client.counters.tensors_published_again)]),
+    family(Counter, "client_published_again_bytes", "Bytes of these tensors.", &[(None, |client| client.counters.bytes_published_again)]),
+    family(Counter, "client_not_published_again_tensors", "Of such tensors, those that found no room in the client's arena or were refused; tried again while there is no room.", &[(None, |client| client.counters.tensors_not_published_again)]),
     family(Gauge, "client_pinned_bytes", "Bytes of the client's memory registered with RDMA devices; a page counts once per shard.", &[(None, |client| client.counters.pinned_bytes)]),
     family(Gauge, "client_calls_under_way", "Calls of the client that have not ended.", &[(None, |client| client.counters.under_way)]),
 ];

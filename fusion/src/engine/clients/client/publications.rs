@@ -1,7 +1,7 @@
 //! Publications of one client on one shard: tensors that must become visible together are collected until the last has arrived.
 //! Bounded by `PUBLISHED_TOGETHER_MAX`, and by the calls that a client may have in flight.
 
-use sealane_transport::shm::PayloadAt;
+use sealane_transport::shm::{Moved, PayloadAt};
 use sealane_transport::{Error, Tensor};
 
 use super::Client;
@@ -50,6 +50,37 @@ impl Client {
             }
             self.together = together;
         }
+    }
+
+    /// The client says how much of what it had published with the daemon before is published here. Logged once, since it may say so
+    /// at any time.
+    pub(super) fn note_published_again(&mut self, published: Moved, copied_bytes: u64, left: Moved) {
+        let (pid, task, counters) = (self.pid, &self.metrics.task, &mut self.counters);
+        let sum = |counter: &mut u64, more: u64| *counter = counter.saturating_add(more);
+        if counters.tensors_published_again == 0 && published.tensors > 0 {
+            let Moved { tensors, bytes } = published;
+            tracing::info!(
+                task,
+                pid,
+                tensors,
+                bytes,
+                copied_bytes,
+                "a client has published again what it had published before"
+            );
+        }
+        if counters.tensors_not_published_again == 0 && left.tensors > 0 {
+            let Moved { tensors, bytes } = left;
+            tracing::warn!(
+                task,
+                pid,
+                tensors,
+                bytes,
+                "a client could not publish again all that it had published before: its arena has no room for these, or they were refused"
+            );
+        }
+        sum(&mut counters.tensors_published_again, published.tensors);
+        sum(&mut counters.bytes_published_again, published.bytes);
+        sum(&mut counters.tensors_not_published_again, left.tensors);
     }
 
     fn published(&mut self, call: u32, lent: bool, outcome: Result<(), Error>) {

@@ -57,6 +57,10 @@ metrics! {
     Gap: "gap_ms", "gap, ms", 2;
     /// The same, of a client of another host.
     PeerGap: "peer_gap_ms", "gap of a peer, ms", 2;
+    /// Longest time in which a worker pulled nothing of what was published.
+    PullGap: "pull_gap_ms", "gap of pulls, ms", 2;
+    /// The same of a worker on another host.
+    PeerPullGap: "peer_pull_gap_ms", "gap of a peer's pulls, ms", 2;
     /// Calls that ended with an error and were made again.
     FailedCalls: "failed_calls", "failed calls", 0;
     /// Milliseconds that 90 % of the steps of a round took at most.

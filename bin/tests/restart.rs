@@ -32,6 +32,7 @@ fn the_gap_of_both_hosts_is_measured() {
             row.unwrap_or_else(|| panic!("{variant} {metric}: {report}"))["value"].as_f64().unwrap()
         };
         assert!(value("gap_ms") > 0.0 && value("peer_gap_ms") > 0.0, "{report}");
+        assert!(value("pull_gap_ms") > 0.0 && value("peer_pull_gap_ms") > 0.0, "{report}");
         assert!(value("failed_calls") >= 0.0, "{report}");
     }
 }

@@ -253,9 +253,11 @@ enum Command {
     /// A daemon whose place another takes while its tasks continue: milliseconds during which they receive nothing
     ///
     /// Two daemons, with one shard each and defaults otherwise; a ps and a worker on the first, a worker on the second. The ps
-    /// pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the first daemon hands
-    /// over to one that is started with --take-over, or is stopped by `sealane drain` and started again. gap_ms is the longest time between two tensors that reached the worker on
-    /// the same host, peer_gap_ms the same for the other worker; failed_calls counts calls that failed and were repeated.
+    /// pushes a tensor to both workers every half millisecond, and they pull as often one of 32 that it has published once, of 31
+    /// MiB. In each round, after --seconds of that, the first daemon hands over to one that is started with --take-over, or is
+    /// stopped by `sealane drain` and started again. gap_ms is the longest time between two tensors that reached the worker on the
+    /// same host, peer_gap_ms the same for the other worker; pull_gap_ms and peer_pull_gap_ms are the longest times between two
+    /// pulls that brought a tensor; failed_calls counts calls of pushing and accepting that failed and were repeated.
     /// Nothing is pinned.
     #[command(after_help = "Example:\n  sealane bench restart --rounds 10")]
     Restart {

@@ -1,5 +1,5 @@
 //! What `sealane bench restart` measures: two daemons of this very program, a ps and a worker attached to one and a worker to
-//! the other, and tensors that the ps pushes to both. In each round the ps's daemon hands over to the next one, or is drained and
+//! the other, and tensors that the ps pushes to both and that both pull. In each round the ps's daemon hands over to the next one, or is drained and
 //! started anew, by the commands that a person would use. Bounded by three tasks and four threads.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sealane::{AcceptOptions, Acceptor, Attach, SendOptions, Task, Tensor};
+use sealane::{AcceptOptions, Acceptor, Attach, Keys, SendOptions, Task, Tensor};
 use sealane_bench::{BenchError, Metric, Rounds, STALL_LIMIT, Sample, System};
 use tempfile::TempDir;
 
@@ -23,6 +23,12 @@ const WORKERS: [&str; 2] = ["worker0:2222", "worker1:2222"];
 
 /// The queue that each worker accepts from.
 const QUEUE: &str = "tensors";
+
+/// What the ps has published: the workers pull the first of these tensors, and see the others' cost, for all are published again
+/// together. They fill half of its arena.
+const PUBLISHED: usize = 32;
+const PUBLISHED_BYTES: usize = 1 << 20;
+const PULLED_BYTES: usize = 4096;
 
 /// Between two tensors: often enough to see a gap of a millisecond, and seldom enough to leave the processors to the daemons.
 const PACE: Duration = Duration::from_micros(500);
@@ -55,7 +61,7 @@ struct Arrivals {
     failed: u64,
 }
 
-/// The tensors from the ps to one worker.
+/// The tensors from the ps to one worker, of one kind.
 struct Stream {
     arrivals: Arc<Mutex<Arrivals>>,
     stop: Arc<AtomicBool>,
@@ -90,7 +96,9 @@ pub(super) fn systems(size_bytes: usize) -> Result<Vec<System>, BenchError> {
 /// See the module.
 struct Restart {
     // Dropped in this order: tasks leave before their daemons end, and both before their files.
-    streams: Vec<Stream>,
+    pushes: Vec<Stream>,
+    pulls: Vec<Stream>,
+    _ps: Task,
     hosts: [Host; 2],
     _directory: TempDir,
 }
@@ -110,18 +118,27 @@ impl Restart {
         let mut hosts = [hosts.next().expect("two"), hosts.next().expect("two")];
         hosts.iter_mut().try_for_each(|host| host.start(&[]))?;
         let ps = hosts[0].attach(PS)?;
-        let streams = hosts
-            .iter_mut()
-            .zip(WORKERS)
-            .map(|(host, worker)| Ok(Stream::start(&ps, host.attach(worker)?, size_bytes)));
-        let streams = streams.collect::<Result<_, BenchError>>()?;
-        Ok(Restart { streams, hosts, _directory: directory })
+        let workers = hosts.iter_mut().zip(WORKERS).map(|(host, worker)| host.attach(worker));
+        let workers = workers.collect::<Result<Vec<Task>, BenchError>>()?;
+        let of_bytes = |bytes: usize| Tensor::from_elements(&[bytes as u64], &vec![1_u8; bytes]);
+        let tensor = |at: usize| Ok((at.to_string(), of_bytes(if at == 0 { PULLED_BYTES } else { PUBLISHED_BYTES })?));
+        let published = (0..PUBLISHED).map(tensor).collect::<Result<Vec<_>, sealane::Error>>();
+        let published = published.and_then(|tensors| ps.publish_many(1, tensors).wait());
+        published.map_err(BenchError::sealane("publish"))?;
+        let pushes = workers.iter().map(|worker| Stream::of_pushes(&ps, worker, size_bytes)).collect();
+        let pulls =
+            workers.iter().map(Stream::of_pulls).collect::<Result<_, _>>().map_err(BenchError::sealane("pull"))?;
+        Ok(Restart { pushes, pulls, _ps: ps, hosts, _directory: directory })
+    }
+
+    fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.pushes.iter().chain(&self.pulls)
     }
 
     /// Waits until each worker has got a tensor since `since`.
     fn until_all_have_got_one(&self, since: Instant) -> Result<(), BenchError> {
         let waiting = Instant::now();
-        while self.streams.iter().any(|stream| stream.look(|arrivals| arrivals.count == 0 || arrivals.last <= since)) {
+        while self.streams().any(|stream| stream.look(|arrivals| arrivals.count == 0 || arrivals.last <= since)) {
             if waiting.elapsed() > STALL_LIMIT {
                 return Err(BenchError::Stalled { system: "sealane", waited: STALL_LIMIT });
             }
@@ -141,7 +158,7 @@ impl Restart {
     /// Traffic for `length`, then the restart.
     fn round(&mut self, length: Duration, way: Way) -> Result<Sample, BenchError> {
         self.until_all_have_got_one(Instant::now())?;
-        self.streams.iter().for_each(|stream| {
+        self.streams().for_each(|stream| {
             stream.look(|arrivals| (arrivals.longest, arrivals.failed) = (Duration::ZERO, 0));
         });
         thread::sleep(length);
@@ -155,9 +172,10 @@ impl Restart {
         let anew = Instant::now();
         self.until_all_have_got_one(anew)?;
         let gap = |stream: &Stream| stream.look(|arrivals| arrivals.longest).as_secs_f64() * 1e3;
-        let failed: u64 = self.streams.iter().map(|stream| stream.look(|arrivals| arrivals.failed)).sum();
-        let mut sample = Sample::figure(Metric::Gap, gap(&self.streams[0]));
-        sample.figures.extend([(Metric::PeerGap, gap(&self.streams[1])), (Metric::FailedCalls, failed as f64)]);
+        let failed: u64 = self.pushes.iter().map(|stream| stream.look(|arrivals| arrivals.failed)).sum();
+        let mut sample = Sample::figure(Metric::Gap, gap(&self.pushes[0]));
+        sample.figures.extend([(Metric::PeerGap, gap(&self.pushes[1])), (Metric::FailedCalls, failed as f64)]);
+        sample.figures.extend([(Metric::PullGap, gap(&self.pulls[0])), (Metric::PeerPullGap, gap(&self.pulls[1]))]);
         Ok(sample)
     }
 }
@@ -261,13 +279,27 @@ impl Drop for Host {
 }
 
 impl Stream {
-    fn start(ps: &Task, worker: Task, size_bytes: usize) -> Stream {
+    fn to(worker: &Task) -> Stream {
         let arrivals = Arrivals { last: Instant::now(), longest: Duration::ZERO, count: 0, failed: 0 };
         let (arrivals, stop) = (Arc::new(Mutex::new(arrivals)), Arc::new(AtomicBool::new(false)));
+        Stream { arrivals, stop, threads: Vec::new(), _worker: worker.clone() }
+    }
+
+    fn of_pulls(worker: &Task) -> Result<Stream, sealane::Error> {
+        let mut plan = worker.plan(PS, Keys::new(["0"])?);
+        let mut stream = Stream::to(worker);
+        stream.spawn(move |arrivals| {
+            note(arrivals, plan.pull_within(1, STALL_LIMIT).wait().map(|()| true));
+            thread::sleep(PACE);
+        });
+        Ok(stream)
+    }
+
+    fn of_pushes(ps: &Task, worker: &Task, size_bytes: usize) -> Stream {
         let acceptor = worker.acceptor(QUEUE, AcceptOptions::default());
         let options = || SendOptions { timeout: Some(STALL_LIMIT) };
         let (ps, to) = (ps.clone(), worker.name().to_owned());
-        let mut stream = Stream { arrivals, stop, threads: Vec::new(), _worker: worker };
+        let mut stream = Stream::to(worker);
         stream.spawn(move |arrivals| {
             let tensor = Tensor::from_elements(&[size_bytes as u64], &vec![1_u8; size_bytes]);
             let pushed = tensor.and_then(|tensor| ps.push_with(&to, QUEUE, tensor, options()).wait());

@@ -587,7 +587,7 @@ void sealane_call_free(sealane_call *call);
  *
  * If options is NULL, all options have their defaults. After a restart of the daemon, the first call that reaches it attaches
  * again, or a background thread does (restart_timeout_ms): calls that were in flight end with SEALANE_CODE_UNAVAILABLE,
- * published tensors must be published again, and the arena is a new one.
+ * what the task has published is published again by a background thread, and the arena is a new one.
  *
  * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the
  * task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user.

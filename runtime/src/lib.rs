@@ -36,8 +36,6 @@ mod alarm;
 mod counter;
 #[cfg(shards)]
 mod cpus;
-#[cfg(shards)]
-mod crowding;
 #[cfg(not(loom))]
 mod device_memory;
 #[cfg(not(loom))]

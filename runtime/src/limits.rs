@@ -27,18 +27,6 @@ pub(crate) const EPOLL_EVERY_PEEKING: u32 = 32;
 /// what appears is most often found at once.
 pub(crate) const PEEKS: usize = 64;
 
-/// How often an idle shard asks the kernel how often it was interrupted, which takes 0.3 us.
-pub(crate) const CROWDED_CHECK_EVERY: Duration = Duration::from_millis(1);
-
-/// Interruptions in that time that show that other threads want the shard's CPU: see `crowding`.
-pub(crate) const CROWDED_SWITCHES_PER_CHECK: f64 = 2.0;
-
-/// How long a shard that is found crowded does not spin, the first time; twice as long each time that it still is.
-pub(crate) const CROWDED_PAUSE_MIN: Duration = Duration::from_millis(4);
-
-/// Longest such time: a tenth of a percent of it is spent on finding out.
-pub(crate) const CROWDED_PAUSE_MAX: Duration = Duration::from_millis(256);
-
 /// A cancelled timer stays in the heap until it is due or until the heap is more than half cancelled timers;
 /// below this size the heap is not worth compacting.
 pub(crate) const TIMER_COMPACT_MIN: usize = 64;

@@ -7,8 +7,7 @@ use std::time::Duration;
 pub enum Polling {
     /// Never sleep: lowest latency, one CPU always busy.
     Spin,
-    /// Spin for a while, then sleep until something happens. A shard whose CPU other threads want sleeps at once: it tells by how
-    /// often it is interrupted.
+    /// Spin for a while, then sleep until something happens.
     SpinThenPark {
         /// How long nothing has to happen before the thread sleeps.
         idle_spin: Duration,

@@ -12,8 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::resource::{UsageWho, getrusage};
-
 use crate::{
     alarm::Alarm,
     error::RuntimeError,
@@ -76,7 +74,7 @@ impl Reactor {
     pub(crate) async fn run(mut self) {
         while !self.mailbox.stop_asked() {
             let worked = self.turn();
-            match self.idleness.after_turn(worked, self.shard.now(), interruptions) {
+            match self.idleness.after_turn(worked, self.shard.now()) {
                 Next::Park if self.try_sleep() => self.park().await,
                 // Every runnable task goes once before the next turn: the executor's queue is first in, first out.
                 _ => yield_now().await,
@@ -310,12 +308,6 @@ impl Reactor {
         contain(&self.shard, "a source", || drop(sources));
         self.shard.0.reactor.borrow_mut().take();
     }
-}
-
-/// How often the kernel has taken the CPU from this thread so far.
-fn interruptions() -> u64 {
-    let usage = getrusage(UsageWho::RUSAGE_THREAD);
-    usage.map_or(0, |usage| usage.involuntary_context_switches().unsigned_abs())
 }
 
 /// Ends a lap of the stall watch, and counts and logs what it found.

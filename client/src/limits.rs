@@ -148,11 +148,14 @@ pub(crate) const STREAM_WINDOW_BYTES: u64 = 1 << 20;
 pub(crate) const STREAM_WINDOW_BYTES_MAX: u64 = 1 << 30;
 
 /// Bytes of a stream that leave in one push, at most.
-pub(crate) const STREAM_CHUNK_BYTES: usize = 128 << 10;
+pub(crate) const STREAM_CHUNK_BYTES: usize = 16 << 10;
+
+/// Bytes of all streams that wait to be taken from the daemon: less than the smallest area holds, whatever lies between them.
+pub(crate) const STREAM_QUEUE_BYTES: usize = 128 << 10;
 
 /// Bytes of a stream that stay in the memory which the daemon lends until they are read. What comes beyond is copied out, so that
 /// streams that nobody reads leave it to the others.
-pub(crate) const STREAM_LENT_MAX: usize = 256 << 10;
+pub(crate) const STREAM_LENT_MAX: usize = 64 << 10;
 
 /// Pushes on their way to one peer, of all streams; what is written meanwhile waits, and leaves in larger pushes.
 pub(crate) const STREAM_PUSHES_MAX: usize = 64;

@@ -105,7 +105,10 @@ async fn carry_out(listener: &TcpListener, streams: &Streams, to: Arc<str>, name
         tokio::spawn(async move {
             match dialing.await {
                 Ok(stream) => carry(connection, stream).await,
-                Err(error) => tracing::warn!(%from, %to, %error, "a connection was not carried"),
+                Err(error) => {
+                    tracing::warn!(%from, %to, %error, "a connection was not carried");
+                    break_off(&connection);
+                }
             }
         });
     }
@@ -137,7 +140,13 @@ async fn carry(mut connection: TcpStream, mut stream: Stream) {
         tokio::io::copy_bidirectional_with_sizes(&mut connection, &mut stream, COPY_BYTES, COPY_BYTES).await
     {
         tracing::debug!(%error, peer = stream.peer(), "a carried connection broke off");
-        // Its other side must not take a part for all: an end without a reset would say so.
-        let _ = connection.set_zero_linger();
+        break_off(&connection);
+    }
+}
+
+/// Has a connection reset when it is dropped: who has the other end must not take a part for all.
+fn break_off(connection: &TcpStream) {
+    if let Err(error) = connection.set_zero_linger() {
+        tracing::warn!(%error, "a connection that broke off ends as if it were complete");
     }
 }

@@ -26,7 +26,10 @@ use super::{
 use crate::{
     AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task,
     acceptor::Watch,
-    limits::{STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_REASON_MAX, STREAMS_MAX},
+    limits::{
+        STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX,
+        STREAMS_MAX,
+    },
 };
 
 /// The queue of a task that the frames of its streams are pushed into.
@@ -69,6 +72,8 @@ pub(super) struct State {
     pub(super) listeners: HashMap<Box<str>, Listener>,
     peers: HashMap<Arc<str>, Peer>,
     last: u64,
+    /// What dialers are told who were refused, as long as they have not heard it.
+    refusals: Vec<Sending>,
     watch: Watch,
     /// Whom to wake when the state is free again.
     wakers: Vec<Waker>,
@@ -130,12 +135,13 @@ impl Hub {
             peers: HashMap::new(),
             // A number that a former process of this task has not used, most likely.
             last: RandomState::new().hash_one(()),
+            refusals: Vec::new(),
             watch: Watch::default(),
             wakers: Vec::new(),
         };
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
-            acceptor: task.acceptor(QUEUE, AcceptOptions::default()),
+            acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: STREAM_QUEUE_BYTES, ..AcceptOptions::default() }),
             state: Mutex::new(state),
             has_news: AtomicBool::new(true),
             rung: Mutex::default(),
@@ -205,12 +211,12 @@ impl Hub {
             return self.opened(state, key, &text(), window);
         }
         let Some(connection) = state.connections.get_mut(&key) else {
-            // Of one that has ended here. What tells of an end needs no answer.
-            if matches!(frame.kind, Kind::Data(_) | Kind::Accept(_)) {
-                self.reset(&key, Code::Unavailable, "it has closed the stream");
-            }
+            // Of one that has ended here, which the other end has been told: an answer to each would be theirs to ask for.
             return;
         };
+        if connection.error.is_some() {
+            return;
+        }
         let taken = match frame.kind {
             Kind::Open(_) => Ok(()),
             Kind::Accept(window) => {
@@ -244,13 +250,16 @@ impl Hub {
     fn opened(&self, state: &mut State, key: Key, name: &str, window: u64) {
         let count = state.connections.len();
         let Some(listener) = state.listeners.get_mut(name) else {
-            return self.reset(&key, Code::NotFound, &format!("nobody listens for '{name}'"));
+            return self.refuse(state, &key, Code::NotFound, &format!("nobody listens for '{name}'"));
         };
         if listener.waiting.len() >= STREAM_BACKLOG_MAX || count >= STREAMS_MAX {
             let reason = format!("{STREAM_BACKLOG_MAX} streams wait to be accepted, or {STREAMS_MAX} are open");
-            return self.reset(&key, Code::ResourceExhausted, &reason);
+            return self.refuse(state, &key, Code::ResourceExhausted, &reason);
         }
-        if state.connections.contains_key(&key) {
+        if let Some(connection) = state.connections.get(&key) {
+            if connection.error.is_some() {
+                return;
+            }
             return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
         }
         let mut connection = Connection::new(listener.options.window_bytes);
@@ -402,13 +411,27 @@ impl Hub {
         self.reset(key, error.code(), &error.to_string());
     }
 
-    /// Tells the other end of a stream, which may not know of it, that it has ended.
+    /// Tells a peer that a stream of its is not opened; unless so many have been told and not heard it, since each costs memory.
+    fn refuse(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
+        if state.refusals.len() >= STREAM_BACKLOG_MAX {
+            state.refusals.retain_mut(|refusal| refusal.try_outcome().is_none());
+        }
+        if state.refusals.len() < STREAM_BACKLOG_MAX {
+            state.refusals.push(self.reset_later(key, code, reason));
+        }
+    }
+
+    /// Tells the other end of a stream that it has ended.
     fn reset(&self, key: &Key, code: Code, reason: &str) {
+        drop(self.reset_later(key, code, reason));
+    }
+
+    fn reset_later(&self, key: &Key, code: Code, reason: &str) -> Sending {
         let mut end = reason.len().min(STREAM_REASON_MAX);
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
-        drop(self.post(key, Kind::Reset(code as u64), &reason.as_bytes()[..end]));
+        self.post(key, Kind::Reset(code as u64), &reason.as_bytes()[..end])
     }
 
     /// Begins a stream to a listener of `peer`; its key.
@@ -462,6 +485,9 @@ impl Hub {
         let Some(connection) = state.connections.remove(key) else { return };
         if connection.error.is_none() && !connection.outgoing.has_told {
             self.reset(key, code, reason);
+        } else if connection.error.is_none() && !connection.incoming.is_finished {
+            // What it wrote is whole, and read as such; what the other end writes is read by nobody.
+            self.reset(key, code, "it has closed the stream");
         }
         if connection.is_counted
             && let Some(peer) = state.peers.get_mut(&key.peer)

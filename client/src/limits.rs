@@ -157,6 +157,12 @@ pub(crate) const STREAM_QUEUE_BYTES: usize = 128 << 10;
 /// streams that nobody reads leave it to the others.
 pub(crate) const STREAM_LENT_MAX: usize = 64 << 10;
 
+/// Bytes of one push that are worth keeping there; fewer are copied, since each would keep a piece of that memory.
+pub(crate) const STREAM_LENT_MIN: usize = 4 << 10;
+
+/// Bytes that may come of a stream before it is accepted: times [`STREAM_BACKLOG_MAX`], what callers can have a listener keep.
+pub(crate) const STREAM_UNACCEPTED_BYTES: u64 = 64 << 10;
+
 /// Pushes on their way to one peer, of all streams; what is written meanwhile waits, and leaves in larger pushes.
 pub(crate) const STREAM_PUSHES_MAX: usize = 64;
 

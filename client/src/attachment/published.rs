@@ -6,8 +6,8 @@
 //! nothing more need not notice. One per attachment, started by the first publication; it ends with the attachment. What lies in the
 //! arena of the daemon before is copied into the new one; where there is no room, it is tried again every `REPUBLISH_INTERVAL`.
 //!
-//! All of it becomes visible together, as the last of it did. A version never goes back: what is published again is the newest that was asked for, even if the daemon was lost before it had
-//! answered, and whatever the program publishes meanwhile takes its place.
+//! All of it becomes visible together, as the last of it did. A version never goes back: what is published again is the newest that was
+//! asked for, even if the daemon was lost before it had answered, and whatever the program publishes meanwhile takes its place.
 
 use std::{
     sync::Arc,

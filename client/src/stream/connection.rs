@@ -6,14 +6,32 @@ use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
 use super::frame::Frame;
-use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MAX};
+use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MAX, STREAM_LENT_MIN};
 
-/// Bytes that came in one push, from `at` on.
+/// Bytes that came, of which those before `at` were read.
 struct Chunk {
-    bytes: Buffer,
+    bytes: Bytes,
     at: usize,
-    /// How many of them lie in memory that the daemon lends.
-    lent: usize,
+}
+
+enum Bytes {
+    /// As they were pushed, in memory that the daemon lends.
+    Lent(Buffer),
+    /// Copied out of it: of one push or several.
+    Copied(Vec<u8>),
+}
+
+impl Chunk {
+    fn rest(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Lent(buffer) => &buffer[self.at..],
+            Bytes::Copied(bytes) => &bytes[self.at..],
+        }
+    }
+
+    fn lent(&self) -> usize {
+        if let Bytes::Lent(buffer) = &self.bytes { buffer.len() } else { 0 }
+    }
 }
 
 /// See the module.
@@ -51,7 +69,7 @@ impl Connection {
 #[derive(Default)]
 pub(super) struct Incoming {
     chunks: VecDeque<Chunk>,
-    /// Those of their bytes that are lent.
+    /// Bytes of those that are lent.
     lent: usize,
     /// Bytes that may wait to be read.
     window: u64,
@@ -80,14 +98,21 @@ impl Incoming {
             return Ok(());
         }
         self.came += bytes as u64;
-        // One that nobody reads must not keep the memory that all have for what comes.
-        let chunk = if self.lent + bytes > STREAM_LENT_MAX {
-            Chunk { bytes: Buffer::from_vec(buffer[Frame::BYTES..].to_vec()), at: 0, lent: 0 }
-        } else {
-            Chunk { bytes: buffer, at: Frame::BYTES, lent: bytes }
-        };
-        self.lent += chunk.lent;
-        self.chunks.push_back(chunk);
+        // One that nobody reads must not keep the memory that all have for what comes; nor a piece of memory for every few bytes.
+        if bytes >= STREAM_LENT_MIN && self.lent + buffer.len() <= STREAM_LENT_MAX {
+            self.lent += buffer.len();
+            self.chunks.push_back(Chunk { bytes: Bytes::Lent(buffer), at: Frame::BYTES });
+            return Ok(());
+        }
+        match self.chunks.back_mut() {
+            Some(Chunk { bytes: Bytes::Copied(copied), .. }) if copied.len() < STREAM_CHUNK_BYTES => {
+                copied.extend_from_slice(&buffer[Frame::BYTES..]);
+            }
+            _ => {
+                let copied = Bytes::Copied(buffer[Frame::BYTES..].to_vec());
+                self.chunks.push_back(Chunk { bytes: copied, at: 0 });
+            }
+        }
         Ok(())
     }
 
@@ -107,7 +132,7 @@ impl Incoming {
     pub(super) fn read(&mut self, mut into: &mut [u8]) -> usize {
         let room = into.len();
         while let Some(chunk) = self.chunks.front_mut() {
-            let rest = &chunk.bytes[chunk.at..];
+            let rest = chunk.rest();
             let count = rest.len().min(into.len());
             let (now, later) = into.split_at_mut(count);
             now.copy_from_slice(&rest[..count]);
@@ -116,11 +141,22 @@ impl Incoming {
                 chunk.at += count;
                 break;
             }
-            self.lent -= chunk.lent;
+            self.lent -= chunk.lent();
             self.chunks.pop_front();
         }
         self.read += (room - into.len()) as u64;
         room - into.len()
+    }
+
+    /// So many bytes may wait to be read from now on; what the other end may send, where that is more than it was told.
+    pub(super) fn widen(&mut self, window: u64) -> Option<u64> {
+        self.window = window;
+        let allowed = self.read.saturating_add(window);
+        let is_more = !self.is_finished && allowed > self.allowed;
+        is_more.then(|| {
+            self.allowed = allowed;
+            allowed
+        })
     }
 
     /// How many bytes the other end may send from now on, where that is to be told: not for every byte that is read.
@@ -222,6 +258,14 @@ mod tests {
         let mut all = vec![0; 5 * piece.len()];
         assert_eq!(incoming.read(&mut all), all.len());
         assert!(all.iter().all(|byte| *byte == 7) && incoming.lent == 0);
+    }
+
+    #[test]
+    fn bytes_that_come_one_by_one_cost_no_memory_each() {
+        let mut incoming = incoming(10_000);
+        (0..10_000).for_each(|at| incoming.take_in(at, frame(b"a")).unwrap());
+        assert_eq!((incoming.chunks.len(), incoming.lent), (1, 0));
+        assert_eq!(incoming.read(&mut [0; 20_000]), 10_000);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; and a recv
 //! that is never answered, by which a hub learns that a peer's process has ended.
 
+mod polls;
+
 use std::{
     collections::{HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
@@ -28,7 +30,7 @@ use crate::{
     acceptor::Watch,
     limits::{
         STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX,
-        STREAMS_MAX,
+        STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
     },
 };
 
@@ -262,12 +264,12 @@ impl Hub {
             }
             return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
         }
-        let mut connection = Connection::new(listener.options.window_bytes);
+        let allowed = listener.options.window_bytes.min(STREAM_UNACCEPTED_BYTES);
+        let mut connection = Connection::new(allowed);
         connection.is_open = true;
         connection.outgoing.allow(window);
         listener.waiting.push_back(key.clone());
         state.wakers.extend(listener.waker.take());
-        let allowed = listener.options.window_bytes;
         state.connections.insert(key.clone(), connection);
         self.meet(state, &key.peer).streams += 1;
         self.push(state, &key, Kind::Accept(allowed), &[]);
@@ -498,109 +500,6 @@ impl Hub {
                 state.peers.remove(&key.peer);
             }
         }
-    }
-}
-
-/// What callers wait for.
-impl Hub {
-    pub(super) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
-        self.with(|state| {
-            // Of a daemon that has gone, callers are told once.
-            let listener = state.listeners.get_mut(name).expect("it listens as long as it is polled");
-            if let Some(key) = listener.waiting.pop_front() {
-                return Poll::Ready(Ok(key));
-            }
-            if let Some(error) = listener.error.take() {
-                // The next daemon may be there.
-                self.has_news.store(true, Ordering::SeqCst);
-                return Poll::Ready(Err(error));
-            }
-            listener.waker = Some(context.waker().clone());
-            Poll::Pending
-        })
-    }
-
-    pub(super) fn poll_open(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
-        self.poll(key, |connection| match &connection.error {
-            Some(error) => Poll::Ready(Err(error.clone())),
-            None if connection.is_open => Poll::Ready(Ok(())),
-            None => {
-                connection.writer = Some(context.waker().clone());
-                Poll::Pending
-            }
-        })
-    }
-
-    pub(super) fn poll_read(&self, key: &Key, into: &mut [u8], context: &Context<'_>) -> Poll<Result<usize, Error>> {
-        self.with(|state| {
-            let connection = connection_of(state, key);
-            let count = connection.incoming.read(into);
-            if count > 0 || into.is_empty() {
-                if let Some(allowed) = connection.incoming.news() {
-                    self.push(state, key, Kind::Window(allowed), &[]);
-                }
-                return Poll::Ready(Ok(count));
-            }
-            match &connection.error {
-                _ if connection.incoming.is_finished => Poll::Ready(Ok(0)),
-                Some(error) => Poll::Ready(Err(error.clone())),
-                None => {
-                    connection.reader = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-    }
-
-    pub(super) fn poll_write(&self, key: &Key, bytes: &[u8], context: &Context<'_>) -> Poll<Result<usize, Error>> {
-        self.with(|state| {
-            let connection = connection_of(state, key);
-            if let Some(error) = &connection.error {
-                return Poll::Ready(Err(error.clone()));
-            }
-            if connection.outgoing.is_finished {
-                return Poll::Ready(Err(Error::invalid("the stream was finished, and is written to")));
-            }
-            let count = self.write(state, key, bytes);
-            if count == 0 && !bytes.is_empty() {
-                connection_of(state, key).writer = Some(context.waker().clone());
-                return Poll::Pending;
-            }
-            Poll::Ready(Ok(count))
-        })
-    }
-
-    pub(super) fn poll_flush(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
-        self.poll(key, |connection| match &connection.error {
-            Some(error) => Poll::Ready(Err(error.clone())),
-            None if connection.outgoing.waiting.is_empty() => Poll::Ready(Ok(())),
-            None => {
-                connection.writer = Some(context.waker().clone());
-                Poll::Pending
-            }
-        })
-    }
-
-    pub(super) fn poll_finish(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
-        self.with(|state| {
-            let connection = connection_of(state, key);
-            connection.outgoing.is_finished = true;
-            self.send_waiting(state, key);
-            let connection = connection_of(state, key);
-            let is_done = connection.outgoing.has_told && connection.outgoing.on_way == 0;
-            match &connection.error {
-                _ if is_done => Poll::Ready(Ok(())),
-                Some(error) => Poll::Ready(Err(error.clone())),
-                None => {
-                    connection.writer = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-    }
-
-    fn poll<T>(&self, key: &Key, poll: impl FnOnce(&mut Connection) -> Poll<T>) -> Poll<T> {
-        self.with(|state| poll(connection_of(state, key)))
     }
 }
 

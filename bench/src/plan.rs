@@ -315,7 +315,10 @@ impl Plan {
             Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Open]),
             // What perftest has no program for.
             Bench::Rate if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc, SystemName::GrpcStream]),
-            Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
+            Bench::Latency | Bench::Rate | Bench::Bandwidth if self.link != Link::Loopback => return Ok(()),
+            Bench::Latency | Bench::Rate | Bench::Bandwidth => {
+                (&[Link::Loopback], &[SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream, SystemName::Open])
+            }
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
         if !links.contains(&self.link) {

@@ -134,13 +134,14 @@ fn a_shells_words_are_told_apart() {
 #[test]
 fn every_command_line_is_one_that_the_program_takes() {
     let mut count = 0;
-    for name in ["systemd/sealane.service", "slurm/prolog.sh", "slurm/epilog.sh"] {
-        for call in command_lines(&deployed(name)) {
+    for name in ["systemd/sealane.service", "systemd/sealane-forward@.service", "slurm/prolog.sh", "slurm/epilog.sh"] {
+        // As its file says them.
+        for call in command_lines(&deployed(name).replace("$ARGUMENTS", "--target 127.0.0.1:50051")) {
             must_parse(name, &call);
             count += 1;
         }
     }
-    for name in ["daemonset.yaml", "job.yaml"] {
+    for name in ["daemonset.yaml", "forward.yaml", "job.yaml"] {
         let manifest = manifest(name);
         for pod in pods(&manifest) {
             let of_lifecycle = |container: &Yaml| texts(&container["lifecycle"]["preStop"]["exec"]["command"]);
@@ -156,7 +157,7 @@ fn every_command_line_is_one_that_the_program_takes() {
         must_parse("docs/install.md", &call);
         count += 1;
     }
-    assert!(count >= 16, "{count} command lines were found");
+    assert!(count >= 19, "{count} command lines were found");
 }
 
 #[test]

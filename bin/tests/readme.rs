@@ -53,7 +53,8 @@ fn every_promise_has_its_test() {
             .unwrap_or_else(|| panic!("no test: {row}"));
         let text = std::fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         // A command of its own names itself in its file.
-        let is_there = text.contains(&format!("fn {name}(")) || name.starts_with("cargo xtask ");
+        let keyword = if file.ends_with(".py") { "def" } else { "fn" };
+        let is_there = text.contains(&format!("{keyword} {name}(")) || name.starts_with("cargo xtask ");
         assert!(is_there, "{file} has no test {name}");
         rows += 1;
     }

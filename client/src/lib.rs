@@ -68,6 +68,11 @@ mod together;
 mod under_way;
 mod waiter;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use self::stream::far_end;
+#[cfg(feature = "tonic")]
+pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
     attach::{Attach, Backlog, default_socket, socket_in},

@@ -150,12 +150,12 @@ pub(crate) const STREAM_WINDOW_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of a stream that leave in one push, at most.
 pub(crate) const STREAM_CHUNK_BYTES: usize = 16 << 10;
 
-/// Bytes of all streams that wait to be taken from the daemon: less than the smallest area holds, whatever lies between them.
+/// Bytes of all streams that wait to be taken from the daemon.
 pub(crate) const STREAM_QUEUE_BYTES: usize = 128 << 10;
 
-/// Bytes of a stream that stay in the memory which the daemon lends until they are read. What comes beyond is copied out, so that
-/// streams that nobody reads leave it to the others.
-pub(crate) const STREAM_LENT_MAX: usize = 64 << 10;
+/// Bytes of all streams that stay in the memory which the daemon lends until they are read; with [`STREAM_QUEUE_BYTES`] and as many
+/// again on their way, less than the smallest area holds. What comes beyond is copied out.
+pub(crate) const STREAM_LENT_MAX: usize = 256 << 10;
 
 /// Bytes of one push that are worth keeping there; fewer are copied, since each would keep a piece of that memory.
 pub(crate) const STREAM_LENT_MIN: usize = 4 << 10;
@@ -168,6 +168,10 @@ pub(crate) const STREAM_PUSHES_MAX: usize = 64;
 
 /// Bytes of a listener's name, and of the reason that the other end of a stream is told.
 pub(crate) const STREAM_REASON_MAX: usize = 1024;
+
+/// After an accept for a tonic server found no daemon, until the next.
+#[cfg(feature = "tonic")]
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Pushes of streams that are taken at once.
 pub(crate) const STREAM_ACCEPTS_PER_LOOK: usize = 64;

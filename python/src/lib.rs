@@ -23,6 +23,7 @@ mod numpy;
 mod plan;
 mod pull;
 mod slicing;
+mod stream;
 mod strings;
 mod task;
 mod tensor;
@@ -41,6 +42,7 @@ mod _sealane {
         fork::forked,
         plan::Plan,
         slicing::Slicing,
+        stream::{Stream, StreamListener, dial, listen},
         task::Task,
         tensor::Tensor,
     };

@@ -3,7 +3,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -12,7 +12,8 @@ use pyo3::{
     types::{PyDict, PyMapping, PyString, PyTuple},
 };
 use sealane::{
-    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, TensorMeta, Waiter,
+    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, Streams,
+    TensorMeta, Waiter,
 };
 
 use crate::{
@@ -46,6 +47,8 @@ pub(crate) struct Task {
 #[derive(Clone)]
 struct Connected {
     task: sealane::Task,
+    /// Once there are any.
+    streams: Arc<OnceLock<Streams>>,
     /// Of a task whose engine is in this process.
     engine: Option<Engine>,
 }
@@ -81,7 +84,7 @@ impl Connected {
 impl Task {
     pub(crate) fn new(task: sealane::Task, engine: Option<Engine>, waiter: Waiter) -> Self {
         let name = task.name().into();
-        let connected = RwLock::new(Some(Connected { task, engine }));
+        let connected = RwLock::new(Some(Connected { task, streams: Arc::default(), engine }));
         Self { name, connected, waiter, made: Generation::now() }
     }
 
@@ -144,6 +147,15 @@ impl Task {
         let connected = self.connected()?;
         let tensors = connected.place(keys, tensors)?;
         Ok(connected.task.publish_many(version, tensors))
+    }
+
+    /// Its streams. Without the interpreter's lock.
+    ///
+    /// # Errors
+    /// InvalidArgument if it was closed, or in a forked child.
+    pub(crate) fn streams(&self) -> Result<Streams, Error> {
+        let connected = self.connected()?;
+        Ok(connected.streams.get_or_init(|| Streams::of(&connected.task)).clone())
     }
 
     pub(crate) fn waiter(&self) -> Waiter {

@@ -91,6 +91,12 @@ pub enum Error {
         /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
         delivery_unknown: bool,
     },
+    /// What a thread waited for at a stream did not happen in the time that it was given.
+    #[error("{reason}")]
+    TimedOut {
+        /// What was waited for, and for how long.
+        reason: Box<str>,
+    },
     /// The step was aborted, here or at the peer, or the engine is stopping.
     #[error("step {step} was aborted: {reason}")]
     Aborted {
@@ -136,7 +142,7 @@ impl Error {
         match self {
             Error::NotFound { .. } => Code::NotFound,
             Error::Unavailable { .. } => Code::Unavailable,
-            Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Error::DeadlineExceeded { .. } | Error::TimedOut { .. } => Code::DeadlineExceeded,
             Error::Aborted { .. } => Code::Aborted,
             Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::InvalidArgument { .. } => Code::InvalidArgument,

@@ -121,6 +121,8 @@ pub enum SystemName {
     Grpc,
     /// The same by one bidirectional stream.
     GrpcStream,
+    /// Sealane's streams of bytes.
+    Stream,
     /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`](super::Security).
     Open,
 }
@@ -133,6 +135,7 @@ impl SystemName {
             Self::Raw => "raw",
             Self::Grpc => "grpc",
             Self::GrpcStream => "grpc-stream",
+            Self::Stream => "stream",
             Self::Open => "open",
         }
     }
@@ -142,7 +145,7 @@ impl FromStr for SystemName {
     type Err = BenchError;
 
     fn from_str(text: &str) -> Result<Self, BenchError> {
-        let baselines = "raw, grpc, grpc-stream or open";
+        let baselines = "raw, grpc, grpc-stream, stream or open";
         match read("--baseline", text, baselines)? {
             Self::Sealane => Err(BenchError::setting("--baseline", text, baselines)),
             baseline => Ok(baseline),

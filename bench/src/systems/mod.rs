@@ -87,6 +87,8 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => sealane::between_processes(job, program),
         (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::attached(job, program),
         (SystemName::Sealane | SystemName::Open, Link::Loopback) => sealane::in_memory(&job.plan),
+        (SystemName::Stream, Link::Shm) => sealane::streams::between_clients(job, program),
+        (SystemName::Stream, _) => sealane::streams::between_processes(job, program),
         (SystemName::Raw, Link::Tcp) => raw::over_tcp(job, program),
         (SystemName::Raw, Link::Shm) => raw::over_shm(job, program),
         (SystemName::Raw, Link::Verbs) => raw::over_verbs(job),
@@ -109,7 +111,8 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
     match (job.system, job.plan.link) {
-        (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
+        (SystemName::Sealane | SystemName::Stream | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
+        (SystemName::Stream, _) => sealane::streams::serve(job),
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
         (SystemName::Raw, Link::Tcp | Link::Verbs | Link::Loopback) => raw::serve(&job.plan),

@@ -32,6 +32,8 @@ Links:
     ps: all workers in one thread, each with a connection to every ps.
     grpc: unary calls through tonic. grpc-stream: one bidirectional stream
     through tonic; with --fuse push, one stream of tensors.
+    stream: the same requests and responses as bytes of one sealane::Stream;
+    each end is a thread that blocks, beside its engine's shard.
   shm
     A daemon of one shard on the second CPU, and two of its clients, a ps and
     a worker, in one process on the first. Every tensor goes from client to
@@ -52,6 +54,7 @@ Links:
     thread. Memory that is not reused is allocated from the client's arena each
     time. 64 workers at most; no --fuse turn, no baselines.
     grpc, grpc-stream: through tonic over a Unix socket.
+    stream: as over tcp, between the two clients, each on a thread.
   verbs
     Two engines in two processes, as over tcp, and one queue pair of an RDMA
     device; only the handshake uses the loopback interface. Needs a build
@@ -63,7 +66,7 @@ Links:
     there is a completion. It has no counterpart of rate and fuse.
     ps: every worker is an engine with its own thread and a queue pair to every
     ps. 64 workers at most; no raw.
-    grpc, grpc-stream: through tonic over TCP.
+    grpc, grpc-stream: through tonic over TCP. stream: as over tcp.
   loopback
     Inside one process, without the kernel.
     raw: two rings of bytes in one thread.
@@ -324,9 +327,9 @@ struct Common {
     #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
     executor: Executor,
 
-    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream;
-    /// with latency, rate and bandwidth), or, with --security, open (Sealane without it); repeatable
-    #[arg(long, value_name = "raw|grpc|grpc-stream|open")]
+    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
+    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), or, with --security, open (Sealane without it); repeatable
+    #[arg(long, value_name = "raw|grpc|grpc-stream|stream|open")]
     baseline: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]

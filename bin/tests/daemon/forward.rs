@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use crate::fixture::{PS, Place, STUCK, WORKER};
@@ -19,7 +19,10 @@ struct Forwarder {
 
 impl Forwarder {
     fn start(place: &Place, arguments: &[&str]) -> Forwarder {
-        let mut command = place.command(&[&["forward"], arguments].concat());
+        Forwarder::of(&mut place.command(&[&["forward"], arguments].concat()))
+    }
+
+    fn of(command: &mut Command) -> Forwarder {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut says = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut says).unwrap();
@@ -91,6 +94,32 @@ fn connections_are_carried_between_hosts_and_end_as_they_would() {
 }
 
 #[test]
+fn a_job_is_told_where_its_other_tasks_are() {
+    let (places, daemons) = two_hosts();
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
+    let config =
+        format!(r#"{{"cluster":{{"ps":["{PS}"],"worker":["{WORKER}"]}},"task":{{"type":"worker","index":0}}}}"#);
+    let map = ["--task", WORKER, "--map", "--endpoint-map", ".endpoint_map"];
+    let start =
+        |config: &str| Forwarder::of(places[1].command(&[&["forward"], &map[..]].concat()).env("TF_CONFIG", config));
+    let outward = start(&config);
+    let told: serde_json::Value = serde_json::from_str(&outward.says).unwrap();
+    assert_eq!(told["cluster"]["worker"][0], WORKER);
+    assert_eq!(told["task"]["type"], "worker");
+    let mut connection = TcpStream::connect(told["cluster"]["ps"][0].as_str().unwrap()).unwrap();
+    connection.set_read_timeout(Some(STUCK)).unwrap();
+    connection.write_all(b"hello").unwrap();
+    connection.read_exact(&mut [0; 5]).unwrap();
+    drop((connection, outward));
+    // Without a job the tasks and their addresses are told.
+    let outward = start("");
+    let told: serde_json::Value = serde_json::from_str(&outward.says).unwrap();
+    assert!(told.as_object().unwrap().keys().eq([PS]), "{told}");
+    drop((inward, outward));
+    daemons.into_iter().for_each(|daemon| drop(daemon.stop()));
+}
+
+#[test]
 fn a_target_that_is_not_there_breaks_connections_off() {
     let (places, daemons) = two_hosts();
     // Free again when the listener is dropped.
@@ -109,6 +138,7 @@ fn what_is_not_said_is_asked_for() {
         (&["--task", PS][..], "--listen"),
         (&["--task", PS, "--listen", "127.0.0.1:0"], "--to"),
         (&["--task", PS, "--to", WORKER, "--target", "127.0.0.1:1"], "--listen"),
+        (&["--task", PS, "--map", "--listen", "127.0.0.1:0", "--to", WORKER], "--map"),
         (&["--target", "127.0.0.1:1"], "--task"),
     ] {
         let error = place.fail(2, &[&["forward"], arguments].concat());

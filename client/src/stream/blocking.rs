@@ -1,35 +1,32 @@
 //! Streams for threads that wait: `std::io`.
 
 use std::{
+    future::poll_fn,
     io,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    thread::Thread,
+    task::{Context, Poll},
+    time::Duration,
 };
 
 use sealane_transport::{Code, Error};
 
-use super::Stream;
+use super::{Hub, Stream};
 
-/// Wakes a thread that is parked.
-struct Parked(Thread);
-
-impl Wake for Parked {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Waits in this thread until it is ready.
-pub(super) fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
-    let waker = Waker::from(Arc::new(Parked(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(result) = poll(&mut context) {
-            return result;
-        }
-        std::thread::park();
-    }
+/// Waits in this thread until it is ready, or for so long.
+///
+/// # Errors
+/// What it brings, and DeadlineExceeded.
+pub(super) fn block_on<T>(
+    hub: &Hub,
+    timeout: Option<Duration>,
+    poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, Error>>,
+) -> Result<T, Error> {
+    let outcome = hub.waiter().block_on(poll_fn(poll), timeout.unwrap_or(Duration::MAX));
+    outcome.unwrap_or_else(|| {
+        let waited = timeout.unwrap_or(Duration::MAX);
+        Err(Error::TimedOut {
+            reason: format!("the other end of the stream kept this one waiting for {waited:?}").into(),
+        })
+    })
 }
 
 /// The nearest of the system's kinds, with the error within.
@@ -47,17 +44,17 @@ pub(super) fn io_error(error: Error) -> io::Error {
 
 impl io::Read for &Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        block_on(|context| self.poll_read(into, context)).map_err(io_error)
+        block_on(&self.hub, self.timeout, |context| self.poll_read(into, context)).map_err(io_error)
     }
 }
 
 impl io::Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        block_on(|context| self.poll_write(bytes, context)).map_err(io_error)
+        block_on(&self.hub, self.timeout, |context| self.poll_write(bytes, context)).map_err(io_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        block_on(|context| self.poll_flush(context)).map_err(io_error)
+        block_on(&self.hub, self.timeout, |context| self.poll_flush(context)).map_err(io_error)
     }
 }
 

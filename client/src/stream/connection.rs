@@ -1,11 +1,18 @@
 //! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be.
 
-use std::{collections::VecDeque, task::Waker};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Waker,
+};
 
 use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
-use super::frame::Frame;
+use super::frame::{Frame, Kind};
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MAX, STREAM_LENT_MIN};
 
 /// Bytes that came, of which those before `at` were read.
@@ -16,7 +23,7 @@ struct Chunk {
 
 enum Bytes {
     /// As they were pushed, in memory that the daemon lends.
-    Lent(Buffer),
+    Lent { buffer: Buffer, _share: LentShare },
     /// Copied out of it: of one push or several.
     Copied(Vec<u8>),
 }
@@ -24,13 +31,32 @@ enum Bytes {
 impl Chunk {
     fn rest(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Lent(buffer) => &buffer[self.at..],
+            Bytes::Lent { buffer, .. } => &buffer[self.at..],
             Bytes::Copied(bytes) => &bytes[self.at..],
         }
     }
+}
 
-    fn lent(&self) -> usize {
-        if let Bytes::Lent(buffer) = &self.bytes { buffer.len() } else { 0 }
+/// Bytes of lent memory that the streams of a task keep. Changed under the hub's lock.
+#[derive(Clone, Default)]
+pub(super) struct Lent(Arc<AtomicUsize>);
+
+/// Some of them, until it is dropped.
+struct LentShare(Lent, usize);
+
+impl Lent {
+    fn take(&self, bytes: usize) -> Option<LentShare> {
+        let lent = self.0.load(Ordering::Relaxed) + bytes;
+        (lent <= STREAM_LENT_MAX).then(|| {
+            self.0.store(lent, Ordering::Relaxed);
+            LentShare(self.clone(), bytes)
+        })
+    }
+}
+
+impl Drop for LentShare {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -41,6 +67,10 @@ pub(super) struct Connection {
     pub(super) is_open: bool,
     /// It is one of those that its peer is watched for.
     pub(super) is_counted: bool,
+    /// The other end finished before it let go of the stream.
+    pub(super) is_closed_there: bool,
+    /// It was dialed a request timeout ago, and is not open.
+    pub(super) is_late: bool,
     /// Why there is nothing more to it.
     pub(super) error: Option<Error>,
     pub(super) reader: Option<Waker>,
@@ -50,12 +80,39 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(window: u64) -> Connection {
+    pub(super) fn new(window: u64, lent: Lent) -> Connection {
         Connection {
             is_counted: true,
-            incoming: Incoming { window, allowed: window, ..Incoming::default() },
+            incoming: Incoming { lent, window, allowed: window, ..Incoming::default() },
             ..Connection::default()
         }
+    }
+
+    /// What the other end says of the stream, whole as it came; but for its dial and its reset.
+    ///
+    /// # Errors
+    /// That cannot be: the stream ends.
+    pub(super) fn take_in(&mut self, kind: Kind, whole: Buffer) -> Result<(), &'static str> {
+        match kind {
+            Kind::Open(_) | Kind::Reset(_) => Ok(()),
+            Kind::Accept(window) => {
+                self.is_open = true;
+                self.outgoing.allow(window);
+                Ok(())
+            }
+            Kind::Window(bytes) => {
+                self.outgoing.allow(bytes);
+                Ok(())
+            }
+            Kind::Data(from) => self.incoming.take_in(from, whole),
+            Kind::Finish(bytes) => self.incoming.finish(bytes),
+        }
+    }
+
+    /// Nothing more is written, and the other process has been handed all that was. It need not have read it.
+    pub(super) fn is_handed_over(&self) -> bool {
+        let outgoing = &self.outgoing;
+        (outgoing.has_told || (self.is_closed_there && outgoing.waiting.is_empty())) && outgoing.on_way == 0
     }
 
     /// It ends, unless it has already; whom to wake.
@@ -69,8 +126,7 @@ impl Connection {
 #[derive(Default)]
 pub(super) struct Incoming {
     chunks: VecDeque<Chunk>,
-    /// Bytes of those that are lent.
-    lent: usize,
+    lent: Lent,
     /// Bytes that may wait to be read.
     window: u64,
     /// Bytes since the stream began that came, that were read, and that the other end may send.
@@ -99,9 +155,10 @@ impl Incoming {
         }
         self.came += bytes as u64;
         // One that nobody reads must not keep the memory that all have for what comes; nor a piece of memory for every few bytes.
-        if bytes >= STREAM_LENT_MIN && self.lent + buffer.len() <= STREAM_LENT_MAX {
-            self.lent += buffer.len();
-            self.chunks.push_back(Chunk { bytes: Bytes::Lent(buffer), at: Frame::BYTES });
+        if bytes >= STREAM_LENT_MIN
+            && let Some(share) = self.lent.take(buffer.len())
+        {
+            self.chunks.push_back(Chunk { bytes: Bytes::Lent { buffer, _share: share }, at: Frame::BYTES });
             return Ok(());
         }
         match self.chunks.back_mut() {
@@ -114,6 +171,18 @@ impl Incoming {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that came since the stream began.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn came(&self) -> u64 {
+        self.came
+    }
+
+    /// Bytes that came and were not read.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn unread(&self) -> u64 {
+        self.came - self.read
     }
 
     /// The other end has sent all, so many bytes.
@@ -141,7 +210,6 @@ impl Incoming {
                 chunk.at += count;
                 break;
             }
-            self.lent -= chunk.lent();
             self.chunks.pop_front();
         }
         self.read += (room - into.len()) as u64;
@@ -209,7 +277,11 @@ mod tests {
     }
 
     fn incoming(window: u64) -> Incoming {
-        Connection::new(window).incoming
+        Connection::new(window, Lent::default()).incoming
+    }
+
+    fn lent(incoming: &Incoming) -> usize {
+        incoming.lent.0.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -221,7 +293,7 @@ mod tests {
         let mut into = [0; 5];
         assert_eq!((incoming.read(&mut into), &into), (5, b"abcde"));
         assert_eq!((incoming.read(&mut into), &into[..2]), (2, &b"fg"[..]));
-        assert_eq!((incoming.read(&mut into), incoming.lent), (0, 0));
+        assert_eq!((incoming.read(&mut into), lent(&incoming)), (0, 0));
     }
 
     #[test]
@@ -250,21 +322,28 @@ mod tests {
 
     #[test]
     fn what_nobody_reads_leaves_lent_memory() {
-        let (mut incoming, piece) = (incoming(u64::MAX), vec![7; STREAM_LENT_MAX / 2]);
+        let shared = Lent::default();
+        let mut streams = [(); 3].map(|()| Connection::new(u64::MAX, shared.clone()).incoming);
+        let piece = vec![7; STREAM_LENT_MAX / 4];
         for at in 0..5 {
-            incoming.take_in((at * piece.len()) as u64, frame(&piece)).unwrap();
-            assert!(incoming.lent <= STREAM_LENT_MAX);
+            for incoming in &mut streams {
+                incoming.take_in((at * piece.len()) as u64, frame(&piece)).unwrap();
+                assert!(lent(incoming) <= STREAM_LENT_MAX);
+            }
         }
+        let [mut first, second, third] = streams;
         let mut all = vec![0; 5 * piece.len()];
-        assert_eq!(incoming.read(&mut all), all.len());
-        assert!(all.iter().all(|byte| *byte == 7) && incoming.lent == 0);
+        assert_eq!(first.read(&mut all), all.len());
+        assert!(all.iter().all(|byte| *byte == 7) && lent(&second) < STREAM_LENT_MAX);
+        drop((second, third));
+        assert_eq!(lent(&first), 0);
     }
 
     #[test]
     fn bytes_that_come_one_by_one_cost_no_memory_each() {
         let mut incoming = incoming(10_000);
         (0..10_000).for_each(|at| incoming.take_in(at, frame(b"a")).unwrap());
-        assert_eq!((incoming.chunks.len(), incoming.lent), (1, 0));
+        assert_eq!((incoming.chunks.len(), lent(&incoming)), (1, 0));
         assert_eq!(incoming.read(&mut [0; 20_000]), 10_000);
     }
 

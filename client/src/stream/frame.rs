@@ -16,9 +16,12 @@ pub(super) enum Kind {
     Window(u64),
     /// No bytes follow the first so many.
     Finish(u64),
-    /// The stream has ended for the reason that follows, which is of this [`Code`](sealane_transport::Code).
+    /// The stream has ended for the reason that follows, which is of this [`Code`](sealane_transport::Code), or [`CLOSED`].
     Reset(u64),
 }
+
+/// In place of a code: its owner has finished, and let go of it; what the other end writes is read by nobody.
+pub(super) const CLOSED: u64 = 0;
 
 /// The first bytes of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,11 +22,11 @@ use sealane_transport::{Code, Error};
 
 use super::{
     StreamOptions,
-    connection::Connection,
-    frame::{Frame, Kind},
+    connection::{Connection, Lent},
+    frame::{CLOSED, Frame, Kind},
 };
 use crate::{
-    AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task,
+    AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task, Waiter,
     acceptor::Watch,
     limits::{
         STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX,
@@ -74,6 +74,7 @@ pub(super) struct State {
     pub(super) listeners: HashMap<Box<str>, Listener>,
     peers: HashMap<Arc<str>, Peer>,
     last: u64,
+    lent: Lent,
     /// What dialers are told who were refused, as long as they have not heard it.
     refusals: Vec<Sending>,
     watch: Watch,
@@ -137,6 +138,7 @@ impl Hub {
             peers: HashMap::new(),
             // A number that a former process of this task has not used, most likely.
             last: RandomState::new().hash_one(()),
+            lent: Lent::default(),
             refusals: Vec::new(),
             watch: Watch::default(),
             wakers: Vec::new(),
@@ -152,6 +154,11 @@ impl Hub {
         });
         hub.look();
         hub
+    }
+
+    /// What a thread waits with for its streams.
+    pub(super) fn waiter(&self) -> Waiter {
+        self.task.waiter()
     }
 
     /// Lets `f` use the state, then looks at what came meanwhile, and wakes whom all that concerns.
@@ -219,24 +226,12 @@ impl Hub {
         if connection.error.is_some() {
             return;
         }
-        let taken = match frame.kind {
-            Kind::Open(_) => Ok(()),
-            Kind::Accept(window) => {
-                connection.is_open = true;
-                connection.outgoing.allow(window);
-                Ok(())
-            }
-            Kind::Window(bytes) => {
-                connection.outgoing.allow(bytes);
-                Ok(())
-            }
-            Kind::Data(from) => connection.incoming.take_in(from, tensor.into_buffer()),
-            Kind::Finish(bytes) => connection.incoming.finish(bytes),
-            Kind::Reset(code) => {
-                state.wakers.extend(connection.fail(reset_by(&key.peer, code, &text())));
-                return;
-            }
-        };
+        if let Kind::Reset(code) = frame.kind {
+            connection.is_closed_there = code == CLOSED;
+            state.wakers.extend(connection.fail(reset_by(&key.peer, code, &text())));
+            return;
+        }
+        let taken = connection.take_in(frame.kind, tensor.into_buffer());
         let concerned = match frame.kind {
             Kind::Accept(_) | Kind::Window(_) => connection.writer.take(),
             _ => connection.reader.take(),
@@ -265,7 +260,7 @@ impl Hub {
             return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
         }
         let allowed = listener.options.window_bytes.min(STREAM_UNACCEPTED_BYTES);
-        let mut connection = Connection::new(allowed);
+        let mut connection = Connection::new(allowed, state.lent.clone());
         connection.is_open = true;
         connection.outgoing.allow(window);
         listener.waiting.push_back(key.clone());
@@ -291,6 +286,7 @@ impl Hub {
         let Some(peer) = state.peers.get_mut(name) else { return };
         let bell = peer.bell.clone();
         let mut context = Context::from_waker(&bell);
+        let mut has_waited = false;
         while let Poll::Ready(ended) = std::pin::pin!(&mut peer.life).poll(&mut context) {
             match ended {
                 Err(unreceived) if unreceived.error.code() != Code::DeadlineExceeded => {
@@ -298,7 +294,10 @@ impl Hub {
                 }
                 // A peer that answers is none of ours; that must not keep this thread.
                 Ok(_) => return state.lose(name, &Error::unavailable(name, "it has answered what is never answered")),
-                Err(_) => peer.life = self.task.recv(name, NEVER, QUEUE),
+                Err(_) => {
+                    peer.life = self.task.recv(name, NEVER, QUEUE);
+                    has_waited = true;
+                }
             }
         }
         let mut ended = Vec::new();
@@ -309,17 +308,36 @@ impl Hub {
             peer.pushes.pop_front();
         }
         for (key, outcome) in ended {
-            if let Some(connection) = state.connections.get_mut(&key) {
-                connection.outgoing.on_way -= 1;
-                if connection.outgoing.is_finished {
-                    state.wakers.extend(connection.writer.take());
-                }
-                if let Err(error) = outcome {
-                    state.wakers.extend(connection.fail(error));
-                }
+            let Some(connection) = state.connections.get_mut(&key) else { continue };
+            connection.outgoing.on_way -= 1;
+            if connection.outgoing.is_finished {
+                state.wakers.extend(connection.writer.take());
+            }
+            // What it carried is missing there, and nothing says so but this.
+            if let Err(error) = outcome
+                && connection.error.is_none()
+            {
+                self.fail(state, &key, &error);
             }
         }
+        if has_waited {
+            self.give_up_dials(state, name);
+        }
         self.serve(state, name);
+    }
+
+    /// A request timeout has passed: what was dialed before the last one and is not open ends.
+    fn give_up_dials(&self, state: &mut State, name: &Arc<str>) {
+        let mut late = Vec::new();
+        for (key, connection) in state.connections.iter_mut().filter(|(key, _)| key.peer == *name) {
+            if !connection.is_open && connection.error.is_none() && std::mem::replace(&mut connection.is_late, true) {
+                late.push(key.clone());
+            }
+        }
+        for key in late {
+            let reason = format!("{name} did not answer the dial of a stream within a request timeout");
+            self.fail(state, &key, &Error::TimedOut { reason: reason.into() });
+        }
     }
 
     /// Lets streams push that waited for their turn.
@@ -405,12 +423,19 @@ impl Hub {
         self.task.push(&key.peer, QUEUE, tensor.expect("bytes are a tensor of as many"))
     }
 
+    /// Its owner ends a stream.
+    pub(super) fn end(&self, state: &mut State, key: &Key, reason: &str) {
+        if connection_of(state, key).error.is_none() {
+            self.fail(state, key, &Error::unavailable(&key.peer, format!("the stream was reset here: {reason}")));
+        }
+    }
+
     /// A stream ends here and there.
     fn fail(&self, state: &mut State, key: &Key, error: &Error) {
         if let Some(connection) = state.connections.get_mut(key) {
             state.wakers.extend(connection.fail(error.clone()));
         }
-        self.reset(key, error.code(), &error.to_string());
+        self.reset(key, error.code() as u64, &error.to_string());
     }
 
     /// Tells a peer that a stream of its is not opened; unless so many have been told and not heard it, since each costs memory.
@@ -419,21 +444,21 @@ impl Hub {
             state.refusals.retain_mut(|refusal| refusal.try_outcome().is_none());
         }
         if state.refusals.len() < STREAM_BACKLOG_MAX {
-            state.refusals.push(self.reset_later(key, code, reason));
+            state.refusals.push(self.reset_later(key, code as u64, reason));
         }
     }
 
     /// Tells the other end of a stream that it has ended.
-    fn reset(&self, key: &Key, code: Code, reason: &str) {
+    fn reset(&self, key: &Key, code: u64, reason: &str) {
         drop(self.reset_later(key, code, reason));
     }
 
-    fn reset_later(&self, key: &Key, code: Code, reason: &str) -> Sending {
+    fn reset_later(&self, key: &Key, code: u64, reason: &str) -> Sending {
         let mut end = reason.len().min(STREAM_REASON_MAX);
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
-        self.post(key, Kind::Reset(code as u64), &reason.as_bytes()[..end])
+        self.post(key, Kind::Reset(code), &reason.as_bytes()[..end])
     }
 
     /// Begins a stream to a listener of `peer`; its key.
@@ -450,7 +475,7 @@ impl Hub {
             }
             state.last = state.last.wrapping_add(1);
             let key = Key { peer: peer.into(), is_dialed: true, stream: state.last };
-            let connection = Connection::new(options.window_bytes);
+            let connection = Connection::new(options.window_bytes, state.lent.clone());
             state.connections.insert(key.clone(), connection);
             self.meet(state, &key.peer).streams += 1;
             self.push(state, &key, Kind::Open(options.window_bytes), name.as_bytes());
@@ -486,10 +511,10 @@ impl Hub {
     pub(super) fn forget(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
         let Some(connection) = state.connections.remove(key) else { return };
         if connection.error.is_none() && !connection.outgoing.has_told {
-            self.reset(key, code, reason);
+            self.reset(key, code as u64, reason);
         } else if connection.error.is_none() && !connection.incoming.is_finished {
             // What it wrote is whole, and read as such; what the other end writes is read by nobody.
-            self.reset(key, code, "it has closed the stream");
+            self.reset(key, CLOSED, "it has closed the stream");
         }
         if connection.is_counted
             && let Some(peer) = state.peers.get_mut(&key.peer)

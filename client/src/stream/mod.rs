@@ -5,7 +5,11 @@
 mod asynchronous;
 mod blocking;
 mod connection;
+#[cfg(feature = "fuzzing")]
+pub mod far_end;
 mod frame;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod hub;
 
 use std::{
@@ -13,6 +17,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use sealane_transport::{Code, Error};
@@ -22,6 +27,8 @@ use crate::{
     limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES_MAX},
 };
 use blocking::block_on;
+#[cfg(feature = "tonic")]
+pub use grpc::{Connector, Incoming, StreamPeer};
 use hub::{Hub, Key};
 
 /// The streams of a task: its side of every stream that it dials or accepts. Cheap to clone. One per task: the streams of a
@@ -63,11 +70,14 @@ pub struct StreamOptions {
     /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
     /// 1 GiB.
     pub window_bytes: u64,
+    /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
+    /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.
+    pub timeout: Option<Duration>,
 }
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { window_bytes: STREAM_WINDOW_BYTES }
+        Self { window_bytes: STREAM_WINDOW_BYTES, timeout: None }
     }
 }
 
@@ -94,17 +104,17 @@ impl Streams {
     pub fn listen(&self, name: &str, options: StreamOptions) -> Result<StreamListener, Error> {
         options.check()?;
         self.0.listen(name, options)?;
-        Ok(StreamListener { hub: self.0.clone(), name: name.into() })
+        Ok(StreamListener { hub: self.0.clone(), name: name.into(), timeout: options.timeout })
     }
 
     /// Dials the listener of that name at `peer`.
     ///
     /// It fails with NotFound if the peer has streams and nobody listens by that name, or is not in the endpoint map; with
-    /// DeadlineExceeded after the engine's request timeout if the peer has no streams; with ResourceExhausted if its listener
-    /// has too many to accept.
+    /// DeadlineExceeded after one to two of the engine's request timeouts if the peer does not answer; with ResourceExhausted if its
+    /// listener has too many to accept.
     pub fn connect(&self, peer: &str, name: &str, options: StreamOptions) -> Connecting {
         let dialed = options.check().and_then(|()| self.0.dial(peer, name, options));
-        Connecting(dialed.map(|key| Some(Stream { key, hub: self.0.clone() })))
+        Connecting(dialed.map(|key| Some(Stream { key, hub: self.0.clone(), timeout: options.timeout })))
     }
 }
 
@@ -112,6 +122,7 @@ impl Streams {
 pub struct StreamListener {
     hub: Arc<Hub>,
     name: Box<str>,
+    timeout: Option<Duration>,
 }
 
 impl StreamListener {
@@ -125,7 +136,8 @@ impl StreamListener {
     /// # Errors
     /// Unavailable if the daemon is gone: what is accepted later comes by the next daemon.
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
-        self.hub.poll_accept(&self.name, context).map_ok(|key| Stream { key, hub: self.hub.clone() })
+        let accepted = self.hub.poll_accept(&self.name, context);
+        accepted.map_ok(|key| Stream { key, hub: self.hub.clone(), timeout: self.timeout })
     }
 }
 
@@ -143,9 +155,9 @@ impl AcceptingStream<'_> {
     /// Blocks until there is a stream.
     ///
     /// # Errors
-    /// As [`StreamListener::poll_accept`].
+    /// As [`StreamListener::poll_accept`]; DeadlineExceeded after [`StreamOptions::timeout`].
     pub fn wait(self) -> Result<Stream, Error> {
-        block_on(|context| self.0.poll_accept(context))
+        block_on(&self.0.hub, self.0.timeout, |context| self.0.poll_accept(context))
     }
 }
 
@@ -167,7 +179,14 @@ impl Connecting {
     /// # Errors
     /// As [`Streams::connect`] says.
     pub fn wait(mut self) -> Result<Stream, Error> {
-        block_on(|context| Pin::new(&mut self).poll(context))
+        let (hub, timeout) = match &self.0 {
+            Ok(dialed) => {
+                let dialed = dialed.as_ref().expect("it was not polled");
+                (dialed.hub.clone(), dialed.timeout)
+            }
+            Err(error) => return Err(error.clone()),
+        };
+        block_on(&hub, timeout, |context| Pin::new(&mut self).poll(context))
     }
 }
 
@@ -191,6 +210,7 @@ impl Future for Connecting {
 pub struct Stream {
     key: Key,
     hub: Arc<Hub>,
+    timeout: Option<Duration>,
 }
 
 impl Stream {
@@ -236,9 +256,9 @@ impl Stream {
         Finishing(self)
     }
 
-    /// Ends it here and there at once, for a reason that the other end is told.
-    pub fn reset(self, reason: &str) {
-        self.hub.with(|state| self.hub.forget(state, &self.key, Code::Unavailable, reason));
+    /// Ends it here and there at once, for a reason that the other end is told. What came before can still be read, at both ends.
+    pub fn reset(&self, reason: &str) {
+        self.hub.with(|state| self.hub.end(state, &self.key, reason));
     }
 }
 
@@ -262,9 +282,9 @@ impl Finishing<'_> {
     /// Blocks until the other process has been handed all that was written.
     ///
     /// # Errors
-    /// Those of [`Stream::poll_read`].
+    /// Those of [`Stream::poll_read`]; DeadlineExceeded after [`StreamOptions::timeout`].
     pub fn wait(self) -> Result<(), Error> {
-        block_on(|context| self.0.poll_finish(context))
+        block_on(&self.0.hub, self.0.timeout, |context| self.0.poll_finish(context))
     }
 }
 

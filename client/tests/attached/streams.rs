@@ -26,4 +26,5 @@ between_clients!(
     a_stream_that_is_dropped_unfinished_is_reset,
     what_cannot_be_dialed_says_why,
     a_thousand_pass_at_once,
+    what_blocks_does_so_no_longer_than_it_was_told,
 );

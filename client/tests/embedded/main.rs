@@ -1,5 +1,6 @@
 //! A task whose engine is in this process has the manners of one that is attached.
 
+mod grpc;
 mod streams;
 
 use std::{future::Future, net::TcpListener, pin::Pin, task::Context, task::Waker, time::Duration};

@@ -4,11 +4,12 @@ use std::{
     io::{Read, Write},
     task::{Context, Poll, Waker},
     thread,
+    time::Duration,
 };
 
 use sealane::{Code, Stream, StreamListener, StreamOptions, Streams, Task};
 
-const WINDOW: StreamOptions = StreamOptions { window_bytes: 64 << 10 };
+const WINDOW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: None };
 
 /// Bytes that are like no others of the stream, or of another with its own seed.
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
@@ -139,6 +140,18 @@ pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task) {
         assert!(accepted.flush().is_ok() || accepted.write(b"").is_err());
     };
     assert!(error.to_string().contains("closed the stream"), "{error}");
+
+    // Who writes nothing to it ends as well as it did.
+    let (dialed, mut accepted) = ends.stream();
+    dialed.finish().wait().unwrap();
+    drop(dialed);
+    assert_eq!(accepted.read(&mut came).unwrap(), 0);
+    accepted.finish().wait().unwrap();
+    let (dialed, accepted) = ends.stream();
+    dialed.finish().wait().unwrap();
+    drop(dialed);
+    while let Poll::Ready(Ok(_)) = accepted.poll_write(b"", &mut Context::from_waker(Waker::noop())) {}
+    accepted.finish().wait().unwrap();
 }
 
 /// Calls that cannot be answered say why.
@@ -148,7 +161,7 @@ pub fn what_cannot_be_dialed_says_why(ps: &Task, worker: &Task) {
     assert_eq!(unheard.code(), Code::NotFound);
     assert!(unheard.to_string().contains("nobody listens for 'nothing'"), "{unheard}");
     assert_eq!(ends.worker.connect("nobody:1", "bytes", WINDOW).wait().unwrap_err().code(), Code::NotFound);
-    let wide = StreamOptions { window_bytes: u64::MAX };
+    let wide = StreamOptions { window_bytes: u64::MAX, ..WINDOW };
     assert_eq!(ends.worker.connect(&ends.name, "bytes", wide).wait().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(ends.ps.listen("bytes", WINDOW).err().unwrap().code(), Code::InvalidArgument);
     // A stream that waits to be accepted when its listener goes is reset, and the name is free again.
@@ -156,6 +169,29 @@ pub fn what_cannot_be_dialed_says_why(ps: &Task, worker: &Task) {
     drop(ends.listener);
     assert!(waiting.read(&mut [0]).unwrap_err().to_string().contains("the listener was closed"));
     ends.ps.listen("bytes", WINDOW).unwrap();
+}
+
+/// A call that blocks does so no longer than it was told, and may be repeated.
+pub fn what_blocks_does_so_no_longer_than_it_was_told(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    let options = StreamOptions { timeout: Some(Duration::from_millis(1)), ..WINDOW };
+    let listener = ends.ps.listen("patient", options).unwrap();
+    let late = |error: std::io::Error| assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    assert_eq!(listener.accept().wait().unwrap_err().code(), Code::DeadlineExceeded);
+    let mut dialed = ends.worker.connect(&ends.name, "patient", WINDOW).wait().unwrap();
+    let mut accepted = loop {
+        match listener.accept().wait() {
+            Ok(accepted) => break accepted,
+            Err(error) => assert_eq!(error.code(), Code::DeadlineExceeded),
+        }
+    };
+    late(accepted.read(&mut [0]).unwrap_err());
+    dialed.write_all(b"a").unwrap();
+    while let Err(error) = accepted.read_exact(&mut [0]) {
+        late(error);
+    }
+    let full = bytes(1 << 20, 0);
+    late(accepted.write_all(&full).unwrap_err());
 }
 
 /// A thousand at once, each with its own bytes.

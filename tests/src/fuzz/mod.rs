@@ -18,6 +18,7 @@ mod rings;
 mod script;
 mod session;
 mod settings;
+mod stream;
 mod tensor;
 mod verbs;
 
@@ -182,6 +183,14 @@ pub const TARGETS: &[Target] = &[
             b"MiB",
             b"0x",
         ],
+    },
+    Target {
+        name: "stream",
+        reads: "frames of a stream, from peers",
+        run: stream::run,
+        seeds: stream::seeds,
+        input_bytes_max: 1024,
+        words: &[],
     },
     Target {
         name: "submissions",

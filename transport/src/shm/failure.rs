@@ -49,6 +49,7 @@ impl<'a> Failure<'a> {
             Error::Aborted { step, reason } => (failure.step, failure.reason) = (*step, reason),
             Error::InvalidArgument { reason }
             | Error::PermissionDenied { reason }
+            | Error::TimedOut { reason }
             | Error::Unimplemented { reason } => failure.reason = reason,
         }
         failure.reason = cut(failure.reason, REASON_BYTES_MAX);
@@ -70,6 +71,7 @@ impl<'a> Failure<'a> {
             Code::NotFound => Error::NotFound { task: subject, reason },
             Code::Unavailable => Error::Unavailable { peer: subject, reason },
             Code::ResourceExhausted => Error::ResourceExhausted { limit: subject, reason },
+            Code::DeadlineExceeded if !self.reason.is_empty() => Error::TimedOut { reason },
             Code::DeadlineExceeded => {
                 let operation = Operation::ALL.get(usize::from(self.operation));
                 let operation = *operation.ok_or(Malformed { what: "operation" })?;

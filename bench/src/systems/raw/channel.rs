@@ -13,7 +13,7 @@ use crate::limits::{IDLE_PASSES_A_LOOK, RING_BYTES, STALL_LIMIT};
 pub(super) const NAME: &str = "raw";
 
 /// Two streams of bytes, one each way.
-pub(super) trait Channel {
+pub(in crate::systems) trait Channel {
     /// Takes some bytes of `source`; 0 means that there is no room now.
     fn send(&mut self, source: &[u8]) -> io::Result<usize>;
 

@@ -22,11 +22,12 @@ use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::{self, sockets};
-use channel::{Channel, MemoryChannel, NAME, TcpChannel, explained};
+use channel::{MemoryChannel, NAME, TcpChannel, explained};
 use pieces::Pieces;
-use producer::RawProducer;
 
+pub(super) use channel::Channel;
 pub(super) use fanin::{Zeros, serve as serve_many};
+pub(super) use producer::RawProducer;
 pub(super) use shared::{serve as serve_shm, start as over_shm};
 pub(super) use verbs::start as over_verbs;
 
@@ -78,7 +79,8 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), UnexpectedEof | BrokenPipe | ConnectionReset)
 }
 
-fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+/// A round of what the plan measures, over any channel.
+pub(super) fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     if plan.bench == Bench::Fuse {
         let mut pieces = Pieces::new(&plan.step, 0);
         let sample = consumer::steps(channel, plan, &mut pieces, length).map_err(explained)?;

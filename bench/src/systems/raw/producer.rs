@@ -20,7 +20,7 @@ pub(super) const STOP: [u8; 1] = [3];
 
 /// The producer of any raw measurement.
 #[derive(Debug)]
-pub(super) enum RawProducer {
+pub(in crate::systems) enum RawProducer {
     /// For latency and rate.
     Answers(Answers),
     /// For bandwidth.
@@ -30,7 +30,7 @@ pub(super) enum RawProducer {
 }
 
 impl RawProducer {
-    pub(super) fn new(plan: &Plan) -> Self {
+    pub(in crate::systems) fn new(plan: &Plan) -> Self {
         match plan.bench {
             Bench::Latency | Bench::Rate => Self::Answers(Answers::new(plan)),
             Bench::Bandwidth => Self::Streams(Streams::new(plan.size_bytes)),
@@ -40,7 +40,7 @@ impl RawProducer {
     }
 
     /// Takes what came in and sends what is owed, as far as the channel lets it.
-    pub(super) fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
+    pub(in crate::systems) fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
         match self {
             Self::Answers(answers) => answers.turn(channel),
             Self::Streams(streams) => streams.turn(channel),
@@ -51,7 +51,7 @@ impl RawProducer {
 
 /// Answers each request of `REQUEST_BYTES` with a tensor.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(in crate::systems) struct Answers {
     size: usize,
     fuse: Fuse,
     /// Where requests land.
@@ -101,7 +101,7 @@ impl Answers {
 
 /// Streams tensors from [`GO`] to [`STOP`] as fast as the channel, which must not block, takes them.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(in crate::systems) struct Streams {
     tensor: Box<[u8]>,
     /// Bytes of the current tensor that are sent; `None` outside a round.
     sent: Option<usize>,
@@ -136,7 +136,7 @@ impl Streams {
 
 /// Answers each request of `REQUEST_BYTES`, of which there is one at a time, with all tensors of a step.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(in crate::systems) struct Steps {
     pieces: Pieces,
     request: [u8; REQUEST_BYTES],
     /// Bytes of the request that came in.

@@ -1,5 +1,5 @@
 //! The system under test: see `between` for engines over tcp, verbs or loopback, `attached` for clients of one engine over
-//! shm, and `fanin`, `peers` and `training` for what has many peers.
+//! shm, `streams` for what carries bytes, and `fanin`, `peers` and `training` for what has many peers.
 
 mod attached;
 mod between;
@@ -8,6 +8,7 @@ mod engine;
 pub(super) mod fanin;
 mod peers;
 mod producer;
+pub(super) mod streams;
 #[cfg(test)]
 mod tests;
 pub(super) mod training;

@@ -261,7 +261,7 @@ pub(crate) fn socket_override(flag: Option<&PathBuf>) -> Result<Option<Override>
 
 /// Every link, client and shard of a client needs a descriptor: the usual soft limit of 1024 is for programs that use
 /// `select`, which this one does not.
-fn allow_many_descriptors() {
+pub(crate) fn allow_many_descriptors() {
     let raised =
         getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
     if let Err(error) = raised {

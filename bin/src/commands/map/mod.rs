@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use sealane_transport::endpoint_map::{self, EndpointMap, Severity, TaskName};
 
+pub(crate) use generate::CLUSTERS;
+
 use crate::progress::write_line;
 use crate::{Context, Failure, nearest};
 

@@ -108,9 +108,8 @@ impl Hub {
             connection.outgoing.is_finished = true;
             self.send_waiting(state, key);
             let connection = connection_of(state, key);
-            let is_done = connection.outgoing.has_told && connection.outgoing.on_way == 0;
             match &connection.error {
-                _ if is_done => Poll::Ready(Ok(())),
+                _ if connection.is_handed_over() => Poll::Ready(Ok(())),
                 Some(error) => Poll::Ready(Err(error.clone())),
                 None => {
                     connection.writer = Some(context.waker().clone());

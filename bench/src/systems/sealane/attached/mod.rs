@@ -70,7 +70,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     })
 }
 
-fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
+pub(super) fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
     let attach = Attach::new(task)
         .socket(meeting.socket())
         .arena_bytes(match plan.bench {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use self::job::Ports;
+pub(crate) use self::tf_config::CLUSTERS;
 use crate::files::{read_text, replace};
 use crate::{Context, Failure};
 

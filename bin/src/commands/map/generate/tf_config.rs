@@ -11,7 +11,7 @@ use crate::settings::TF_CONFIG;
 use crate::{Context, Failure};
 
 /// Where the JSON of a cluster stands.
-const CLUSTERS: [&str; 2] = ["cluster", "sparseCluster"];
+pub(crate) const CLUSTERS: [&str; 2] = ["cluster", "sparseCluster"];
 
 /// Makes the map.
 pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure> {

@@ -1,0 +1,166 @@
+"""Streams of bytes: files for threads, and asyncio's streams."""
+
+import asyncio
+import io
+
+import pytest
+import sealane
+from daemons import PS, WORKER
+from sealane import streams
+from test_calls import in_thread
+
+LARGE = bytes(range(256)) * 20_000
+
+
+@pytest.fixture
+def ends(ps, worker, key):
+    """The end that has dialed, and the other."""
+    with streams.listen(ps, key) as listener:
+        dialed = streams.connect(worker, PS, key)
+        accepted = listener.accept()
+    with dialed, accepted:
+        yield dialed, accepted
+
+
+def test_bytes_pass_both_ways_and_end(ends):
+    dialed, accepted = ends
+    assert (dialed.peer, accepted.peer) == (PS, WORKER)
+
+    def echo():
+        accepted.write(accepted.read().swapcase())
+        accepted.finish()
+
+    thread = in_thread(echo)
+    for piece in (b"", b"aB", bytearray(b"cD"), memoryview(b"eF")):
+        assert dialed.write(piece) == len(piece)
+    assert dialed.write(LARGE) == len(LARGE)
+    dialed.finish()
+    assert dialed.read() == (b"aBcDeF" + LARGE).swapcase()
+    assert dialed.read(1) == b""
+    thread.join()
+
+
+def test_a_stream_is_a_file(ends):
+    dialed, accepted = ends
+    text = io.TextIOWrapper(io.BufferedRWPair(dialed, dialed), encoding="utf-8", line_buffering=True)
+    lines = io.BufferedRWPair(accepted, accepted)
+    text.write("grüße\nmore\n")
+    assert [lines.readline(), lines.readline()] == ["grüße\n".encode(), b"more\n"]
+    lines.write(b"1\n2\n")
+    lines.flush()
+    assert [next(text), next(text)] == ["1\n", "2\n"]
+    room = bytearray(3)
+    dialed.write(b"abcd")
+    assert accepted.readinto(room) == 3 and room == b"abc"
+    assert accepted.readinto(memoryview(room)[1:]) == 1 and room == b"adc"
+
+
+def test_what_blocks_can_be_limited(ends, ps, key):
+    dialed, accepted = ends
+    dialed.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        dialed.read(1)
+    with pytest.raises(TimeoutError):
+        dialed.write(LARGE)
+    dialed.settimeout(None)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError):
+            dialed.settimeout(wrong)
+    with streams.listen(ps, key) as listener, pytest.raises(TimeoutError):
+        listener.accept(timeout=0.01)
+
+
+def test_a_stream_that_is_closed_unfinished_is_no_end(ends):
+    dialed, accepted = ends
+    dialed.write(b"half")
+    dialed.close()
+    assert accepted.read(4) == b"half"
+    with pytest.raises(sealane.Unavailable, match="reset by its other end"):
+        accepted.read()
+    for call in (lambda: dialed.read(1), lambda: dialed.write(b""), dialed.finish, lambda: dialed.readinto(bytearray(1))):
+        with pytest.raises(ValueError):
+            call()
+    dialed.close()
+
+
+def test_a_reset_says_why(ends):
+    dialed, accepted = ends
+    dialed.reset("enough")
+    for end in ends:
+        with pytest.raises(sealane.Unavailable, match="enough"):
+            end.read(1)
+
+
+def test_what_cannot_be_dialed_says_why(ps, worker, key):
+    with pytest.raises(sealane.NotFound, match="nobody listens"):
+        # The parameter server has streams, once it has listened.
+        streams.listen(ps, key).close()
+        streams.connect(worker, PS, key)
+    with streams.listen(ps, key):
+        with pytest.raises(sealane.InvalidArgument):
+            streams.listen(ps, key)
+        with pytest.raises(sealane.InvalidArgument, match="window"):
+            streams.connect(worker, PS, key, window_bytes=0)
+
+
+def test_asyncio_streams(ps, worker, key):
+    async def upper(reader, writer):
+        assert writer.get_extra_info("peername") == WORKER
+        while line := await reader.readline():
+            writer.write(line.upper())
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async def talk(number):
+        reader, writer = await streams.open_connection(worker, PS, key)
+        for at in range(10):
+            writer.write(b"line %d of %d\n" % (at, number))
+            assert await reader.readline() == b"LINE %d OF %d\n" % (at, number)
+        writer.write(LARGE.replace(b"\n", b" "))
+        writer.write_eof()
+        assert len(await reader.read()) == len(LARGE)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main():
+        # A line may be as long as all that is sent.
+        async with await streams.start_server(upper, ps, key, limit=2 * len(LARGE)):
+            await asyncio.gather(*(talk(number) for number in range(20)))
+
+    asyncio.run(main())
+
+
+def test_asyncio_waits_for_who_does_not_read(ps, worker, key):
+    async def main():
+        accepted = asyncio.get_running_loop().create_future()
+        server = await streams.start_server(lambda *ends: accepted.set_result(ends), ps, key, window_bytes=50_000)
+        async with server:
+            _, writer = await streams.open_connection(worker, PS, key)
+            writer.write(LARGE)
+            draining = asyncio.ensure_future(writer.drain())
+            reader, other = await accepted
+            assert await reader.readexactly(len(LARGE)) == LARGE
+            await draining
+            writer.close()
+            assert await reader.read() == b""
+            other.close()
+            await asyncio.gather(writer.wait_closed(), other.wait_closed())
+
+    asyncio.run(main())
+
+
+def test_asyncio_hears_of_a_reset(ps, worker, key):
+    async def abort(_, writer):
+        writer.transport.abort()
+
+    async def main():
+        async with await streams.start_server(abort, ps, key):
+            reader, writer = await streams.open_connection(worker, PS, key)
+            with pytest.raises(sealane.Unavailable):
+                await reader.read()
+            with pytest.raises(sealane.Unavailable):
+                writer.write(b"more")
+                await writer.drain()
+
+    asyncio.run(main())

@@ -111,8 +111,12 @@ impl Connection {
 
     /// Nothing more is written, and the other process has been handed all that was. It need not have read it.
     pub(super) fn is_handed_over(&self) -> bool {
-        let outgoing = &self.outgoing;
-        (outgoing.has_told || (self.is_closed_there && outgoing.waiting.is_empty())) && outgoing.on_way == 0
+        (self.outgoing.has_told || self.may_be_handed_over()) && self.outgoing.on_way == 0
+    }
+
+    /// The other end has let go of the stream as it should, and perhaps not before it was handed all that was written.
+    pub(super) fn may_be_handed_over(&self) -> bool {
+        self.is_closed_there && self.outgoing.waiting.is_empty()
     }
 
     /// It ends, unless it has already; whom to wake.

@@ -314,10 +314,11 @@ impl Hub {
                 state.wakers.extend(connection.writer.take());
             }
             // What it carried is missing there, and nothing says so but this.
-            if let Err(error) = outcome
-                && connection.error.is_none()
-            {
-                self.fail(state, &key, &error);
+            if let Err(error) = outcome {
+                connection.is_closed_there = false;
+                if connection.error.is_none() {
+                    self.fail(state, &key, &error);
+                }
             }
         }
         if has_waited {

@@ -25,6 +25,7 @@ between_clients!(
     a_stream_that_is_not_read_holds_up_itself_alone,
     a_stream_that_is_dropped_unfinished_is_reset,
     what_cannot_be_dialed_says_why,
+    a_stream_may_end_before_its_dialer_looks,
     a_thousand_pass_at_once,
     what_blocks_does_so_no_longer_than_it_was_told,
 );

@@ -108,6 +108,30 @@ pub fn a_stream_that_is_not_read_holds_up_itself_alone(ps: &Task, worker: &Task)
     });
 }
 
+/// Who dials need not look before the other end has come and gone: all of it is there.
+pub fn a_stream_may_end_before_its_dialer_looks(ps: &Task, worker: &Task) {
+    let ends = Ends::new(ps, worker);
+    for is_finished in [true, false] {
+        let dialing = ends.worker.connect(&ends.name, "bytes", WINDOW);
+        let mut accepted = ends.listener.accept().wait().unwrap();
+        accepted.write_all(b"all").unwrap();
+        if is_finished {
+            accepted.finish().wait().unwrap();
+        }
+        drop(accepted);
+        // What follows on the same way tells that the end has come.
+        let (mut dialed, mut next) = ends.stream();
+        next.write_all(b"a").unwrap();
+        dialed.read_exact(&mut [0]).unwrap();
+        let mut dialed = dialing.wait().unwrap();
+        let mut came = [0; 3];
+        dialed.read_exact(&mut came).unwrap();
+        assert_eq!(&came, b"all");
+        assert_eq!(dialed.read(&mut came).is_ok(), is_finished);
+        assert_eq!(dialed.finish().wait().is_ok(), is_finished);
+    }
+}
+
 /// Who drops a stream in the middle tells the other end, which can read what came before.
 pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task) {
     let ends = Ends::new(ps, worker);

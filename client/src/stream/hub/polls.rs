@@ -33,8 +33,9 @@ impl Hub {
 
     pub(in crate::stream) fn poll_open(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
         self.poll(key, |connection| match &connection.error {
+            // It may have ended since: what came before is to be read.
+            _ if connection.is_open => Poll::Ready(Ok(())),
             Some(error) => Poll::Ready(Err(error.clone())),
-            None if connection.is_open => Poll::Ready(Ok(())),
             None => {
                 connection.writer = Some(context.waker().clone());
                 Poll::Pending
@@ -110,8 +111,8 @@ impl Hub {
             let connection = connection_of(state, key);
             match &connection.error {
                 _ if connection.is_handed_over() => Poll::Ready(Ok(())),
-                Some(error) => Poll::Ready(Err(error.clone())),
-                None => {
+                Some(error) if !connection.may_be_handed_over() => Poll::Ready(Err(error.clone())),
+                _ => {
                     connection.writer = Some(context.waker().clone());
                     Poll::Pending
                 }

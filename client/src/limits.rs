@@ -1,6 +1,6 @@
 //! Every limit of an attachment. Those of rings and records are in `sealane_transport::shm::limits`.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use sealane_transport::shm::limits::{QUEUE_CREDIT_TENSORS_MAX, SLOTS};
 
@@ -148,14 +148,14 @@ pub(crate) const STREAM_WINDOW_BYTES: u64 = 1 << 20;
 pub(crate) const STREAM_WINDOW_BYTES_MAX: u64 = 1 << 30;
 
 /// Bytes of a stream that leave in one push, at most.
-pub(crate) const STREAM_CHUNK_BYTES: usize = 16 << 10;
+pub(crate) const STREAM_CHUNK_BYTES: usize = 64 << 10;
 
-/// Bytes of all streams that wait to be taken from the daemon.
-pub(crate) const STREAM_QUEUE_BYTES: usize = 128 << 10;
+/// Share of a client's receive area that bytes of all streams take while they wait for this process, with as many again on their way;
+/// and twice that, those that stay there until they are read. What comes beyond is copied out.
+pub(crate) const STREAM_AREA_SHARE: u64 = 8;
 
-/// Bytes of all streams that stay in the memory which the daemon lends until they are read; with [`STREAM_QUEUE_BYTES`] and as many
-/// again on their way, less than the smallest area holds. What comes beyond is copied out.
-pub(crate) const STREAM_LENT_MAX: usize = 256 << 10;
+/// Least and most of the first: an eighth of the smallest area, and what keeps a fast link busy.
+pub(crate) const STREAM_QUEUE_BYTES: RangeInclusive<u64> = 128 << 10..=4 << 20;
 
 /// Bytes of one push that are worth keeping there; fewer are copied, since each would keep a piece of that memory.
 pub(crate) const STREAM_LENT_MIN: usize = 4 << 10;

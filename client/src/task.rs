@@ -142,6 +142,15 @@ impl Task {
         }
     }
 
+    /// Memory for tensors that come, on one shard; 0 where that is not known.
+    pub(crate) fn area_bytes(&self) -> u64 {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.area_bytes().unwrap_or_default(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => 0,
+        }
+    }
+
     /// Whether this many calls may be started now. With calls that wait in this process ([`Attach::backlog`]) there may be too many,
     /// which the calls themselves would also report, one by one; this reports it before anything is handed over, and only checks a
     /// flag while nothing waits. If it matters, `bytes` is called for the number of bytes that would have to wait; it gets the

@@ -5,8 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use crate::fixture::{PS, Place, STUCK, WORKER};
-use crate::pushed::two_hosts;
+use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
+use crate::pushed::{two_hosts, two_hosts_with};
 
 /// More than the windows of a stream and its sockets hold.
 const LARGE: usize = 20 << 20;
@@ -59,7 +59,15 @@ fn echo() -> String {
 
 #[test]
 fn connections_are_carried_between_hosts_and_end_as_they_would() {
-    let (places, daemons) = two_hosts();
+    connections_are_carried(two_hosts());
+}
+
+#[test]
+fn connections_are_carried_where_memory_for_what_comes_is_least() {
+    connections_are_carried(two_hosts_with(&["--set", "daemon.area_bytes=1MiB"]));
+}
+
+fn connections_are_carried((places, daemons): (Vec<Place>, Vec<Daemon>)) {
     let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
     assert!(inward.says.starts_with("connections that are carried to ps0:2222 are made to 127.0.0.1:"));
     let outward = Forwarder::start(&places[1], &["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS]);

@@ -35,6 +35,11 @@ fn tensor(number: usize) -> Tensor {
 
 /// Two daemons, each on an address of its own, with a task each.
 pub fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
+    two_hosts_with(&[])
+}
+
+/// As [`two_hosts`], whose daemons have more arguments.
+pub fn two_hosts_with(arguments: &[&str]) -> (Vec<Place>, Vec<Daemon>) {
     let make = || {
         let places = vec![Place::new(), Place::new()];
         let map = format!("{PS}={}\n{WORKER}={}\n", places[0].address, places[1].address);
@@ -43,7 +48,8 @@ pub fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
     };
     let start = |places: &Vec<Place>| -> Result<Vec<Daemon>, Ended> {
         let tasks = places.iter().zip([PS, WORKER]);
-        tasks.map(|(place, task)| Daemon::start_at(place, &["--set", "runtime.pin=false", "--task", task])).collect()
+        let all = |task| [&["--set", "runtime.pin=false", "--task", task], arguments].concat();
+        tasks.map(|(place, task)| Daemon::start_at(place, &all(task))).collect()
     };
     Daemon::start_in(make, start)
 }

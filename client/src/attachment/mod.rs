@@ -245,6 +245,14 @@ impl Attachment {
         Ok(self.arena(None)?.range())
     }
 
+    /// Size of a shard's receive area.
+    ///
+    /// # Errors
+    /// As attaching again fails.
+    pub(crate) fn area_bytes(&self) -> Result<u64, Error> {
+        Ok(self.up(Tick::now(), None)?.link().area_bytes(0))
+    }
+
     /// Sees to it that there is a daemon that takes calls; one that is restarted is waited for.
     ///
     /// # Errors

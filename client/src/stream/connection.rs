@@ -13,7 +13,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
 use super::frame::{Frame, Kind};
-use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MAX, STREAM_LENT_MIN};
+use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MIN};
 
 /// Bytes that came, of which those before `at` were read.
 struct Chunk {
@@ -37,18 +37,25 @@ impl Chunk {
     }
 }
 
-/// Bytes of lent memory that the streams of a task keep. Changed under the hub's lock.
+/// Bytes of lent memory that the streams of a task keep, and may. Changed under the hub's lock.
 #[derive(Clone, Default)]
-pub(super) struct Lent(Arc<AtomicUsize>);
+pub(super) struct Lent {
+    bytes: Arc<AtomicUsize>,
+    most: usize,
+}
 
 /// Some of them, until it is dropped.
 struct LentShare(Lent, usize);
 
 impl Lent {
+    pub(super) fn new(most: usize) -> Lent {
+        Lent { bytes: Arc::default(), most }
+    }
+
     fn take(&self, bytes: usize) -> Option<LentShare> {
-        let lent = self.0.load(Ordering::Relaxed) + bytes;
-        (lent <= STREAM_LENT_MAX).then(|| {
-            self.0.store(lent, Ordering::Relaxed);
+        let lent = self.bytes.load(Ordering::Relaxed) + bytes;
+        (lent <= self.most).then(|| {
+            self.bytes.store(lent, Ordering::Relaxed);
             LentShare(self.clone(), bytes)
         })
     }
@@ -56,7 +63,7 @@ impl Lent {
 
 impl Drop for LentShare {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -276,16 +283,18 @@ impl Outgoing {
 mod tests {
     use super::*;
 
+    const LENT_MAX: usize = 256 << 10;
+
     fn frame(bytes: &[u8]) -> Buffer {
         Buffer::from_vec([&[0; Frame::BYTES], bytes].concat())
     }
 
     fn incoming(window: u64) -> Incoming {
-        Connection::new(window, Lent::default()).incoming
+        Connection::new(window, Lent::new(LENT_MAX)).incoming
     }
 
     fn lent(incoming: &Incoming) -> usize {
-        incoming.lent.0.load(Ordering::Relaxed)
+        incoming.lent.bytes.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -326,19 +335,19 @@ mod tests {
 
     #[test]
     fn what_nobody_reads_leaves_lent_memory() {
-        let shared = Lent::default();
+        let shared = Lent::new(LENT_MAX);
         let mut streams = [(); 3].map(|()| Connection::new(u64::MAX, shared.clone()).incoming);
-        let piece = vec![7; STREAM_LENT_MAX / 4];
+        let piece = vec![7; LENT_MAX / 4];
         for at in 0..5 {
             for incoming in &mut streams {
                 incoming.take_in((at * piece.len()) as u64, frame(&piece)).unwrap();
-                assert!(lent(incoming) <= STREAM_LENT_MAX);
+                assert!(lent(incoming) <= LENT_MAX);
             }
         }
         let [mut first, second, third] = streams;
         let mut all = vec![0; 5 * piece.len()];
         assert_eq!(first.read(&mut all), all.len());
-        assert!(all.iter().all(|byte| *byte == 7) && lent(&second) < STREAM_LENT_MAX);
+        assert!(all.iter().all(|byte| *byte == 7) && lent(&second) < LENT_MAX);
         drop((second, third));
         assert_eq!(lent(&first), 0);
     }

@@ -13,7 +13,7 @@ pub struct FarEnd(Connection);
 
 impl FarEnd {
     pub fn new(window: u64) -> Self {
-        Self(Connection::new(window, Lent::default()))
+        Self(Connection::new(window, Lent::new(256 << 10)))
     }
 
     /// Takes what a peer has pushed, as a task does; how many bytes of the stream that was, `None` if it is no frame.

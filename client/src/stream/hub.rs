@@ -29,8 +29,8 @@ use crate::{
     AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task, Waiter,
     acceptor::Watch,
     limits::{
-        STREAM_ACCEPTS_PER_LOOK, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX,
-        STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
+        STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES,
+        STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
     },
 };
 
@@ -132,20 +132,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Hub {
     pub(super) fn new(task: &Task) -> Arc<Hub> {
+        let share = (task.area_bytes() / STREAM_AREA_SHARE)
+            .clamp(*STREAM_QUEUE_BYTES.start(), *STREAM_QUEUE_BYTES.end()) as usize;
         let state = State {
             connections: HashMap::new(),
             listeners: HashMap::new(),
             peers: HashMap::new(),
             // A number that a former process of this task has not used, most likely.
             last: RandomState::new().hash_one(()),
-            lent: Lent::default(),
+            lent: Lent::new(2 * share),
             refusals: Vec::new(),
             watch: Watch::default(),
             wakers: Vec::new(),
         };
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
-            acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: STREAM_QUEUE_BYTES, ..AcceptOptions::default() }),
+            acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: share, ..AcceptOptions::default() }),
             state: Mutex::new(state),
             has_news: AtomicBool::new(true),
             rung: Mutex::default(),

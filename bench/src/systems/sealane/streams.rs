@@ -1,6 +1,7 @@
 //! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over shm.
 //!
-//! Both ends are threads that block, as programs with sockets have them, beside the shards that serve them.
+//! Both ends are threads that block, as programs with sockets have them. Each shares its CPU with a shard or another thread, so none
+//! of them spins but the daemon's shard.
 
 use std::io::{self, Read, Write};
 use std::task::{Context, Poll, Waker};
@@ -87,6 +88,10 @@ impl Drop for Consumer {
     }
 }
 
+fn sleeping(plan: &Plan) -> Plan {
+    Plan { polling: false, ..plan.clone() }
+}
+
 fn options() -> StreamOptions {
     StreamOptions { timeout: Some(STALL_LIMIT), ..StreamOptions::default() }
 }
@@ -124,7 +129,8 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
     System::with_peer(&job, program, |peer| {
         let (verbs, _) = engine::verbs_settings(&job.plan).unzip();
         let links = Links { listener, verbs, keys: None };
-        let engine = engine::start_pair(&job.plan, map(peer.ready().port, port), &[WORKER], links, PATIENCE)?;
+        let plan = sleeping(&job.plan);
+        let engine = engine::start_pair(&plan, map(peer.ready().port, port), &[WORKER], links, PATIENCE)?;
         let task = Task::from(engine.task(WORKER).map_err(BenchError::sealane("start"))?);
         dial(&job.plan, &task, Some(engine))
     })
@@ -136,7 +142,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (verbs, _) = engine::verbs_settings(&job.plan).unzip();
     let links = Links { listener, verbs, keys: None };
     let map = map(port, job.consumer_port.unwrap_or(port));
-    let engine = engine::start_pair(&job.plan, map, &[PS], links, PATIENCE)?;
+    let engine = engine::start_pair(&sleeping(&job.plan), map, &[PS], links, PATIENCE)?;
     let task = Task::from(engine.task(PS).map_err(BenchError::sealane("start"))?);
     announce(port)?;
     serve_dialer(&job.plan, &task)
@@ -146,7 +152,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 pub(in crate::systems) fn between_clients(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let plan = job.plan.clone();
+    let plan = sleeping(&job.plan);
     System::with_peer(&job, program, move |_| {
         let attach = |task| attached::attach(&meeting, &plan, task).map_err(BenchError::sealane("attach"));
         let (ps, worker) = (attach(PS)?, attach(WORKER)?);

@@ -5,7 +5,8 @@
  * A process attaches to its host's daemon (sealane_attach), or starts an engine of its own (sealane_embedded), as a task
  * of the endpoint map. What it sends, the peer receives by the same step and key (sealane_send, sealane_recv); what it
  * publishes, peers pull as often as they like (sealane_publish, sealane_pull, sealane_plan_pull); what it pushes, the peer's
- * acceptor takes in the order of its coming (sealane_push, sealane_accept).
+ * acceptor takes in the order of its coming (sealane_push, sealane_accept). Bytes that are no tensors pass through streams
+ * (sealane_stream_dial, sealane_stream_accept), whose functions block as those of sockets do.
  *
  * Errors: functions return NULL or an error, which the caller frees; see sealane_error. A function that returns an error has
  * taken over nothing: no callback will be called, no memory released.
@@ -209,6 +210,18 @@ typedef struct sealane_error sealane_error;
  * thread; one pull at a time.
  */
 typedef struct sealane_plan sealane_plan;
+
+/**
+ * A stream of bytes to and from another task: ordered, reliable, flow-controlled. One thread may read while another writes.
+ * Its process being lost is SEALANE_CODE_UNAVAILABLE. Close it with sealane_stream_close, even if its task was detached, which stays
+ * attached as long as it has streams.
+ */
+typedef struct sealane_stream sealane_stream;
+
+/**
+ * Accepts streams by a name. Usable from any thread. Close it with sealane_stream_listener_close.
+ */
+typedef struct sealane_stream_listener sealane_stream_listener;
 
 /**
  * A task of this process, created by sealane_attach or sealane_embedded. Any number of threads may use it, until one of them
@@ -886,6 +899,84 @@ sealane_error *sealane_accept(sealane_acceptor *acceptor,
  * be using the acceptor, now or afterwards.
  */
 void sealane_acceptor_close(sealane_acceptor *acceptor);
+
+/**
+ * Dials the listener of that name at the task `to`, and blocks until that has the stream. Fails with SEALANE_CODE_NOT_FOUND if nobody
+ * listens there.
+ *
+ * `window_bytes` may come before they are read: 0 is 1 MiB. `timeout_ms` says how long to wait: 0 and SEALANE_NO_TIMEOUT mean one to
+ * two request timeouts of the daemon.
+ */
+sealane_error *sealane_stream_dial(sealane_task *task,
+                                   sealane_text to,
+                                   sealane_text name,
+                                   uint64_t window_bytes,
+                                   int64_t timeout_ms,
+                                   sealane_stream **stream);
+
+/**
+ * Listens for streams that peers dial by this name. `window_bytes` is as for sealane_stream_dial.
+ */
+sealane_error *sealane_stream_listen(sealane_task *task,
+                                     sealane_text name,
+                                     uint64_t window_bytes,
+                                     sealane_stream_listener **listener);
+
+/**
+ * Blocks until there is a stream to accept. `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit.
+ */
+sealane_error *sealane_stream_accept(sealane_stream_listener *listener,
+                                     int64_t timeout_ms,
+                                     sealane_stream **stream);
+
+/**
+ * Accepts no more; does nothing with NULL. Streams that wait to be accepted are reset. No other function may be using the listener,
+ * now or afterwards.
+ */
+void sealane_stream_listener_close(sealane_stream_listener *listener);
+
+/**
+ * The name of the task at the other end, into `peer`: valid until the stream is closed, and not NUL-terminated.
+ */
+sealane_error *sealane_stream_peer(const sealane_stream *stream,
+                                   sealane_text *peer);
+
+/**
+ * Blocks until bytes have come, at most `bytes` of which go to `into`, and their number to `count`: 0 when the other end has finished.
+ * `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit.
+ */
+sealane_error *sealane_stream_read(sealane_stream *stream,
+                                   void *into,
+                                   size_t bytes,
+                                   int64_t timeout_ms,
+                                   size_t *count);
+
+/**
+ * Blocks until all of `bytes` bytes have been taken over to be sent. `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit;
+ * after SEALANE_CODE_DEADLINE_EXCEEDED nobody knows how many were.
+ */
+sealane_error *sealane_stream_write(sealane_stream *stream,
+                                    const void *from,
+                                    size_t bytes,
+                                    int64_t timeout_ms);
+
+/**
+ * Says that nothing more is written, and blocks until the other process has been handed all that was. The other end may still write.
+ * `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit; it may be called again.
+ */
+sealane_error *sealane_stream_finish(sealane_stream *stream,
+                                     int64_t timeout_ms);
+
+/**
+ * Ends the stream at both ends at once, for a reason that the other end is told. It is still to be closed.
+ */
+sealane_error *sealane_stream_reset(sealane_stream *stream, sealane_text reason);
+
+/**
+ * Lets go of a stream; does nothing with NULL. If it was not finished, it is reset: the other end does not take a part for all. No other
+ * function may be using it, now or afterwards.
+ */
+void sealane_stream_close(sealane_stream *stream);
 
 #ifdef __cplusplus
 }  // extern "C"

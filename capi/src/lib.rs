@@ -26,11 +26,12 @@ mod publish;
 mod queue;
 mod recv;
 mod send;
+mod stream;
 mod task;
 mod tensor;
 mod version;
 
 pub use self::{
     attach::*, call::*, embedded::*, error::*, input::*, lent::*, memory::*, meta::*, plan::*, publish::*, queue::*,
-    recv::*, send::*, task::*, tensor::*, version::*,
+    recv::*, send::*, stream::*, task::*, tensor::*, version::*,
 };

@@ -4,11 +4,11 @@
 use std::{
     ffi::{CString, c_char},
     ops::Range,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use sealane::{Code, Direction, Keys, Task};
+use sealane::{Code, Direction, Keys, Streams, Task};
 
 use crate::{
     error::sealane_error,
@@ -25,6 +25,8 @@ pub struct sealane_task {
     pub(crate) executor: Arc<Executor>,
     pub(crate) process: Process,
     name: CString,
+    /// Once there are any.
+    streams: OnceLock<Streams>,
     #[cfg(feature = "embedded")]
     own: Option<Own>,
 }
@@ -43,6 +45,7 @@ impl sealane_task {
             name: CString::new(task.name()).unwrap_or_default(),
             task,
             executor: Arc::default(),
+            streams: OnceLock::new(),
             process: Process::this(),
             #[cfg(feature = "embedded")]
             own: None,
@@ -61,6 +64,10 @@ impl sealane_task {
         return self.own.is_some();
         #[cfg(not(feature = "embedded"))]
         return false;
+    }
+
+    pub(crate) fn streams(&self) -> &Streams {
+        self.streams.get_or_init(|| Streams::of(&self.task))
     }
 
     /// Sees to it that so many calls may be started, before anything is taken over for them.
@@ -110,7 +117,7 @@ impl sealane_task {
 
     /// After the executor was stopped.
     fn leave(self) {
-        drop(self.task);
+        drop((self.task, self.streams));
         #[cfg(feature = "embedded")]
         if let Some(own) = self.own {
             // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.

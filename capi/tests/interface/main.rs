@@ -11,3 +11,4 @@ mod published;
 mod queues;
 mod refused;
 mod stopped;
+mod streams;

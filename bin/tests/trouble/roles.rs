@@ -111,13 +111,16 @@ pub const QUEUE: &str = "grads";
 /// Whom streams are dialed to.
 pub const LISTENER: &str = "echo";
 
-/// Sends back what comes on any stream.
+/// Sends back what comes on any stream, and ends with it.
 fn echo(task: &Task) {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions::default()).unwrap();
     eprintln!("listens");
     loop {
         let stream = listener.accept().wait().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+        std::thread::spawn(move || {
+            std::io::copy(&mut &stream, &mut &stream)?;
+            stream.finish().wait().map_err(std::io::Error::other)
+        });
     }
 }
 

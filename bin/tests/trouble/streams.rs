@@ -1,6 +1,8 @@
 //! Streams whose other end is killed, or whose daemon is.
 
 use std::io::{Read, Write};
+use std::process::Command;
+use std::thread;
 
 use sealane::{Code, StreamOptions, Streams};
 
@@ -32,6 +34,48 @@ fn ends_die(mut hosts: Hosts) {
         hosts.until_clients(PS, beside);
     }
     drop((streams, worker));
+    hosts.drain();
+}
+
+/// More than the windows of a stream hold.
+const LONG: usize = 40 << 20;
+const PIECE: usize = 4 << 20;
+
+/// Ends the connections to or from a port; false where the kernel or its tool cannot, or this user may not.
+fn sever(port: &str) -> bool {
+    let filter = ["-K", "-H", "-t", "state", "established", "sport", "=", port, "or", "dport", "=", port];
+    Command::new("ss").args(filter).output().is_ok_and(|output| !output.stdout.is_empty())
+}
+
+#[test]
+fn a_link_that_is_lost_costs_a_stream_no_byte() {
+    let hosts = Hosts::start(&[&[PS], &[WORKER]]);
+    let mut echo = Process::start(&format!("echo {PS}"), &hosts.socket(PS));
+    echo.hear("listens");
+    let worker = hosts.attach(WORKER);
+    let stream = Streams::of(&worker).connect(PS, LISTENER, StreamOptions::default()).wait().unwrap();
+    // The worker's daemon has connected to that of the ps, or the other way round.
+    let ports = [PS, WORKER].map(|task| hosts.place(task).address.rsplit_once(':').unwrap().1.to_owned());
+    let sent: Vec<u8> = (0..LONG).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
+    let mut severed = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            (&stream).write_all(&sent).unwrap();
+            stream.finish().wait().unwrap();
+        });
+        let mut came = vec![0; PIECE];
+        for piece in sent.chunks(PIECE) {
+            (&stream).read_exact(&mut came).unwrap();
+            assert!(came == piece);
+            severed += ports.iter().filter(|port| sever(port)).count();
+        }
+        assert_eq!((&stream).read(&mut came).unwrap(), 0);
+    });
+    if severed == 0 {
+        println!("no link was lost: this user may not end connections here, or `ss -K` cannot");
+    }
+    echo.kill();
+    drop((stream, worker));
     hosts.drain();
 }
 

@@ -176,6 +176,12 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pushes of streams that are taken at once.
 pub(crate) const STREAM_ACCEPTS_PER_LOOK: usize = 64;
 
+/// How often in a row, before whom they concern is woken.
+pub(crate) const STREAM_ACCEPTS_IN_A_ROW: usize = 4;
+
+/// Wakers that a listener keeps, of threads and tasks that accept from it or did.
+pub(crate) const STREAM_ACCEPTORS_MAX: usize = 1024;
+
 const _: () = {
     assert!(CALLS_MAX <= 1 << 31);
     assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);

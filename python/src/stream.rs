@@ -167,8 +167,11 @@ impl StreamListener {
         Ok(Receiving::new(self.0.waiter.clone(), Polled(poll), move |py, stream| made(py, waiter, stream)))
     }
 
-    /// Accepts no more; streams that wait are reset. May be called twice.
+    /// Accepts no more, also for accepts under way; streams that wait are reset. May be called twice.
     fn close(&self, py: Python<'_>) {
+        if let Ok(listener) = self.0.get(py) {
+            py.detach(|| listener.close());
+        }
         self.0.close(py);
     }
 }

@@ -140,6 +140,7 @@ def test_asyncio_waits_for_who_does_not_read(ps, worker, key):
             writer.write(LARGE)
             draining = asyncio.ensure_future(writer.drain())
             reader, other = await accepted
+            assert not draining.done()
             assert await reader.readexactly(len(LARGE)) == LARGE
             await draining
             writer.close()
@@ -148,6 +149,65 @@ def test_asyncio_waits_for_who_does_not_read(ps, worker, key):
             await asyncio.gather(writer.wait_closed(), other.wait_closed())
 
     asyncio.run(main())
+
+
+def test_asyncio_aborts_while_it_writes(ps, worker, key):
+    async def main():
+        accepted = asyncio.get_running_loop().create_future()
+        async with await streams.start_server(lambda *ends: accepted.set_result(ends), ps, key, window_bytes=1000):
+            _, writer = await streams.open_connection(worker, PS, key)
+            writer.write(LARGE)
+            await asyncio.sleep(0)
+            reader, other = await accepted
+            writer.transport.abort()
+            # What is left behind must not keep the stream.
+            with pytest.raises(sealane.Unavailable, match="aborted"):
+                await reader.read()
+            other.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fail_later", [False, True])
+def test_what_fails_to_serve_a_stream_ends_it_alone(ps, worker, key, fail_later):
+    def fail(_, writer):
+        raise ZeroDivisionError
+
+    async def fail_in_a_task(_, writer):
+        raise ZeroDivisionError
+
+    async def main():
+        failed = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+        async with await streams.start_server(fail_in_a_task if fail_later else fail, ps, key):
+            for count in (1, 2):
+                reader, _ = await streams.open_connection(worker, PS, key)
+                with pytest.raises(sealane.Unavailable):
+                    await reader.read()
+                assert [type(error) for error in failed] == [ZeroDivisionError] * count
+
+    asyncio.run(main())
+
+
+def test_who_waits_hears_that_it_was_closed(ends, ps, key):
+    dialed, accepted = ends
+    with streams.listen(ps, f"{key} again") as listener:
+        errors = []
+
+        def wait(call):
+            with pytest.raises((sealane.Error, ValueError)) as caught:
+                call()
+            errors.append(caught.value)
+
+        threads = [in_thread(wait, call) for call in (lambda: dialed.read(1), listener.accept)]
+        # Before they wait or while they do: it is the same.
+        dialed.close()
+        listener.close()
+        for thread in threads:
+            thread.join()
+    assert len(errors) == 2
+    with pytest.raises(sealane.Unavailable, match="closed unfinished"):
+        accepted.read(1)
 
 
 def test_asyncio_hears_of_a_reset(ps, worker, key):

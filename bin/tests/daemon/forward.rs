@@ -93,11 +93,13 @@ fn connections_are_carried((places, daemons): (Vec<Place>, Vec<Daemon>)) {
     drop(inward);
     open.read_to_end(&mut Vec::new()).unwrap_err();
     // The next forwarder is used at once.
-    let _inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
     let mut open = outward.connect();
     open.write_all(b"hello").unwrap();
     open.read_exact(&mut [0; 5]).unwrap();
-    drop((open, outward, _inward));
+    drop(outward);
+    open.read_to_end(&mut Vec::new()).unwrap_err();
+    drop((open, inward));
     daemons.into_iter().for_each(|daemon| drop(daemon.stop()));
 }
 
@@ -130,9 +132,8 @@ fn a_job_is_told_where_its_other_tasks_are() {
 #[test]
 fn a_target_that_is_not_there_breaks_connections_off() {
     let (places, daemons) = two_hosts();
-    // Free again when the listener is dropped.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &nobody]);
+    // Where nobody listens but who may use the ports of the system.
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", "127.0.0.1:1"]);
     let outward = Forwarder::start(&places[1], &["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS]);
     outward.connect().read_to_end(&mut Vec::new()).unwrap_err();
     drop((inward, outward));

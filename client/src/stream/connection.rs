@@ -118,12 +118,13 @@ impl Connection {
 
     /// Nothing more is written, and the other process has been handed all that was. It need not have read it.
     pub(super) fn is_handed_over(&self) -> bool {
-        (self.outgoing.has_told || self.may_be_handed_over()) && self.outgoing.on_way == 0
+        let outgoing = &self.outgoing;
+        (outgoing.has_told || self.may_be_handed_over()) && outgoing.on_way == 0 && !outgoing.is_lost
     }
 
     /// The other end has let go of the stream as it should, and perhaps not before it was handed all that was written.
     pub(super) fn may_be_handed_over(&self) -> bool {
-        self.is_closed_there && self.outgoing.waiting.is_empty()
+        self.is_closed_there && self.outgoing.waiting.is_empty() && !self.outgoing.is_lost
     }
 
     /// It ends, unless it has already; whom to wake.
@@ -262,8 +263,10 @@ pub(super) struct Outgoing {
     /// Nothing more is written; and the other end has been told.
     pub(super) is_finished: bool,
     pub(super) has_told: bool,
-    /// Pushes that were not taken yet.
+    /// Pushes of bytes, and of their end, that were not taken yet.
     pub(super) on_way: usize,
+    /// One of them failed, or nobody will say what became of it.
+    pub(super) is_lost: bool,
 }
 
 impl Outgoing {
@@ -358,6 +361,19 @@ mod tests {
         (0..10_000).for_each(|at| incoming.take_in(at, frame(b"a")).unwrap());
         assert_eq!((incoming.chunks.len(), lent(&incoming)), (1, 0));
         assert_eq!(incoming.read(&mut [0; 20_000]), 10_000);
+    }
+
+    #[test]
+    fn what_failed_on_its_way_was_not_handed_over() {
+        for (has_told, is_closed_there) in [(true, false), (false, true), (true, true)] {
+            let mut connection = Connection::new(1, Lent::default());
+            (connection.outgoing.has_told, connection.is_closed_there) = (has_told, is_closed_there);
+            assert!(connection.is_handed_over());
+            connection.outgoing.on_way = 1;
+            assert!(!connection.is_handed_over(), "it may yet be");
+            (connection.outgoing.on_way, connection.outgoing.is_lost) = (0, true);
+            assert!(!connection.is_handed_over() && !connection.may_be_handed_over());
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
-use sealane_transport::Error;
+use sealane_transport::{Code, Error};
 use tokio::time::{Sleep, sleep};
 use tonic::{
     codegen::{BoxFuture, Service},
@@ -76,7 +76,7 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Accepted streams, without end. From [`StreamListener::incoming`].
+/// Accepted streams, until the listener fails otherwise than by the loss of its daemon. From [`StreamListener::incoming`].
 pub struct Incoming {
     listener: StreamListener,
     /// Until when there is no daemon to ask.
@@ -94,7 +94,9 @@ impl futures_util::Stream for Incoming {
             }
             match ready!(self.listener.poll_accept(context)) {
                 Ok(stream) => return Poll::Ready(Some(Ok(stream))),
-                Err(_) => self.pause = Some(Box::pin(sleep(ACCEPT_PAUSE))),
+                Err(error) if error.code() == Code::Unavailable => self.pause = Some(Box::pin(sleep(ACCEPT_PAUSE))),
+                // Nothing comes any more.
+                Err(_) => return Poll::Ready(None),
             }
         }
     }

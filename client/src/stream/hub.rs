@@ -1,5 +1,5 @@
 //! What carries the streams of a task: pushes into one queue of each task, which its own hub empties. A hub runs on whichever
-//! thread calls it or wakes it, one at a time, and never waits.
+//! thread calls it or wakes it, one at a time, and waits for nothing but a daemon that is being restarted.
 //!
 //! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
 //! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; and a recv
@@ -29,8 +29,8 @@ use crate::{
     AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task, Waiter,
     acceptor::Watch,
     limits::{
-        STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX, STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES,
-        STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
+        STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
+        STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
     },
 };
 
@@ -54,19 +54,43 @@ struct Peer {
     /// Ends when the peer's process does.
     life: Receiving,
     bell: Waker,
-    /// Pushes that it has not taken yet, in order, with their streams.
-    pushes: VecDeque<(u64, bool, Sending)>,
+    /// Pushes that it has not taken yet, in order.
+    pushes: VecDeque<Posted>,
     /// Streams that have bytes to push, in turn.
     queued: VecDeque<Key>,
     streams: usize,
 }
 
+/// A push on its way.
+struct Posted {
+    stream: u64,
+    is_dialed: bool,
+    /// It has bytes of the stream, or their end.
+    carries: bool,
+    push: Sending,
+}
+
 #[derive(Default)]
 pub(super) struct Listener {
     pub(super) waiting: VecDeque<Key>,
-    pub(super) waker: Option<Waker>,
+    /// Who accepts, or did: all are woken for each stream.
+    wakers: Vec<Waker>,
     options: StreamOptions,
     pub(super) error: Option<Error>,
+}
+
+impl Listener {
+    /// Has somebody woken who waits for a stream.
+    pub(super) fn wake_too(&mut self, waker: &Waker) {
+        if self.wakers.iter().any(|known| known.will_wake(waker)) {
+            return;
+        }
+        if self.wakers.len() >= STREAM_ACCEPTORS_MAX {
+            // Most of them wait no more; the others come again.
+            self.wakers.drain(..).for_each(Waker::wake);
+        }
+        self.wakers.push(waker.clone());
+    }
 }
 
 pub(super) struct State {
@@ -200,7 +224,7 @@ impl Hub {
     /// Takes what was pushed.
     fn accept(&self, state: &mut State) {
         let mut context = Context::from_waker(&self.bell);
-        loop {
+        for _ in 0..STREAM_ACCEPTS_IN_A_ROW {
             match self.acceptor.poll_accept(STREAM_ACCEPTS_PER_LOOK, &mut state.watch, &mut context) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(accepted)) => accepted.into_iter().for_each(|accepted| self.take_in(state, accepted)),
@@ -210,6 +234,8 @@ impl Hub {
                 }
             }
         }
+        // Whom all that concerns is woken before more is taken.
+        self.has_news.store(true, Ordering::SeqCst);
     }
 
     /// Takes in what a peer has pushed: whatever it may be.
@@ -219,7 +245,11 @@ impl Hub {
         let key = Key { peer: from, is_dialed: !frame.is_from_dialer, stream: frame.stream };
         let text = || String::from_utf8_lossy(&rest[..rest.len().min(STREAM_REASON_MAX)]).into_owned();
         if let Kind::Open(window) = frame.kind {
-            return self.opened(state, key, &text(), window);
+            // The numbers of streams that are dialed here are this side's to choose.
+            if frame.is_from_dialer {
+                self.opened(state, key, &text(), window);
+            }
+            return;
         }
         let Some(connection) = state.connections.get_mut(&key) else {
             // Of one that has ended here, which the other end has been told: an answer to each would be theirs to ask for.
@@ -266,7 +296,7 @@ impl Hub {
         connection.is_open = true;
         connection.outgoing.allow(window);
         listener.waiting.push_back(key.clone());
-        state.wakers.extend(listener.waker.take());
+        state.wakers.append(&mut listener.wakers);
         state.connections.insert(key.clone(), connection);
         self.meet(state, &key.peer).streams += 1;
         self.push(state, &key, Kind::Accept(allowed), &[]);
@@ -288,6 +318,18 @@ impl Hub {
         let Some(peer) = state.peers.get_mut(name) else { return };
         let bell = peer.bell.clone();
         let mut context = Context::from_waker(&bell);
+        let mut ended = Vec::new();
+        while let Some(posted) = peer.pushes.front_mut()
+            && let Poll::Ready(outcome) = std::pin::pin!(&mut posted.push).poll(&mut context)
+        {
+            ended.push((posted.stream, posted.is_dialed, posted.carries, outcome));
+            peer.pushes.pop_front();
+        }
+        // What it took counts before its end does.
+        for (stream, is_dialed, carries, outcome) in ended {
+            self.settle(state, &Key { peer: name.clone(), is_dialed, stream }, carries, outcome);
+        }
+        let Some(peer) = state.peers.get_mut(name) else { return };
         let mut has_waited = false;
         while let Poll::Ready(ended) = std::pin::pin!(&mut peer.life).poll(&mut context) {
             match ended {
@@ -302,31 +344,28 @@ impl Hub {
                 }
             }
         }
-        let mut ended = Vec::new();
-        while let Some((stream, is_dialed, push)) = peer.pushes.front_mut()
-            && let Poll::Ready(outcome) = std::pin::pin!(push).poll(&mut context)
-        {
-            ended.push((Key { peer: name.clone(), is_dialed: *is_dialed, stream: *stream }, outcome));
-            peer.pushes.pop_front();
-        }
-        for (key, outcome) in ended {
-            let Some(connection) = state.connections.get_mut(&key) else { continue };
-            connection.outgoing.on_way -= 1;
-            if connection.outgoing.is_finished {
-                state.wakers.extend(connection.writer.take());
-            }
-            // What it carried is missing there, and nothing says so but this.
-            if let Err(error) = outcome {
-                connection.is_closed_there = false;
-                if connection.error.is_none() {
-                    self.fail(state, &key, &error);
-                }
-            }
-        }
         if has_waited {
             self.give_up_dials(state, name);
         }
         self.serve(state, name);
+    }
+
+    /// A push has ended.
+    fn settle(&self, state: &mut State, key: &Key, carries: bool, outcome: Result<(), Error>) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        // A peer may have opened anew what it had ended.
+        connection.outgoing.on_way = connection.outgoing.on_way.saturating_sub(usize::from(carries));
+        connection.outgoing.is_lost |= carries && outcome.is_err();
+        let is_first = connection.error.is_none();
+        if connection.outgoing.is_finished {
+            state.wakers.extend(connection.writer.take());
+        }
+        // What it carried is missing there, and nothing says so but this.
+        if let Err(error) = outcome
+            && is_first
+        {
+            self.fail(state, key, &error);
+        }
     }
 
     /// A request timeout has passed: what was dialed before the last one and is not open ends.
@@ -405,11 +444,12 @@ impl Hub {
     /// Pushes a frame of a stream. What becomes of it is heard in its turn.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
         let push = self.post(key, kind, bytes);
+        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_));
         if let Some(connection) = state.connections.get_mut(key) {
-            connection.outgoing.on_way += 1;
+            connection.outgoing.on_way += usize::from(carries);
         }
         let peer = self.meet(state, &key.peer);
-        peer.pushes.push_back((key.stream, key.is_dialed, push));
+        peer.pushes.push_back(Posted { stream: key.stream, is_dialed: key.is_dialed, carries, push });
         if peer.pushes.len() == 1 {
             peer.bell.wake_by_ref();
         }
@@ -503,7 +543,8 @@ impl Hub {
     /// Nobody listens there any more: what waits is reset.
     pub(super) fn stop_listening(&self, name: &str) {
         self.with(|state| {
-            let waiting = state.listeners.remove(name).map(|listener| listener.waiting).unwrap_or_default();
+            let Listener { waiting, wakers, .. } = state.listeners.remove(name).unwrap_or_default();
+            state.wakers.extend(wakers);
             for key in waiting {
                 self.forget(state, &key, Code::Unavailable, "the listener was closed");
             }
@@ -544,13 +585,14 @@ impl State {
         self.end(error, |_| true);
         for listener in self.listeners.values_mut() {
             listener.error = Some(error.clone());
-            self.wakers.extend(listener.waker.take());
+            self.wakers.append(&mut listener.wakers);
         }
     }
 
     fn end(&mut self, error: &Error, is_one: impl Fn(&Key) -> bool) {
         for (_, connection) in self.connections.iter_mut().filter(|(key, _)| is_one(key)) {
             connection.is_counted = false;
+            connection.outgoing.is_lost |= connection.outgoing.on_way > 0;
             self.wakers.extend(connection.fail(error.clone()));
         }
     }

@@ -15,7 +15,10 @@ mod hub;
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -104,7 +107,8 @@ impl Streams {
     pub fn listen(&self, name: &str, options: StreamOptions) -> Result<StreamListener, Error> {
         options.check()?;
         self.0.listen(name, options)?;
-        Ok(StreamListener { hub: self.0.clone(), name: name.into(), timeout: options.timeout })
+        let (hub, timeout) = (self.0.clone(), options.timeout);
+        Ok(StreamListener { hub, name: name.into(), timeout, is_closed: AtomicBool::new(false) })
     }
 
     /// Dials the listener of that name at `peer`.
@@ -123,6 +127,7 @@ pub struct StreamListener {
     hub: Arc<Hub>,
     name: Box<str>,
     timeout: Option<Duration>,
+    is_closed: AtomicBool,
 }
 
 impl StreamListener {
@@ -134,16 +139,29 @@ impl StreamListener {
     /// The next stream, as a future's poll.
     ///
     /// # Errors
-    /// Unavailable if the daemon is gone: what is accepted later comes by the next daemon.
+    /// Unavailable if the daemon is gone: what is accepted later comes by the next daemon. InvalidArgument once it is closed.
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Poll::Ready(Err(Error::invalid(format!("the listener of '{}' was closed", self.name))));
+        }
         let accepted = self.hub.poll_accept(&self.name, context);
         accepted.map_ok(|key| Stream { key, hub: self.hub.clone(), timeout: self.timeout })
     }
 }
 
+impl StreamListener {
+    /// Accepts no more, also for those who wait for a stream: they are told so. Streams that wait to be accepted are reset, and the
+    /// name is free.
+    pub fn close(&self) {
+        if !self.is_closed.swap(true, Ordering::SeqCst) {
+            self.hub.stop_listening(&self.name);
+        }
+    }
+}
+
 impl Drop for StreamListener {
     fn drop(&mut self) {
-        self.hub.stop_listening(&self.name);
+        self.close();
     }
 }
 

@@ -1,6 +1,7 @@
 """Streams as asyncio's: a transport under ``asyncio.StreamReader`` and ``asyncio.StreamWriter``."""
 
 import asyncio
+import functools
 
 from . import _sealane
 
@@ -15,8 +16,7 @@ async def open_connection(task, to, name, *, window_bytes=None, limit=64 << 10):
     ``window_bytes`` may come before they are read, 1 MiB unless given; ``limit`` is asyncio's of ``readline`` and ``readuntil``.
     """
     stream = await _sealane.dial(task, to, name, window_bytes)
-    reader, _, writer = _connected(stream, limit)
-    return reader, writer
+    return _connected(stream, limit)
 
 
 async def start_server(connected, task, name, *, window_bytes=None, limit=64 << 10):
@@ -38,13 +38,23 @@ class Server:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def _accept(self):
+        loop = asyncio.get_running_loop()
         while True:
-            reader, _, writer = _connected(await self._listener.accept(), self._limit)
-            served = self._connected(reader, writer)
+            reader, writer = _connected(await self._listener.accept(), self._limit)
+            try:
+                served = self._connected(reader, writer)
+            except Exception as error:
+                _give_up(loop, error, writer)
+                continue
             if asyncio.iscoroutine(served):
-                serving = asyncio.get_running_loop().create_task(served)
+                serving = loop.create_task(served)
                 self._serving.add(serving)
-                serving.add_done_callback(self._serving.discard)
+                serving.add_done_callback(functools.partial(self._served, loop, writer))
+
+    def _served(self, loop, writer, serving):
+        self._serving.discard(serving)
+        if not serving.cancelled() and (error := serving.exception()):
+            _give_up(loop, error, writer)
 
     async def serve_forever(self):
         """Until it is closed, or cannot go on: then it raises why."""
@@ -76,7 +86,13 @@ def _connected(stream, limit):
     reader = asyncio.StreamReader(limit, loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport = _Transport(loop, stream, protocol)
-    return reader, transport, asyncio.StreamWriter(transport, protocol, reader, loop)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _give_up(loop, error, writer):
+    """What serves a stream has failed: its other end must not wait for ever."""
+    loop.call_exception_handler({"message": "what serves a stream has failed", "exception": error})
+    writer.transport.abort()
 
 
 class _Transport(asyncio.Transport):
@@ -90,6 +106,7 @@ class _Transport(asyncio.Transport):
         self._unwritten = bytearray()
         self._writing = None
         self._wants_end = False
+        self._finished = False
         self._closing = False
         self._lost = False
         self._is_full = False
@@ -122,14 +139,15 @@ class _Transport(asyncio.Transport):
             while True:
                 await self._may_read.wait()
                 came = await self._stream.read(READ_BYTES)
+                # It may have been paused since.
+                await self._may_read.wait()
                 if not came:
                     break
                 self._protocol.data_received(came)
+            if not self._protocol.eof_received():
+                self.close()
         except Exception as error:
             self._end(error)
-            return
-        if not self._protocol.eof_received():
-            self.close()
 
     def set_write_buffer_limits(self, high=None, low=None):
         if high is None:
@@ -148,10 +166,10 @@ class _Transport(asyncio.Transport):
         return True
 
     def write(self, data):
+        if self._closing or not data:
+            return
         if self._wants_end:
             raise RuntimeError("the stream was finished, and is written to")
-        if self._lost or not data:
-            return
         self._unwritten += data
         self._go_on_writing()
         if not self._is_full and len(self._unwritten) > self._high:
@@ -177,24 +195,28 @@ class _Transport(asyncio.Transport):
                     self._protocol.resume_writing()
             if self._wants_end:
                 await self._stream.finish()
+                self._finished = True
         except Exception as error:
             self._end(error)
             return
         self._writing = None
-        if self._unwritten:
-            self._go_on_writing()
-        elif self._closing:
+        if self._closing:
             self._end(None)
+        elif self._unwritten or (self._wants_end and not self._finished):
+            self._go_on_writing()
 
     def close(self):
         """Finishes when all is written, and lets go of the stream."""
         if not self._closing:
             self._closing = True
             self._reading.cancel()
-            self.write_eof()
+            self._wants_end = True
+            self._go_on_writing()
 
     def abort(self):
-        self._end(None)
+        if not self._lost:
+            self._stream.reset("its owner has aborted it")
+            self._end(None)
 
     def _end(self, error):
         if self._lost:
@@ -202,7 +224,9 @@ class _Transport(asyncio.Transport):
         self._lost = self._closing = True
         self._unwritten.clear()
         current = asyncio.current_task(self._loop)
-        for task in (self._reading, self._writing):
+        # A task that was cancelled keeps its frames, and so the stream.
+        tasks, self._reading, self._writing = (self._reading, self._writing), None, None
+        for task in tasks:
             if task is not None and task is not current:
                 task.cancel()
         self._stream.close()

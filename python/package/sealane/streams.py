@@ -138,6 +138,9 @@ class Stream(io.RawIOBase):
 
     def close(self):
         if not self.closed:
+            if not self._finished:
+                # For a thread that is in a call of it, too.
+                self._stream.reset("it was closed unfinished")
             # Not flushed: what has left counts for nothing, unless it was finished.
             self._finished = True
             super().close()

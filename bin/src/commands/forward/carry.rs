@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sealane::{Error, Stream, StreamListener, StreamOptions, Streams};
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Bytes that are copied at once, each way of each connection.
@@ -24,13 +25,13 @@ pub(super) async fn carry_out(listener: TcpListener, streams: Streams, to: Arc<s
                 continue;
             }
         };
+        break_off(&connection);
         let (dialing, to) = (streams.connect(&to, &name, StreamOptions::default()), to.clone());
         tokio::spawn(async move {
             match dialing.await {
                 Ok(stream) => carry(connection, stream).await,
                 Err(error) => {
                     tracing::warn!(%from, %to, %error, "a connection was not carried");
-                    break_off(&connection);
                 }
             }
         });
@@ -59,17 +60,20 @@ pub(super) async fn carry_in(listener: &StreamListener, target: SocketAddr) -> E
 /// Copies both ways until both have ended. An end of one way is passed on; what breaks off at one side breaks off at the other.
 async fn carry(mut connection: TcpStream, mut stream: Stream) {
     let _ = connection.set_nodelay(true);
-    if let Err(error) =
-        tokio::io::copy_bidirectional_with_sizes(&mut connection, &mut stream, COPY_BYTES, COPY_BYTES).await
-    {
-        tracing::debug!(%error, peer = stream.peer(), "a carried connection broke off");
-        break_off(&connection);
+    break_off(&connection);
+    match tokio::io::copy_bidirectional_with_sizes(&mut connection, &mut stream, COPY_BYTES, COPY_BYTES).await {
+        Ok(_) => linger(&connection, None),
+        Err(error) => tracing::debug!(%error, peer = stream.peer(), "a carried connection broke off"),
     }
 }
 
-/// Has a connection reset when it is dropped: who has the other end must not take a part for all.
+/// Has a connection reset when it is dropped, also when this process is killed: who has the other end must not take a part for all.
 fn break_off(connection: &TcpStream) {
-    if let Err(error) = connection.set_zero_linger() {
+    linger(connection, Some(Duration::ZERO));
+}
+
+fn linger(connection: &TcpStream, time: Option<Duration>) {
+    if let Err(error) = SockRef::from(connection).set_linger(time) {
         tracing::warn!(%error, "a connection that broke off ends as if it were complete");
     }
 }

@@ -77,7 +77,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         let incoming = incoming.transpose().map_err(Failure::work)?;
         let mut addresses = BTreeMap::new();
         for (address, to) in routes {
-            let (listener, address) = listen(address).await?;
+            let (listener, address) = listen(address, &to).await?;
             tokio::spawn(carry::carry_out(listener, streams.clone(), to.as_str().into(), name.clone()));
             addresses.insert(to, address);
         }
@@ -108,10 +108,16 @@ fn routes(args: &Args, map: &std::path::Path) -> Result<Vec<(SocketAddr, String)
     Ok(others.map(|task| (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), task)).collect())
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+async fn listen(address: SocketAddr, to: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let bound = TcpListener::bind(address).await.and_then(|listener| {
         let address = listener.local_addr()?;
         Ok((listener, address))
     });
-    bound.map_err(|error| Failure::work(format!("{address}: {error}; choose another --listen")))
+    let what_to_do = match address.port() {
+        0 => "free some ports of this host, or name fewer tasks with --listen and --to",
+        _ => "choose another --listen",
+    };
+    bound.map_err(|error| {
+        Failure::work(format!("no connections to {to} can be taken at {address} ({error}); {what_to_do}"))
+    })
 }

@@ -13,10 +13,15 @@ impl Hub {
     pub(in crate::stream) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
         self.with(|state| {
             // Of a daemon that has gone, callers are told once.
-            let listener = state.listeners.get_mut(name).expect("it listens as long as it is polled");
+            let Some(listener) = state.listeners.get_mut(name) else {
+                return Poll::Ready(Err(Error::invalid(format!("the listener of '{name}' was closed"))));
+            };
             if let Some(key) = listener.waiting.pop_front() {
                 let window = listener.options.window_bytes;
-                if let Some(allowed) = connection_of(state, &key).incoming.widen(window) {
+                let connection = connection_of(state, &key);
+                if connection.error.is_none()
+                    && let Some(allowed) = connection.incoming.widen(window)
+                {
                     self.push(state, &key, Kind::Window(allowed), &[]);
                 }
                 return Poll::Ready(Ok(key));
@@ -26,7 +31,7 @@ impl Hub {
                 self.has_news.store(true, Ordering::SeqCst);
                 return Poll::Ready(Err(error));
             }
-            listener.waker = Some(context.waker().clone());
+            listener.wake_too(context.waker());
             Poll::Pending
         })
     }
@@ -53,7 +58,9 @@ impl Hub {
             let connection = connection_of(state, key);
             let count = connection.incoming.read(into);
             if count > 0 || into.is_empty() {
-                if let Some(allowed) = connection.incoming.news() {
+                if connection.error.is_none()
+                    && let Some(allowed) = connection.incoming.news()
+                {
                     self.push(state, key, Kind::Window(allowed), &[]);
                 }
                 return Poll::Ready(Ok(count));

@@ -487,7 +487,7 @@ def test_memory_that_is_viewed_is_the_publishers_again_when_the_array_is_collect
     views = []
     for version in range(20):
         # Much more than the arena has in all.
-        ps.publish(key, version, np.full(ARENA_BYTES // 32, version))
+        ps.publish(key, version, np.full(ARENA_BYTES // 64, version))
         views = [worker.pull(PS, key, version, view=True).array]
         assert (views[0] == version).all()
     ps.withdraw(key)

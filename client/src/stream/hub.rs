@@ -80,14 +80,14 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Has somebody woken who waits for a stream.
-    pub(super) fn wake_too(&mut self, waker: &Waker) {
+    /// Has somebody woken who waits for a stream. `others` are to be woken when the state is free again.
+    pub(super) fn wake_too(&mut self, waker: &Waker, others: &mut Vec<Waker>) {
         if self.wakers.iter().any(|known| known.will_wake(waker)) {
             return;
         }
         if self.wakers.len() >= STREAM_ACCEPTORS_MAX {
             // Most of them wait no more; the others come again.
-            self.wakers.drain(..).for_each(Waker::wake);
+            others.append(&mut self.wakers);
         }
         self.wakers.push(waker.clone());
     }

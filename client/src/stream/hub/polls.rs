@@ -31,7 +31,7 @@ impl Hub {
                 self.has_news.store(true, Ordering::SeqCst);
                 return Poll::Ready(Err(error));
             }
-            listener.wake_too(context.waker());
+            listener.wake_too(context.waker(), &mut state.wakers);
             Poll::Pending
         })
     }

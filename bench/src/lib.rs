@@ -43,8 +43,8 @@ pub use crate::limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, 
 pub use crate::machine::{Machine, RdmaDevice};
 pub use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady};
 pub use crate::plan::{
-    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, SystemName, Training, Transfer,
-    Variant,
+    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Skew, SystemName, Tables, Training,
+    Transfer, Variant,
 };
 pub use crate::plot::{Line, Picture, Row, brief};
 pub use crate::progress::Progress;

@@ -43,6 +43,18 @@ pub const HOSTED_WORKERS_MAX: usize = 64;
 /// Most bytes that such workers pull and push in a step together: each has memory for its own.
 pub const HOSTED_BYTES_MAX: usize = 2 << 30;
 
+/// Most tables of a measurement of rows.
+pub const TABLES_MAX: usize = 1_024;
+
+/// Most elements of a row.
+pub const TABLE_DIM_MAX: usize = 16_384;
+
+/// Most rows that a worker names of a table in a step.
+pub const TABLE_BATCH_MAX: usize = 1 << 20;
+
+/// Most bytes of all tables together: every system has its own, and all are there at once.
+pub const TABLES_BYTES_MAX: u64 = 64 << 30;
+
 /// Longest time that a worker computes in a step, in microseconds.
 pub const COMPUTE_US_MAX: u64 = 1_000_000;
 

@@ -1,6 +1,7 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
+mod tables;
 mod training;
 mod words;
 
@@ -17,6 +18,7 @@ use crate::limits::{
     STEP_TENSORS_MAX, VIEW_BYTES_MIN, WINDOW_MAX,
 };
 
+pub use tables::{Skew, Tables};
 pub use training::{Mode, Size, Training, Variant};
 pub(crate) use training::{cut, spread};
 pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
@@ -43,6 +45,8 @@ pub enum Bench {
     Restart,
     /// Many workers that train with several parameter servers.
     Ps,
+    /// Workers that pull rows of tables.
+    Rows,
 }
 
 impl Bench {
@@ -117,6 +121,8 @@ pub struct Plan {
     pub registration: Option<Registration>,
     /// The parameter-server experiment; `None` elsewhere.
     pub training: Option<Training>,
+    /// The tables of which rows are pulled; `None` elsewhere.
+    pub tables: Option<Tables>,
     /// What Sealane's two sides show each other. Default: nothing.
     pub security: Security,
     /// What Sealane's shards run on. Default: auto.
@@ -138,6 +144,7 @@ impl Plan {
             Bench::Bandwidth => (4 << 20, 2),
             Bench::Connect | Bench::Idle | Bench::Restart => (64, 1),
             Bench::FanIn => (64, 16),
+            Bench::Rows => (64, 1),
             Bench::Fuse => (64, 40),
             Bench::Ps => (1 << 10, 40),
         };
@@ -159,7 +166,12 @@ impl Plan {
             polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
             idle_us: 0,
             peers: 64,
-            training: (bench == Bench::Ps).then(|| Training::of(&step)),
+            training: match bench {
+                Bench::Ps => Some(Training::of(&step)),
+                Bench::Rows => Some(Training::of_rows()),
+                _ => None,
+            },
+            tables: (bench == Bench::Rows).then(Tables::default),
             step,
             workload: None,
             transfer: None,
@@ -269,6 +281,9 @@ impl Plan {
             let accepted = "it with latency, rate, bandwidth or fuse over tcp alone";
             return Err(BenchError::setting("--security", self.security, accepted));
         }
+        if self.bench != Bench::Rows && self.baselines.contains(&SystemName::Whole) {
+            return Err(BenchError::setting("--baseline", SystemName::Whole, "it with rows alone"));
+        }
         if !is_secured && self.baselines.contains(&SystemName::Open) {
             return Err(BenchError::setting("--baseline", SystemName::Open, "it with --security secret or tls alone"));
         }
@@ -285,6 +300,9 @@ impl Plan {
     fn check_step(&self) -> Result<(), BenchError> {
         if let Some(training) = &self.training {
             training.check()?;
+        }
+        if let Some(tables) = &self.tables {
+            tables.check()?;
         }
         if !matches!(self.bench, Bench::Fuse | Bench::Ps) {
             return Ok(());
@@ -310,6 +328,8 @@ impl Plan {
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Ps if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Ps => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Grpc]),
+            Bench::Rows if self.link == Link::Shm => (&[Link::Shm], &[SystemName::Raw]),
+            Bench::Rows => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Whole]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Fuse if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
             Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Open]),
@@ -398,6 +418,7 @@ mod tests {
             Bench::Fuse,
             Bench::Restart,
             Bench::Ps,
+            Bench::Rows,
         ] {
             Plan::new(bench).check().expect("defaults are valid");
         }

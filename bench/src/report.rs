@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Machine, RdmaDevice};
-use crate::plan::{Bench, Executor, Fuse, Link, Mode, Plan, Registration, Security, Transfer};
+use crate::plan::{Bench, Executor, Fuse, Link, Mode, Plan, Registration, Security, Tables, Transfer};
 use crate::run::Measured;
 use crate::sample::Metric;
 use crate::spread::{Ratio, Spread, ratios, rounded};
@@ -67,6 +67,9 @@ pub struct Parameters {
     /// How long a worker computed in each step, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub compute_us: Option<u64>,
+    /// The tables of which rows were pulled.
+    #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
+    pub tables: Option<Tables>,
     /// What Sealane's two sides showed each other.
     pub security: Security,
     /// What Sealane's shards were to run on.
@@ -167,8 +170,9 @@ impl Report {
                 peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
                 workers: training.map(|training| training.size.workers),
                 ps: training.map(|training| training.size.ps),
-                mode: training.map(|training| training.mode),
-                compute_us: training.map(|training| training.compute_us),
+                mode: training.filter(|_| steps).map(|training| training.mode),
+                compute_us: training.filter(|_| steps).map(|training| training.compute_us),
+                tables: plan.tables,
                 security: plan.security,
                 executor: plan.executor,
                 congestion: carrier.congestion,

@@ -29,6 +29,7 @@ impl Report {
         let settings = &self.parameters;
         let what = match (self.bench, settings.peers, settings.tensors, &settings.workload) {
             (Bench::Ps, ..) => self.experiment(),
+            (Bench::Rows, ..) => self.tables(),
             (Bench::FanIn, Some(peers), ..) => format!("{peers} peers, {}", format_bytes(settings.size_bytes)),
             (_, Some(peers), ..) => format!("{peers} peers"),
             (_, _, Some(tensors), Some(name)) => format!("{name}, {tensors} tensors"),
@@ -55,7 +56,7 @@ impl Report {
             Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
             Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
             Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
-            Bench::Connect | Bench::Restart | Bench::Ps => {}
+            Bench::Connect | Bench::Restart | Bench::Ps | Bench::Rows => {}
         }
         if settings.security != Security::None {
             add(&format!("security {}", settings.security));
@@ -92,6 +93,14 @@ impl Report {
             write!(text, ", {compute_us} µs of computing").expect("a string takes everything");
         }
         text
+    }
+
+    /// Who pulls rows from whom.
+    fn tables(&self) -> String {
+        let settings = &self.parameters;
+        let [workers, ps] = [settings.workers, settings.ps].map(Option::unwrap_or_default);
+        let tables = settings.tables.map(|tables| tables.to_string()).unwrap_or_default();
+        format!("{workers} workers and {ps} ps, {tables}")
     }
 
     /// The percentiles of each system's round trips.

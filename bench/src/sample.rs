@@ -39,6 +39,8 @@ metrics! {
     TensorsPerSecond: "tensors_per_s", "tensors/s", 0;
     /// 10^9 bytes of tensors that arrived in a second.
     GigabytesPerSecond: "gigabytes_per_s", "GB/s", 2;
+    /// Rows of tables that arrived in a second, as often as they were named.
+    RowsPerSecond: "rows_per_s", "rows/s", 0;
     /// Milliseconds from the first peer's call until the last peer was welcomed.
     ConnectAll: "connect_all_ms", "connect all, ms", 2;
     /// CPU time of an idle engine's process, in percent of one CPU.

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
     Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Mode, Peer, PeerJob, PeerProgram, Plan, Progress,
-    Registration, STALL_LIMIT, Security, Size, SystemName, Training, Variant, run, serve_peer,
+    Registration, STALL_LIMIT, Security, Size, Skew, SystemName, Tables, Training, Variant, run, serve_peer,
 };
 use sealane_transport::shm::attach;
 
@@ -178,6 +178,15 @@ fn cases() -> Vec<Trial> {
             Ok(())
         }));
     }
+    for (workers, ps) in [(1, 1), (3, 2)] {
+        for (link, baselines) in [
+            (Link::Tcp, vec![SystemName::Raw, SystemName::Grpc, SystemName::Whole]),
+            (Link::Shm, vec![SystemName::Raw]),
+        ] {
+            let plan = rows_plan(link, Size { workers, ps }, baselines);
+            cases.push(Trial::test(format!("{workers} workers pull rows of {ps} ps over {link}"), move || rows(&plan)));
+        }
+    }
     cases.push(Trial::test("an engine that does not know its callers refuses them", refused_callers));
     cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
@@ -214,7 +223,9 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                 Bench::Bandwidth => Metric::GigabytesPerSecond,
                 Bench::Connect => Metric::ConnectAll,
                 Bench::Idle => Metric::CpuPercent,
-                Bench::FanIn | Bench::Fuse | Bench::Restart | Bench::Ps => unreachable!("they yield several"),
+                Bench::FanIn | Bench::Fuse | Bench::Restart | Bench::Ps | Bench::Rows => {
+                    unreachable!("they yield several")
+                }
             };
             assert_eq!(row.metric, expected);
             match row.figures {
@@ -243,6 +254,34 @@ fn variants(link: Link) -> Vec<Variant> {
     let sliced = [Fuse::Plan, Fuse::Receive].map(|fuse| Variant { slices: 3, ..of(fuse) });
     let sliced = sliced.into_iter().filter(|_| link == Link::Tcp);
     possible.map(of).chain([dynamic]).chain(sliced).collect()
+}
+
+/// Tables whose rows have a size that needs a call to be copied.
+fn rows_plan(link: Link, size: Size, baselines: Vec<SystemName>) -> Plan {
+    let plan = short_plan(Bench::Rows, link, baselines);
+    let training = plan.training.clone().map(|training| Training { size, ..training });
+    let tables = Tables { tables: 3, rows: 1_000, dim: 5, batch: 300, skew: Skew::Zipf(1.05) };
+    Plan { training, tables: Some(tables), ..plan }
+}
+
+/// What comes is looked at by the systems themselves.
+fn rows(plan: &Plan) -> Result<(), Failed> {
+    let outcome = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+    let report = &outcome.report;
+    let value = |system: &str, metric| {
+        let row = report.results.iter().find(|row| row.system == system && row.metric == metric);
+        row.and_then(|row| if let Figures::Value { value, .. } = row.figures { Some(value) } else { None })
+    };
+    for system in ["sealane"].into_iter().chain(plan.baselines.iter().map(|name| name.as_str())) {
+        let (steps, rows) = (value(system, Metric::StepsPerSecond), value(system, Metric::RowsPerSecond));
+        assert!(steps > Some(0.0) && rows > steps, "{system}: {rows:?} rows in {steps:?} steps");
+    }
+    let bytes = |system: &str| value(system, Metric::BytesPerStep).unwrap_or_default();
+    // Rows that were named twice are sent once, and whole tables are more.
+    assert!(plan.link == Link::Shm || (bytes("sealane") < bytes("grpc") && bytes("grpc") < bytes("whole")));
+    assert_eq!(report.parameters.tables, plan.tables);
+    roxmltree::Document::parse(&outcome.to_svg("sealane bench"))?;
+    Ok(())
 }
 
 /// Five workers and two ps, and tensors of all kinds.

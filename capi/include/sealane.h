@@ -5,11 +5,12 @@
  * A process attaches to its host's daemon (sealane_attach), or starts an engine of its own (sealane_embedded), as a task
  * of the endpoint map. What it sends, the peer receives by the same step and key (sealane_send, sealane_recv); what it
  * publishes, peers pull as often as they like (sealane_publish, sealane_pull, sealane_plan_pull); what it pushes, the peer's
- * acceptor takes in the order of its coming (sealane_push, sealane_accept). Bytes that are no tensors pass through streams
+ * acceptor takes in the order of its coming (sealane_push, sealane_accept). Of tables, rows are pulled and pushed by their
+ * numbers (sealane_publish_table, sealane_pull_rows, sealane_push_rows). Bytes that are no tensors pass through streams
  * (sealane_stream_dial, sealane_stream_accept), whose functions block as those of sockets do.
  *
  * Errors: functions return NULL or an error, which the caller frees; see sealane_error. A function that returns an error has
- * taken over nothing: no callback will be called, no memory released.
+ * taken over nothing: no callback will be called, no memory released. Only sealane_publish_table keeps memory all the same.
  *
  * Callbacks: calls that take time end with one; see sealane_done for when, where and what it may do.
  *
@@ -126,6 +127,21 @@
 #define SEALANE_RECEIVED 2
 
 /**
+ * Value of sharding: consecutive rows go to one owner. With n owners, row i is row i % m of owner i / m, where m is rows / n rounded up.
+ */
+#define SEALANE_SHARDING_RANGE 1
+
+/**
+ * Value of sharding: row i is row i / n of owner i % n.
+ */
+#define SEALANE_SHARDING_MODULO 2
+
+/**
+ * Value of sharding: rows are scattered, by a hash that is the same in every release.
+ */
+#define SEALANE_SHARDING_HASH 3
+
+/**
  * The canonical gRPC codes that Sealane uses.
  */
 enum sealane_code
@@ -212,6 +228,11 @@ typedef struct sealane_error sealane_error;
 typedef struct sealane_plan sealane_plan;
 
 /**
+ * A table that one task has published, or several, each a part of it under the same key. Usable from any thread and with any task.
+ */
+typedef struct sealane_sharded_table sealane_sharded_table;
+
+/**
  * A stream of bytes to and from another task: ordered, reliable, flow-controlled. One thread may read while another writes.
  * Its process being lost is SEALANE_CODE_UNAVAILABLE. Close it with sealane_stream_close, even if its task was detached, which stays
  * attached as long as it has streams.
@@ -222,6 +243,11 @@ typedef struct sealane_stream sealane_stream;
  * Accepts streams by a name. Usable from any thread. Close it with sealane_stream_listener_close.
  */
 typedef struct sealane_stream_listener sealane_stream_listener;
+
+/**
+ * A table that this task publishes: others pull its rows (sealane_pull_rows), and this process writes them. Usable from any thread.
+ */
+typedef struct sealane_table sealane_table;
 
 /**
  * A task of this process, created by sealane_attach or sealane_embedded. Any number of threads may use it, until one of them
@@ -534,6 +560,70 @@ typedef void (*sealane_accepted)(void *context,
                                  sealane_tensor *const *tensors,
                                  size_t count);
 
+/**
+ * How a table is published. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
+ */
+typedef struct {
+  /**
+   * sizeof(sealane_table_options), so that later headers can add fields.
+   */
+  size_t size;
+  /**
+   * The version that it has first. Default 0.
+   */
+  int64_t version;
+  /**
+   * Not 0: whoever reads a row that is written meanwhile may get half of it (Hogwild), which saves some nanoseconds a row. Default 0:
+   * rows are whole.
+   */
+  uint64_t torn;
+} sealane_table_options;
+
+/**
+ * How rows are pulled. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
+ */
+typedef struct {
+  /**
+   * sizeof(sealane_rows_options), so that later headers can add fields.
+   */
+  size_t size;
+  /**
+   * The oldest version of the table that will do; INT64_MIN for any. Default 0, which tables have first.
+   */
+  int64_t min_version;
+  /**
+   * How many milliseconds to wait, or SEALANE_NO_TIMEOUT. Default: that of the daemon or the engine.
+   */
+  int64_t timeout_ms;
+  /**
+   * Not 0: rows whose owner is gone, or does not answer in time, are left out, and sealane_tensor_missing names them. Default 0: the
+   * call fails with the first error.
+   */
+  uint64_t partial;
+} sealane_rows_options;
+
+/**
+ * Rows of one owner that did not come.
+ */
+typedef struct {
+  /**
+   * The owner's name; not NUL-terminated.
+   */
+  sealane_text owner;
+  /**
+   * Their places in what was asked for, in no order.
+   */
+  const uint32_t *places;
+  /**
+   * How many.
+   */
+  size_t count;
+  /**
+   * Why they did not come, the first of them.
+   */
+  const sealane_error *error;
+} sealane_missing_rows;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -698,6 +788,14 @@ void sealane_free(void *memory);
 sealane_error *sealane_arena_range(sealane_task *task,
                                    const void **start,
                                    size_t *bytes);
+
+/**
+ * Has the CUDA driver pin the arena that a task shares with its daemon for all devices, by the context of this one: copies between it and GPUs are then
+ * asynchronous and at full speed. Experimental. A restarted daemon has a new arena. SEALANE_CODE_UNAVAILABLE or
+ * SEALANE_CODE_RESOURCE_EXHAUSTED with the driver's reason, SEALANE_CODE_UNIMPLEMENTED for a task with an embedded engine.
+ */
+sealane_error *sealane_pin(sealane_task *task,
+                           size_t device);
 
 /**
  * True if all of this memory is in the arena that a task shares with its daemon. False for a NULL task, and for memory outside
@@ -899,6 +997,164 @@ sealane_error *sealane_accept(sealane_acceptor *acceptor,
  * be using the acceptor, now or afterwards.
  */
 void sealane_acceptor_close(sealane_acceptor *acceptor);
+
+/**
+ * Publishes a table: a tensor of one dimension or more, whose rows are what the first dimension counts. Blocks until all peers can see
+ * it. If options is NULL, all options have their defaults.
+ *
+ * The tensor's data is copied, unless it is what sealane_alloc of this task gave: that memory is the table's own from now on, also if
+ * this fails, and neither to be used nor freed any more. Needs 16 KiB beside the rows. A table of up to 512 bytes is published anew
+ * with each write.
+ *
+ * Fails with SEALANE_CODE_INVALID_ARGUMENT if there are no rows of a fixed size, or the key is longer than 512 bytes;
+ * SEALANE_CODE_RESOURCE_EXHAUSTED if the arena has no room.
+ */
+sealane_error *sealane_publish_table(sealane_task *task,
+                                     sealane_text key,
+                                     const sealane_view *tensor,
+                                     const sealane_table_options *options,
+                                     sealane_table **table);
+
+/**
+ * Writes rows over those of these numbers; of a row that is named twice, the later one. Whoever pulls a row meanwhile gets it as it was
+ * or as it is, but of several rows some as they were.
+ *
+ * `rows` has the table's type, and its shape but for the first dimension, which is `count`. Fails with SEALANE_CODE_INVALID_ARGUMENT,
+ * and has written nothing, if it has not, or there is no row of such a number.
+ */
+sealane_error *sealane_table_update(sealane_table *table,
+                                    const uint64_t *ids,
+                                    size_t count,
+                                    const sealane_view *rows);
+
+/**
+ * Adds rows to those of these numbers: to a row that is named twice, both. For floats and signed integers of 32 and 64 bits; integers
+ * wrap around. Otherwise like sealane_table_update.
+ */
+sealane_error *sealane_table_add(sealane_table *table,
+                                 const uint64_t *ids,
+                                 size_t count,
+                                 const sealane_view *rows);
+
+/**
+ * The table is of that version from now on, for those who pull with a min_version. Blocks until all peers can see it.
+ */
+sealane_error *sealane_table_set_version(sealane_table *table,
+                                         int64_t version);
+
+/**
+ * Lets go of a table, which stays published as it is until its task is detached or withdraws its key (sealane_withdraw); does nothing
+ * with NULL. No other function may be using the table, now or afterwards. To be called even if its task was detached.
+ */
+void sealane_table_close(sealane_table *table);
+
+/**
+ * Names a table of `rows` rows that `count` owners have: each has published its part under this key, and numbers its rows from 0.
+ * `sharding` says who has which row: SEALANE_SHARDING_RANGE, SEALANE_SHARDING_MODULO or SEALANE_SHARDING_HASH. All who use the table
+ * must name the same. With one owner, `rows` may be 0: however many it has.
+ *
+ * How large rows are is learnt with the first pull: keep the table. Free it with sealane_sharded_table_free.
+ */
+sealane_error *sealane_sharded_table_new(sealane_text key,
+                                         const sealane_text *owners,
+                                         size_t count,
+                                         uint64_t rows,
+                                         int32_t sharding,
+                                         sealane_sharded_table **table);
+
+/**
+ * How many rows the owner of that number has, counted from 0.
+ */
+sealane_error *sealane_sharded_table_rows_of(const sealane_sharded_table *table,
+                                             size_t owner,
+                                             uint64_t *rows);
+
+/**
+ * The number in the whole table of row `local` of an owner's part.
+ */
+sealane_error *sealane_sharded_table_row(const sealane_sharded_table *table,
+                                         size_t owner,
+                                         uint64_t local,
+                                         uint64_t *row);
+
+/**
+ * Frees a sharded table, which stays published; does nothing with NULL. Calls in progress go on.
+ */
+void sealane_sharded_table_free(sealane_sharded_table *table);
+
+/**
+ * Pulls rows of a table by their numbers, from the memory of those who have published them: no owner's process is woken. Rows may be
+ * named in any order, and more than once. `received` is called when all have come, with a tensor of `count` rows, or the pull has
+ * failed.
+ *
+ * A table that is not published yet is waited for. A row that is written meanwhile comes as it was or as it is. `destination` may be
+ * NULL: then the rows come in the library's memory; else it is exactly as long as they are. `options` and `call` may be NULL. To pull
+ * from many tables, start all pulls, then wait.
+ */
+sealane_error *sealane_pull_rows(sealane_task *task,
+                                 const sealane_sharded_table *table,
+                                 const uint64_t *ids,
+                                 size_t count,
+                                 const sealane_destination *destination,
+                                 const sealane_rows_options *options,
+                                 sealane_received received,
+                                 void *context,
+                                 sealane_call **call);
+
+/**
+ * sealane_pull_rows that blocks until the rows have come, and needs no other thread. `out` may be NULL; else the rows are written there:
+ * `bytes` bytes, exactly as many as they have, which are the caller's again when this returns an error, or else when the tensor is
+ * freed. `options` may be NULL.
+ */
+sealane_error *sealane_pull_rows_wait(sealane_task *task,
+                                      const sealane_sharded_table *table,
+                                      const uint64_t *ids,
+                                      size_t count,
+                                      void *out,
+                                      size_t bytes,
+                                      const sealane_rows_options *options,
+                                      sealane_tensor **rows);
+
+/**
+ * Rows that a partial pull left out: those of the `index`th owner of which some are missing, counted from 0, into `missing`. False if
+ * there are no more such owners. What it points to is valid until the tensor is freed.
+ */
+bool sealane_tensor_missing(const sealane_tensor *tensor,
+                            size_t index,
+                            sealane_missing_rows *missing);
+
+/**
+ * Pushes rows to the owners of a table, into the queue of that name of each, whose acceptor finds them with sealane_pushed_rows.
+ * `rows` is a tensor with one row for each of `ids`, and read before this returns. `done`, which may be NULL, is called once, when all
+ * queues have taken their part, or with the first error: other owners have then taken theirs.
+ *
+ * With `sum`, rows of the same number are added up, and pushed once: of 32-bit and 64-bit floats. `timeout_ms` says how long a full
+ * queue is waited for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL.
+ */
+sealane_error *sealane_push_rows(sealane_task *task,
+                                 const sealane_sharded_table *table,
+                                 sealane_text queue,
+                                 const uint64_t *ids,
+                                 size_t count,
+                                 const sealane_view *rows,
+                                 bool sum,
+                                 int64_t timeout_ms,
+                                 sealane_done done,
+                                 void *context,
+                                 sealane_call **call);
+
+/**
+ * The rows of an accepted tensor that were pushed by sealane_push_rows: their numbers in the part of the task that accepts them, and
+ * the rows, which sealane_table_add and sealane_table_update take as they are. Valid until the tensor is freed, whose own view is not
+ * to be used any more. No other function may be using the tensor at this time.
+ *
+ * Fails with SEALANE_CODE_INVALID_ARGUMENT if something else was pushed. Numbers and rows may come from anybody: look at them before
+ * you use them for anything but these two functions, which do.
+ */
+sealane_error *sealane_pushed_rows(sealane_tensor *tensor,
+                                   const uint64_t **ids,
+                                   size_t *count,
+                                   sealane_view *rows);
 
 /**
  * Dials the listener of that name at the task `to`, and blocks until that has the stream. Fails with SEALANE_CODE_NOT_FOUND if nobody

@@ -25,13 +25,16 @@ mod plan;
 mod publish;
 mod queue;
 mod recv;
+mod rows;
 mod send;
+mod sharded;
 mod stream;
+mod table;
 mod task;
 mod tensor;
 mod version;
 
 pub use self::{
     attach::*, call::*, embedded::*, error::*, input::*, lent::*, memory::*, meta::*, plan::*, publish::*, queue::*,
-    recv::*, send::*, stream::*, task::*, tensor::*, version::*,
+    recv::*, rows::*, send::*, sharded::*, stream::*, table::*, task::*, tensor::*, version::*,
 };

@@ -125,12 +125,16 @@ pub unsafe extern "C" fn sealane_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_free(memory: *mut c_void) {
     let unpanicked = unpanicked(|| {
-        let block = blocks().remove(&memory.addr());
-        drop(block);
+        drop(taken(memory));
         Ok(())
     });
     // There is nobody to tell.
     drop(unpanicked);
+}
+
+/// Memory from sealane_alloc, which is C code's no longer; `None` of other memory.
+pub(crate) fn taken(memory: *const c_void) -> Option<Buffer> {
+    blocks().remove(&memory.addr())
 }
 
 /// Returns the address range of the arena that a task shares with its daemon: tensors in it are sent and received in place. 0
@@ -153,6 +157,15 @@ pub unsafe extern "C" fn sealane_arena_range(
         }
         Ok(())
     })
+}
+
+/// Has the CUDA driver pin the arena that a task shares with its daemon for all devices, by the context of this one: copies between it and GPUs are then
+/// asynchronous and at full speed. Experimental. A restarted daemon has a new arena. SEALANE_CODE_UNAVAILABLE or
+/// SEALANE_CODE_RESOURCE_EXHAUSTED with the driver's reason, SEALANE_CODE_UNIMPLEMENTED for a task with an embedded engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_pin(task: *mut sealane_task, device: usize) -> *mut sealane_error {
+    // SAFETY: as the header asks of C code.
+    entry(|| Ok(unsafe { self::task(task) }?.task.pin(device)?))
 }
 
 /// True if all of this memory is in the arena that a task shares with its daemon. False for a NULL task, and for memory outside

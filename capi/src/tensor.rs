@@ -3,20 +3,25 @@
 
 use std::ffi::{CString, c_char, c_void};
 
-use sealane::{Accepted, DType, Pulled, Shape, Tensor};
+use sealane::{Accepted, DType, Pulled, PulledRows, Shape, Tensor};
 
 use crate::{
     guard::{given, unpanicked},
     meta::{sealane_meta, told},
+    rows::{Missing, Pushed},
 };
 
 /// A tensor that was received, pulled or accepted. The callback owns it and frees it with sealane_tensor_free, then or later,
 /// on any thread; it may outlive its task. Its memory stays in use until then.
 pub struct sealane_tensor {
-    tensor: Tensor,
+    pub(crate) tensor: Tensor,
     dims: Shape,
     version: i64,
     from: Option<CString>,
+    /// Of rows that were pulled.
+    pub(crate) missing: Box<[Missing]>,
+    /// What was pushed, if somebody has looked.
+    pub(crate) pushed: Option<Box<Pushed>>,
 }
 
 impl sealane_tensor {
@@ -28,7 +33,7 @@ impl sealane_tensor {
 
 impl From<Tensor> for sealane_tensor {
     fn from(tensor: Tensor) -> Self {
-        Self { dims: tensor.shape(), tensor, version: 0, from: None }
+        Self { dims: tensor.shape(), tensor, version: 0, from: None, missing: Box::default(), pushed: None }
     }
 }
 
@@ -41,6 +46,12 @@ impl From<Pulled> for sealane_tensor {
 impl From<Accepted> for sealane_tensor {
     fn from(Accepted { from, tensor }: Accepted) -> Self {
         Self { from: CString::new(&*from).ok(), ..tensor.into() }
+    }
+}
+
+impl From<PulledRows> for sealane_tensor {
+    fn from(PulledRows { rows, missing, .. }: PulledRows) -> Self {
+        Self { missing: missing.into_iter().map(Missing::from).collect(), ..rows.into() }
     }
 }
 

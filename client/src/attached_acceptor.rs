@@ -104,7 +104,8 @@ impl AttachedAcceptor {
                 *watch = Watch::default();
                 self.check(noticed?)?;
             }
-            if self.take(most, &mut items, None)? > 0 || most == 0 {
+            ready!(self.attachment.poll_queue(self.number, context.waker()));
+            if self.take(most, &mut items, Some(Duration::ZERO))? > 0 || most == 0 {
                 return Poll::Ready(Ok(items));
             }
             *watch = Watch(self.watch(Tick::NEVER)?);
@@ -117,9 +118,10 @@ impl AttachedAcceptor {
         Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call }))
     }
 
-    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back.
+    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back, or is.
     fn check(&self, noticed: Result<(), Error>) -> Result<(), Error> {
-        let goes_on = || self.attachment.is_open(self.number) || self.attachment.awaits_restart();
+        let attachment = &self.attachment;
+        let goes_on = || attachment.is_open(self.number) || attachment.awaits_restart() || attachment.has_restarted();
         noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
     }
 }

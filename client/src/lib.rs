@@ -26,6 +26,9 @@
 //! One that is too large for one parameter server is published in [slices](Task::publish_slices) by several, and a plan
 //! [gathers](Task::sliced_plan) them into one array.
 //!
+//! Rows of a [published table](Task::publish_table) are [pulled by their numbers](Task::pull_rows), from one task or from all that have a
+//! [part](ShardedTable) of it; whoever serves the table's owner gathers them.
+//!
 //! Tensors from many producers for one consumer are [pushed](Task::push) into a queue, from which an [`Acceptor`] takes them in
 //! order of arrival; a full queue applies back-pressure to its pushers.
 //!
@@ -36,7 +39,8 @@
 //! ring; while both sides are awake, it needs no system call. This crate has no executor and at most one thread, which runs
 //! only for calls that are awaited as futures.
 //!
-//! With the feature `embedded`, a [`Task`] can also use an engine in this process; with `tokio`, a [`Stream`] has tokio's traits.
+//! With the feature `embedded`, a [`Task`] can also use an engine in this process; with `tokio`, a [`Stream`] has tokio's traits; with
+//! `cuda`, tensors can be in the memory of GPUs.
 //!
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
@@ -52,17 +56,21 @@ mod attached_acceptor;
 mod attached_plan;
 mod attachment;
 mod clock;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "embedded")]
 mod embedded_plan;
 mod limits;
 mod memory;
+mod patience;
 mod plan;
 mod publishing;
 mod pushing;
 mod sliced_plan;
 mod stream;
+mod table;
 mod task;
 mod together;
 mod under_way;
@@ -80,7 +88,11 @@ pub use self::{
     publishing::Publishing,
     pushing::Pushing,
     sliced_plan::SliceVersions,
-    stream::{AcceptingStream, Connecting, Finishing, Stream, StreamListener, StreamOptions, Streams},
+    stream::{AcceptingStream, Connecting, Finishing, Stream, StreamFigures, StreamListener, StreamOptions, Streams},
+    table::{
+        MissingRows, PulledRows, PullingRows, RowUpdate, RowsOptions, ShardedTable, Sharding, SumRows, Table,
+        TableOptions, TableRows,
+    },
     task::{Direction, Task},
     under_way::{Receiving, Sending},
     waiter::Waiter,

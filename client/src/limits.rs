@@ -135,6 +135,23 @@ pub(crate) const LIFE_INTERVAL: Duration = Duration::from_millis(1);
 /// How often calls that are awaited as futures are looked over for deadlines that the daemon missed.
 pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A table of so many bytes is published anew when it is written; a larger one is read where it lies. Smaller ones would be copied.
+pub(crate) const TABLE_IN_PLACE_MIN: usize = sealane_transport::shm::limits::INLINE_BYTES_MAX;
+
+/// Requests for rows of one pull that are in flight, in equal parts for its owners, but one of each owner at least; what it wants
+/// besides is asked for when they have been answered.
+pub(crate) const ROW_REQUESTS_MAX: usize = 256;
+
+/// Bytes of the rows that one request asks for, but one row at least.
+pub(crate) const ROWS_REQUEST_BYTES: usize = 512 << 10;
+
+/// Bytes of the rows of one pull that are in flight, in equal parts for its owners, but one row of each owner at least: pulls
+/// from some thirty tables at once fit into a client's receive area, unless that was made smaller.
+pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 2 << 20;
+
+/// Rows that one pull names at most, the same row as often as it is named.
+pub(crate) const ROWS_PER_CALL_MAX: usize = 1 << 24;
+
 /// Streams of a task, at most: as many as a session has of pushes.
 pub(crate) const STREAMS_MAX: usize = 65_536;
 
@@ -147,8 +164,14 @@ pub(crate) const STREAM_WINDOW_BYTES: u64 = 1 << 20;
 /// Most of them.
 pub(crate) const STREAM_WINDOW_BYTES_MAX: u64 = 1 << 30;
 
-/// Bytes of a stream that leave in one push, at most.
-pub(crate) const STREAM_CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of a stream that leave in one push at most: by the window of the other end, and the memory of this one.
+pub(crate) const STREAM_CHUNK_BYTES: RangeInclusive<usize> = 64 << 10..=1 << 20;
+
+/// Pushes of bytes that fill a large window: one is read while others are on their way.
+pub(crate) const STREAM_CHUNKS_AHEAD: u64 = 4;
+
+/// And that fill the memory which streams keep until they are read.
+pub(crate) const STREAM_CHUNKS_LENT: usize = 16;
 
 /// Share of a client's receive area that bytes of all streams take while they wait for this process, with as many again on their way;
 /// and twice that, those that stay there until they are read. What comes beyond is copied out.
@@ -166,6 +189,13 @@ pub(crate) const STREAM_UNACCEPTED_BYTES: u64 = 64 << 10;
 /// Pushes on their way to one peer, of all streams; what is written meanwhile waits, and leaves in larger pushes.
 pub(crate) const STREAM_PUSHES_MAX: usize = 64;
 
+/// So many of them are waited for: with fewer, nobody is woken to hear that one was taken.
+pub(crate) const STREAM_PUSHES_AWAITED: usize = STREAM_PUSHES_MAX / 2;
+
+/// After a push of a stream was refused for want of memory, until the next attempt; and for how long attempts are made.
+pub(crate) const STREAM_RETRY_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const STREAM_RETRY_MAX: Duration = Duration::from_secs(30);
+
 /// Bytes of a listener's name, and of the reason that the other end of a stream is told.
 pub(crate) const STREAM_REASON_MAX: usize = 1024;
 
@@ -179,6 +209,9 @@ pub(crate) const STREAM_ACCEPTS_PER_LOOK: usize = 64;
 /// How often in a row, before whom they concern is woken.
 pub(crate) const STREAM_ACCEPTS_IN_A_ROW: usize = 4;
 
+/// Peers whose streams are counted apart: as many as the daemon shows.
+pub(crate) const STREAM_PEERS_SHOWN_MAX: usize = 1024;
+
 /// Wakers that a listener keeps, of threads and tasks that accept from it or did.
 pub(crate) const STREAM_ACCEPTORS_MAX: usize = 1024;
 
@@ -188,3 +221,24 @@ const _: () = {
     assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
     assert!(SPINS_SKIPPED_MAX.is_power_of_two());
 };
+
+/// CUDA devices of a host.
+#[cfg(feature = "cuda")]
+pub(crate) const CUDA_DEVICES_MAX: usize = 64;
+
+/// Memory that the CUDA driver pins by one call: drivers refuse more.
+#[cfg(feature = "cuda")]
+pub(crate) const CUDA_REGISTERED_BYTES_MAX: usize = 64 << 30;
+
+/// How long a copy between the host and a CUDA device may take, with the work that it waits for. One that takes longer has failed,
+/// and its memory is not used again.
+#[cfg(feature = "cuda")]
+pub(crate) const CUDA_COPY_MAX: Duration = Duration::from_secs(300);
+
+/// How often copies in progress are looked at, beside when the driver says that one has ended.
+#[cfg(feature = "cuda")]
+pub(crate) const CUDA_LOOK: Duration = Duration::from_millis(10);
+
+/// What tensors from a device are aligned to in the arena: a cache line, as everything there.
+#[cfg(feature = "cuda")]
+pub(crate) const CUDA_ALIGNMENT: usize = 64;

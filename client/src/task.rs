@@ -1,12 +1,15 @@
 //! A task: the identity under which a training process sends and receives, with the engine in the daemon or in this process.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
-#[cfg(feature = "embedded")]
-use sealane_runtime::Polling;
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::{Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor};
+use sealane_transport::{Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor, Unreceived, row_ids::RowIds};
 
 use crate::{
     Attach,
@@ -63,17 +66,36 @@ enum Engine {
 }
 
 /// Says goodbye when the last clone is gone. Calls and the driver hold the attachment itself.
-struct Attached(Arc<Attachment>);
+struct Attached(Arc<Attachment>, Goodbye);
+
+/// Whether the attachment ends with who holds it.
+#[derive(PartialEq)]
+enum Goodbye {
+    Said,
+    /// Somebody else's task says it.
+    Left,
+}
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.0.close();
+        if self.1 == Goodbye::Said {
+            self.0.close();
+        }
     }
 }
 
 impl Task {
     pub(crate) fn of(attachment: Arc<Attachment>) -> Task {
-        Task(Engine::Daemon(Arc::new(Attached(attachment))))
+        Task(Engine::Daemon(Arc::new(Attached(attachment, Goodbye::Said))))
+    }
+
+    /// The same task for what belongs to it: the process detaches when its own clones are gone.
+    pub(crate) fn for_its_own(&self) -> Task {
+        match &self.0 {
+            Engine::Daemon(attached) => Task(Engine::Daemon(Arc::new(Attached(attached.0.clone(), Goodbye::Left)))),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => Task(Engine::Embedded(task.clone())),
+        }
     }
 
     /// Attaches to the host's daemon at the [default socket](crate::default_socket). See [`Attach`] for options.
@@ -93,7 +115,17 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => Waiter::of(&attached.0),
             #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Waiter::embedded(Polling::idle(Attach::IDLE_SPIN)),
+            Engine::Embedded(_) => Waiter::learning(),
+        }
+    }
+
+    /// Of a task that is attached to a daemon.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
+        match &self.0 {
+            Engine::Daemon(attached) => Some(&attached.0),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => None,
         }
     }
 
@@ -129,6 +161,20 @@ impl Task {
         }
     }
 
+    /// Ready unless its daemon is being restarted: then who waits is woken when calls need not wait any more.
+    pub(crate) fn poll_daemon(&self, context: &Context<'_>) -> Poll<()> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.poll_daemon(context.waker()),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Poll::Ready(()),
+        }
+    }
+
+    /// True if its engine is the daemon's.
+    pub(crate) fn is_attached(&self) -> bool {
+        matches!(self.0, Engine::Daemon(_))
+    }
+
     /// The address range of the shared memory of [`alloc`](Self::alloc), for allocators that keep their own records; `None`
     /// with an embedded engine. A task that attaches again, to a new daemon, has a new arena.
     ///
@@ -142,12 +188,12 @@ impl Task {
         }
     }
 
-    /// Memory for tensors that come, on one shard; 0 where that is not known.
+    /// Memory for tensors that come, on one shard; 0 where there is no daemon.
     pub(crate) fn area_bytes(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.area_bytes().unwrap_or_default(),
             #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => 0,
+            Engine::Embedded(task) => task.slab_receive_bytes() as u64,
         }
     }
 
@@ -364,7 +410,7 @@ impl Task {
         slicing.of_owner(self.name()).try_for_each(|index| self.withdraw(&slicing.key(key, index)))
     }
 
-    /// Withdraws a published tensor; pulls of it wait for the next one.
+    /// Withdraws a published tensor; pulls of it wait for the next one. A table is withdrawn by [`Table::withdraw`](crate::Table::withdraw).
     ///
     /// # Errors
     /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
@@ -405,6 +451,31 @@ impl Task {
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => task.pull_many_within(from, keys, min_version, timeout).into(),
+        }
+    }
+
+    /// Asks an owner for rows of a table: (owner, key, minimal version), in as many requests as `wanted` has.
+    pub(crate) fn ask_rows<'w>(
+        &self,
+        of: (&str, &str, i64),
+        timeout: Option<Duration>,
+        wanted: impl ExactSizeIterator<Item = RowIds<'w>>,
+    ) -> Vec<Receiving> {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut receivings = Vec::with_capacity(wanted.len());
+                let each = |asked: Result<u32, Error>| {
+                    receivings.push(Receiving::of(&attached.0, asked.map_err(Unreceived::from)));
+                };
+                attached.0.pull_rows(of, timeout, wanted, each);
+                receivings
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => {
+                let (from, key, min_version) = of;
+                let receivings = task.pull_rows(from, key, min_version, timeout, wanted);
+                receivings.into_iter().map(Receiving::from).collect()
+            }
         }
     }
 
@@ -535,19 +606,32 @@ impl Task {
         tensors: impl IntoIterator<Item = Tensor>,
         options: SendOptions,
     ) -> Pushing {
+        let mut pushes = Vec::new();
+        self.push_each(to, queue, tensors, &options, &mut pushes);
+        Pushing::of(pushes)
+    }
+
+    /// Pushes tensors, in order, with one look at the daemon; more `pushes` in progress.
+    pub(crate) fn push_each(
+        &self,
+        to: &str,
+        queue: &str,
+        tensors: impl IntoIterator<Item = Tensor>,
+        options: &SendOptions,
+        pushes: &mut Vec<Sending>,
+    ) {
         match &self.0 {
             Engine::Daemon(attached) => {
                 // The iterator is the caller's code, and runs before anything is locked.
                 let tensors: Vec<(&str, Tensor)> = tensors.into_iter().map(|tensor| (queue, tensor)).collect();
-                let mut pushes = Vec::with_capacity(tensors.len());
+                pushes.reserve(tensors.len());
                 let each = |pushed| pushes.push(Sending::of(&attached.0, pushed));
-                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, &options, each);
-                Pushing::of(pushes)
+                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, each);
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => {
                 let tensors = tensors.into_iter().collect();
-                Pushing::of(vec![task.push_many(to, queue, tensors, options.timeout).into()])
+                pushes.push(task.push_many(to, queue, tensors, options.timeout).into());
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
@@ -76,6 +76,9 @@ enum CallState<K: Kind> {
     /// It was not submitted; `None` once the outcome was handed out. Boxed, since a call is moved often and fails seldom.
     Ended(Option<Box<K::Error>>),
 }
+
+/// How a call at the daemon is polled.
+type PollBy<T> = fn(&Attachment, u32, Take<T>, &Waker) -> Poll<Result<T, Error>>;
 
 const TOLD: &str = "the outcome was handed out before";
 
@@ -149,9 +152,13 @@ impl<K: Kind> UnderWay<K> {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Outcome<K>> {
+        self.poll_by(Attachment::poll, context)
+    }
+
+    fn poll_by(&mut self, poll: PollBy<K::Taken>, context: &mut Context<'_>) -> Poll<Outcome<K>> {
         let outcome = match &mut self.0 {
             CallState::Daemon { attachment, call } => {
-                match std::task::ready!(attachment.poll(*call, K::TAKE, context.waker())) {
+                match std::task::ready!(poll(attachment, *call, K::TAKE, context.waker())) {
                     Ok(taken) => K::outcome(taken),
                     Err(error) => Err(error.into()),
                 }
@@ -213,6 +220,11 @@ impl Sending {
     #[inline]
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         self.0.try_outcome()
+    }
+
+    /// A poll by somebody who does not wait for it: the waker is woken at once only if the send fails.
+    pub(crate) fn poll_aside(&mut self, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        self.0.poll_by(Attachment::poll_aside, context)
     }
 }
 

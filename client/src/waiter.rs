@@ -12,7 +12,7 @@ use sealane_runtime::Polling;
 
 use crate::attachment::Attachment;
 #[cfg(feature = "embedded")]
-use crate::embedded;
+use crate::embedded::{self, Spinning};
 
 /// Waits for futures of a task's calls, without an executor, and for a limited time. Cheap to clone; it does not keep the task
 /// attached.
@@ -40,7 +40,7 @@ pub struct Waiter(Backing);
 enum Backing {
     Daemon(Arc<Attachment>),
     #[cfg(feature = "embedded")]
-    Embedded(Polling),
+    Embedded(Spinning),
 }
 
 impl Waiter {
@@ -51,7 +51,13 @@ impl Waiter {
     /// For calls of an embedded engine: the thread looks for as long as the policy says, then sleeps.
     #[cfg(feature = "embedded")]
     pub fn embedded(polling: Polling) -> Waiter {
-        Waiter(Backing::Embedded(polling))
+        Waiter(Backing::Embedded(Spinning::Always(polling)))
+    }
+
+    /// The same where nobody has said for how long: it learns whether that pays, as an attachment does.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn learning() -> Waiter {
+        Waiter(Backing::Embedded(Spinning::learned()))
     }
 
     /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
@@ -65,7 +71,7 @@ impl Waiter {
         match &self.0 {
             Backing::Daemon(attachment) => attachment.attend(until, poll),
             #[cfg(feature = "embedded")]
-            Backing::Embedded(polling) => embedded::wait(*polling, until, poll),
+            Backing::Embedded(spinning) => embedded::wait(spinning, until, poll),
         }
     }
 }

@@ -69,6 +69,31 @@ pub(crate) const ENDED_REASON_BYTES: usize = 256;
 /// The order is cleared of forgotten steps when it holds this many entries more than twice those that are remembered.
 pub(crate) const ENDED_ORDER_SLACK: usize = 16;
 
+/// Part of the send slab that the rows for one session may fill from when they are gathered until its peer has released them, a
+/// quarter; one answer of any size goes.
+pub(crate) const GATHERED_SHARE: usize = 4;
+
+/// Turns in which a row may be written at each look of those who gather it, before they give it up: some ten milliseconds on a
+/// busy shard, a second on an idle one.
+pub(crate) const ROW_TURNS_MAX: u32 = 1000;
+
+/// Requests for rows without memory, or whose next row is being written, that are tried again in a turn that comes anyway.
+pub(crate) const ROW_RETRIES_PER_TURN: usize = 4;
+
+/// As [`ROW_RETRIES_PER_TURN`], in a turn that comes because of [`ROW_RETRY_EVERY`].
+pub(crate) const ROW_RETRIES_AT_ONCE: usize = 16;
+
+/// When requests for rows are tried again at the latest.
+pub(crate) const ROW_RETRY_EVERY: Duration = Duration::from_millis(1);
+
+/// Bytes of the keys and row numbers of one session's requests for rows that wait, at most; more end with ResourceExhausted. Room
+/// for two thousand of the longest, or all that may be parked with 30 rows each.
+pub(crate) const ROW_REQUESTS_BYTES_MAX: usize = 16 << 20;
+
+/// The line of requests for rows that are tried again is cleared of ended ones when it holds this many more than twice those that
+/// have not ended.
+pub(crate) const ROW_RETRIES_SLACK: usize = 16;
+
 /// A parked request is dropped this long after its deadline, in case the peer never cancels it.
 pub(crate) const PARKED_GRACE: Duration = Duration::from_secs(1);
 
@@ -195,5 +220,6 @@ const _: () = {
     assert!(BLOCKED_TURNS < HOT_IDLE_TURNS, "a link would no longer be read while it is tried again");
     assert!(CREDIT_MESSAGES_MAX <= QUEUE_TENSORS_MAX, "one stream could fill a queue by its credit");
     assert!(REDIAL_WAIT_MIN.as_millis() < REDIAL_WAIT_MAX.as_millis(), "waits would not grow");
+    assert!(ROW_RETRIES_PER_TURN <= ROW_RETRIES_AT_ONCE, "a turn that comes anyway would try more than one for that");
     assert!(HANDED_AT_ONCE <= HANDED_PER_TURN, "a turn would hand over more than it may");
 };

@@ -1,15 +1,12 @@
-"""A task that exchanges tensors through gRPC, in the shape of a Sealane task: what `dlrm_compare.py` compares with.
+"""The parameters of `dlrm_job.py` through gRPC: what `dlrm_compare.py` compares with.
 
-It is what a careful user of grpcio would write, and the fastest of what was tried: one bidirectional stream for each
-worker, open for the whole job, and one message for all tensors of a call. A message is the bytes of the arrays after a
-short header, so that nothing is encoded element by element; it is joined in one copy, and arrays that arrive lie in it
-without any. Nobody waits for an acknowledgement. Threads read from streams themselves, and what a header says is parsed
-once. With a unary call for each exchange, half as many steps were done in a second; with ``grpc.aio``, as many; over a Unix
-socket, no more.
+It is what a careful user of grpcio would write: one bidirectional stream for each worker, open for the whole job, and in
+each step one message in each direction. A worker sends the gradients of a step and the numbers of the rows for the next
+one, each once, and gets these rows and the dense parameters. A message is the bytes of the arrays behind a header, so that
+nothing is encoded element by element; it is joined in one copy, and arrays that arrive lie in it without any. Threads read
+from streams themselves. With a unary call for each step, two thirds as many were done in a second.
 """
 
-import functools
-import json
 import queue
 import struct
 import threading
@@ -17,130 +14,121 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
+from dlrm_adagrad import Part, digest, summed
+from dlrm_model import DENSE, WIDTH
 
 SERVICE, METHOD = "sealane.example.Exchange", "Stream"
-# gRPC's own limit of 4 MiB would refuse large tensors.
+# gRPC's own limit of 4 MiB would refuse large batches.
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-# The step, and how long the layout is that follows.
+# How many rows are asked for, and of how many there are gradients; of none, if none of the dense parameters either.
 HEAD = struct.Struct("<qq")
-# Layouts that are kept parsed: there are few kinds of messages, but the number of rows that are touched varies.
-LAYOUTS = 4096
-ALIGNMENT = 8
 # A worker that has not come after so many seconds will not.
 STARTING_SECONDS = 60
 
 
-@functools.lru_cache(LAYOUTS)
-def layout(tensors):
-    """Keys, types and shapes as bytes."""
-    said = json.dumps(tensors, separators=(",", ":")).encode()
-    return said.ljust(-(-len(said) // ALIGNMENT) * ALIGNMENT)
+def request(wanted, learned=None):
+    """Numbers of rows; then what was learned: numbers of rows, their gradients, and the dense ones."""
+    arrays = [wanted.astype(np.uint32)]
+    if learned:
+        touched, rows, dense = learned
+        arrays += [touched.astype(np.uint32), rows, dense]
+    return b"".join([HEAD.pack(len(wanted), len(touched) if learned else -1), *arrays])
 
 
-@functools.lru_cache(LAYOUTS)
-def parsed(said):
-    """Key, type, shape, count and offset of each tensor behind this layout."""
-    tensors, offset = [], HEAD.size + len(said)
-    for key, dtype, shape in json.loads(said):
-        dtype, count = np.dtype(dtype), int(np.prod(shape))
-        tensors.append((key, dtype, tuple(shape), count, offset))
-        offset += dtype.itemsize * count
-    return tensors
+def requested(message):
+    wanted, touched = HEAD.unpack_from(message)
+    ids = np.frombuffer(message, np.uint32, wanted + max(touched, 0), HEAD.size)
+    if touched < 0:
+        return ids, None
+    gradients = np.frombuffer(message, np.float32, touched * WIDTH + DENSE, HEAD.size + ids.nbytes)
+    return ids[:wanted], (ids[wanted:], gradients[:-DENSE].reshape(-1, WIDTH), gradients[-DENSE:])
 
 
-def message(step, tensors):
-    arrays = [np.ascontiguousarray(tensor).reshape(np.shape(tensor)) for tensor in tensors.values()]
-    said = layout(tuple((key, array.dtype.str, array.shape) for key, array in zip(tensors, arrays)))
-    return b"".join([HEAD.pack(step, len(said)), said, *arrays])
+def reply(rows, dense):
+    return b"".join([rows, dense])
 
 
-def arrays(received, step, keys, out):
-    """The arrays of a message, which must be that of this step with these keys."""
-    its_step, length = HEAD.unpack_from(received)
-    found = {}
-    for key, dtype, shape, count, offset in parsed(received[HEAD.size : HEAD.size + length]):
-        found[key] = np.frombuffer(received, dtype, count, offset).reshape(shape)
-        if key in out:
-            out[key][...] = found[key]
-            found[key] = out[key]
-    if its_step != step or list(found) != list(keys):
-        raise ValueError(f"step {step} of {list(keys)} was asked for, and step {its_step} of {list(found)} came")
-    return found
+def replied(message):
+    values = np.frombuffer(message, np.float32)
+    return values[:-DENSE].reshape(-1, WIDTH), values[-DENSE:]
 
 
-class Sent:
-    """What was sent is on its way: there is nothing to wait for."""
+class Worker:
+    """A worker's way to the parameters, as that of `dlrm_job.py`."""
+
+    def __init__(self, name, address):
+        self.outgoing = queue.SimpleQueue()
+        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        call = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        self.incoming = call(iter(self.outgoing.get, None), metadata=[("worker", name)], wait_for_ready=True)
+
+    def named(self, ids):
+        """Each row once, and where it is used, if it is used more than once."""
+        touched, which = np.unique(ids, return_inverse=True)
+        return touched, which.reshape(ids.shape) if len(touched) < ids.size else None
+
+    def exchange(self, version, named, learned=None):
+        """The server knows which version is next."""
+        if learned:
+            (touched, which), rows, dense = learned
+            learned = touched, rows if which is None else summed(len(touched), which, rows), dense
+        wanted, which = named
+        self.outgoing.put(request(wanted, learned))
+        return Pulled(self.incoming, which)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.outgoing.put(None)
+        # The server's end of the stream comes when it has read this one's.
+        for _ in self.incoming:
+            pass
+        self.channel.close()
+
+
+class Pulled:
+    def __init__(self, incoming, which):
+        self.incoming, self.which = incoming, which
 
     def result(self):
-        pass
-
-
-class Receiving:
-    """The next message of a stream. To be asked for in the order in which they were sent."""
-
-    def __init__(self, stream, *asked):
-        self.stream, self.asked = stream, asked
-
-    def result(self):
-        received = next(self.stream.incoming, None)
-        if received is None:
-            raise ConnectionError(f"the other side has ended its stream, and step {self.asked[0]} has not come")
-        return arrays(received, *self.asked)
+        message = next(self.incoming, None)
+        if message is None:
+            raise ConnectionError("the parameter server has ended its stream")
+        rows, dense = replied(message)
+        return rows if self.which is None else rows[self.which], dense
 
 
 class Stream:
-    """One direction is a queue, which gRPC reads; the other an iterator that the receiver reads."""
+    """The server's end of a worker's: one direction is a queue, which gRPC reads, the other an iterator."""
 
     def __init__(self):
         self.outgoing, self.arrived = queue.SimpleQueue(), threading.Event()
 
-    def begin(self, incoming):
-        self._incoming = incoming
+    def accept(self, incoming):
+        self.incoming = incoming
         self.arrived.set()
-
-    @property
-    def incoming(self):
-        if not self.arrived.wait(STARTING_SECONDS):
-            raise TimeoutError(f"a worker has not come within {STARTING_SECONDS} s")
-        return self._incoming
-
-    def messages(self):
         return iter(self.outgoing.get, None)
 
+    def requests(self):
+        if not self.arrived.wait(STARTING_SECONDS):
+            raise TimeoutError(f"a worker has not come within {STARTING_SECONDS} s")
+        return map(requested, self.incoming)
 
-class Task:
-    """One end of the streams of a job: the server, which is the parameter server, or a worker's client."""
 
-    def __init__(self, name, address, server, workers):
-        if name == server:
-            self.streams = {worker: Stream() for worker in workers}
-            # A thread for each stream, which does not end before the job, and some for gRPC itself.
-            self.server = grpc.server(ThreadPoolExecutor(len(workers) + 4), options=OPTIONS)
-            handler = grpc.stream_stream_rpc_method_handler(self._accept)
-            self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-            self.server.add_insecure_port(address)
-            self.server.start()
-        else:
-            self.server, self.streams = None, {server: Stream()}
-            self.channel = grpc.insecure_channel(address, options=OPTIONS)
-            call = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            stream = self.streams[server]
-            stream.begin(call(stream.messages(), metadata=[("worker", name)], wait_for_ready=True))
+class Server:
+    """The parameter server: there is one."""
 
-    def _accept(self, incoming, context):
-        stream = self.streams[dict(context.invocation_metadata())["worker"]]
-        stream.begin(incoming)
-        return stream.messages()
-
-    def send_all_async(self, peer, step, tensors):
-        self.streams[peer].outgoing.put(message(step, tensors))
-        return Sent()
-
-    def recv_all_async(self, peer, step, keys, out={}):
-        return Receiving(self.streams[peer], step, keys, out)
-
-    def empty(self, shape, dtype):
-        return np.empty(shape, dtype)
+    def __init__(self, address, workers):
+        self.streams = {worker: Stream() for worker in workers}
+        # A thread for each stream, which does not end before the job, and some for gRPC itself.
+        self.server = grpc.server(ThreadPoolExecutor(len(workers) + 4), options=OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(
+            lambda incoming, context: self.streams[dict(context.invocation_metadata())["worker"]].accept(incoming)
+        )
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self.server.add_insecure_port(address)
+        self.server.start()
 
     def __enter__(self):
         return self
@@ -148,11 +136,42 @@ class Task:
     def __exit__(self, *_):
         for stream in self.streams.values():
             stream.outgoing.put(None)
-        if self.server:
-            self.server.stop(STARTING_SECONDS).wait()
+        self.server.stop(STARTING_SECONDS).wait()
+
+
+def serve(server, job, number, report):
+    """The parameter server, as that of `dlrm_job.py`."""
+    part, lock, streams = Part(job, 0, 1), threading.Lock(), list(server.streams.values())
+
+    def answer(stream, ids):
+        stream.outgoing.put(reply(np.take(part.rows, ids, axis=0), part.dense))
+
+    def learned_by(stream):
+        """What the worker has learned, and which rows it wants then. If it has learned nothing it is answered at once."""
+        for wanted, learned in stream.requests():
+            if learned:
+                yield wanted, learned
+            else:
+                with lock:
+                    answer(stream, wanted)
+
+    def learn_together(streams):
+        all_learned = zip(*map(learned_by, streams))
+        for _ in range(job.steps):
+            wanted, learned = zip(*next(all_learned))
+            with lock:
+                if job.idle is None:
+                    ids, rows, dense = part.learn(learned)
+                    part.rows[ids] += rows
+                    part.dense += dense
+                for each in zip(streams, wanted):
+                    answer(*each)
+
+    with ThreadPoolExecutor(len(streams)) as threads:
+        if job.synchronous:
+            learn_together(streams)
         else:
-            # The server's end of the stream comes when it has read this one's.
-            for stream in self.streams.values():
-                for _ in stream.incoming:
-                    pass
-            self.channel.close()
+            list(threads.map(learn_together, [[stream] for stream in streams]))
+        report.send(("ended", digest(part.rows, part.dense)))
+        # Who asks once more, until all end their streams.
+        list(threads.map(list, map(learned_by, streams)))

@@ -1,220 +1,212 @@
-"""What the parameter server and the workers of a DLRM job do, over any transport that has ``send_all_async``,
-``recv_all_async`` and ``empty`` as a Sealane task has. Nothing here knows of processes or daemons.
+"""What the parameter servers and the workers of a DLRM job do, and how they do it with Sealane's tables.
 
-Every step, a worker tells the parameter server which rows of the embedding tables its examples touch, and gets those
-rows and the dense parameters; it sends back gradients of the same. Nothing else travels.
+All embedding tables have rows of one width, so they are published as one, behind one another, of which each parameter
+server has a part; the dense parameters are another, with one row for each of them. Every step, a worker pulls the rows of
+its examples and the dense parameters, and pushes gradients of the same. Nothing else travels.
 """
 
-import contextlib
-import queue
-import threading
+import dataclasses
+import functools
+import importlib
+import itertools
 import time
 
-import dlrm_model as model
+import dlrm_clicks as clicks
 import numpy as np
+import sealane
+from dlrm_adagrad import SEED, Part, digest, summed
+from dlrm_model import DENSE, WIDTH
 
-PS = "ps0.train:2222"
-SEED = 7
-# How often the parameter server tells how far it is: a person reads it, and each time costs a turn of the CPU.
+# Examples on which the model is judged.
+HELD_OUT = 1024
+# How often a worker tells how far it is: a person reads it, and each time costs a turn of the CPU.
 REPORTS_EVERY_SECONDS = 0.1
-
-IDS = [f"ids/{table}" for table in range(model.TABLES)]
-ROWS = [f"rows/{table}" for table in range(model.TABLES)]
-DENSE_GRADIENTS = [f"{name}:gradient" for name in model.SHAPES]
-ROW_GRADIENTS = [f"{name}:gradient" for name in ROWS]
-GRADIENTS = [*DENSE_GRADIENTS, *ROW_GRADIENTS, "loss"]
+ACCEPTED_AT_ONCE = 64
+NO_ROWS = (np.zeros(0, np.uint64), np.zeros((0, WIDTH), np.float32))
 
 
-def worker_name(number):
-    return f"worker{number}.train:2222"
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all processes know. With ``idle`` nothing is computed, for so many seconds a step, as if a GPU did."""
+
+    steps: int
+    workers: int
+    servers: int = 1
+    rows: int = 100_000
+    batch: int = 128
+    model: str = "dlrm_model"
+    synchronous: bool = True
+    idle: float | None = None
+    judge_every: int = 100
+
+    @property
+    def worker_names(self):
+        return [f"worker{number}.train:2222" for number in range(self.workers)]
+
+    @property
+    def server_names(self):
+        return [f"ps{number}.train:2222" for number in range(self.servers)]
+
+    @functools.cached_property
+    def tables(self):
+        return clicks.rows_of_tables(self.rows)
+
+    @property
+    def dense_shape(self):
+        """The dense parameters are a table with a row for each parameter server."""
+        return self.servers, -(-DENSE // self.servers)
+
+    @property
+    def bytes_of_tables(self):
+        return sum(self.tables) * WIDTH * np.dtype(np.float32).itemsize
+
+    def batches(self, worker, named=lambda ids: ids):
+        """A worker's part of each step's batch: dense features, what names the rows, and clicks."""
+        batches = clicks.Clicks(self.tables, SEED).batches(self.batch // self.workers, worker)
+        if self.idle is None:
+            return ((features, named(ids), clicked) for features, ids, clicked in batches)
+        features, ids, clicked = next(batches)
+        return itertools.repeat((features, named(np.unique(ids)), clicked))
+
+    def held_out(self, named=lambda ids: ids):
+        """Examples on which the model is judged."""
+        features, ids, clicked = next(clicks.Clicks(self.tables, SEED).batches(HELD_OUT, self.workers))
+        return features, named(ids), clicked
+
+    def is_judged(self, step):
+        return self.idle is None and (step % self.judge_every == 0 or step == self.steps)
 
 
-# What is computed -----------------------------------------------------------------------------------------------------
+def model_of(job):
+    """What computes gradients: a module with ``gradients`` and ``predict``."""
+    return importlib.import_module(job.model) if job.idle is None else Idle(job)
 
 
-class Parameters:
-    """What the parameter server has: dense parameters by name, and embedding tables."""
+class Idle:
+    """A model that computes nothing."""
 
-    def __init__(self, empty=np.empty):
-        dense, self.tables = model.parameters(SEED)
-        # With a task's ``empty``, memory that is shared with the daemon: sending it to each worker copies nothing.
-        self.dense = {name: empty(values.shape, values.dtype) for name, values in dense.items()}
-        for name, values in dense.items():
-            self.dense[name][:] = values
+    def __init__(self, job):
+        self.seconds, self.found = job.idle, None
 
-    def rows(self, touched):
-        return [table[each] for table, each in zip(self.tables, touched)]
-
-    def update(self, shares):
-        """``shares`` has each worker's rows and gradients, and they are added in this order."""
-        model.update(self.dense, self.tables, shares)
-
-
-class Learner:
-    """A worker's part of each batch, and what it learns of it."""
-
-    def __init__(self, worker, workers):
-        self.clicks, self.part = model.Clicks(SEED), (worker, workers)
-
-    def touch(self, step):
-        """The rows of each table that the examples of this step touch."""
-        self.features, ids, self.clicked = self.clicks.share(step, *self.part)
-        self.touched, self.which = zip(*(np.unique(each, return_inverse=True) for each in ids))
-        return self.touched
-
-    def learn(self, dense, rows):
-        """Gradients by name, those of rows as a list, and the loss."""
-        embeddings = [row[each] for row, each in zip(rows, self.which)]
-        loss, found, errors = model.gradients(dense, embeddings, self.features, self.clicked)
-        return found, [model.row_gradients(*each) for each in zip(self.touched, self.which, errors)], np.float64(loss)
-
-
-class IdleParameters(Parameters):
-    """Computes nothing: the rows of the first step, again and again."""
-
-    def __init__(self, empty=np.empty):
-        super().__init__(empty)
-        self.known = {}
-
-    def rows(self, touched):
-        sizes = tuple(map(len, touched))
-        if sizes not in self.known:
-            self.known[sizes] = super().rows(touched)
-        return self.known[sizes]
-
-    def update(self, shares):
-        pass
-
-
-class IdleLearner(Learner):
-    """Computes nothing, for so many seconds, as if a GPU did: the examples of the first step, and zeros for gradients."""
-
-    def __init__(self, worker, workers, seconds):
-        super().__init__(worker, workers)
-        touched = super().touch(0)
-        dense = {name: np.zeros(shape, np.float32) for name, shape in model.SHAPES.items()}
-        rows = [np.zeros((len(each), model.WIDTH), np.float32) for each in touched]
-        self.seconds, self.learned = seconds, (dense, rows, np.float64(0))
-
-    def touch(self, step):
-        return self.touched
-
-    def learn(self, dense, rows):
+    def gradients(self, dense, rows, features, clicked):
         if self.seconds:
             time.sleep(self.seconds)
-        return self.learned
+        self.found = self.found or (0.0, np.zeros_like(dense), np.zeros_like(rows))
+        return self.found
 
 
 # Each side of the job -------------------------------------------------------------------------------------------------
 
 
-class Journal:
-    """Losses and when their steps ended, and tells them now and then. A loss is there when each worker's share of it is."""
+class Worker:
+    """A worker's way to the parameters. A row that many examples share travels once, and so does the sum of its gradients."""
 
-    def __init__(self, workers, report):
-        self.workers, self.report = workers, report
-        self.losses, self.ended, self.shares, self.told = [], [], [], time.perf_counter()
+    def __init__(self, task, job):
+        self.task, self.is_synchronous = task, job.synchronous
+        embeddings = sealane.ShardedTable("embeddings", job.server_names, rows=sum(job.tables))
+        self.tables = [embeddings, sealane.ShardedTable("dense", job.server_names, rows=job.servers)]
+        self.all_dense, self.pushing = np.arange(job.servers), None
 
-    def add(self, share):
-        self.shares.append(share)
-        if len(self.shares) < self.workers:
-            return
-        self.losses.append(float(sum(self.shares)) / model.BATCH)
-        self.shares.clear()
-        now = time.perf_counter()
-        self.ended.append(now)
-        if now > self.told + REPORTS_EVERY_SECONDS:
-            self.report.send(("losses", self.losses))
-            self.told = now
+    def named(self, ids):
+        """What ``exchange`` takes to name rows: their numbers, in any order, each as often as it is used."""
+        return ids
 
-
-def serve(task, steps, workers, report, synchronous=True, idle=None):
-    """The parameter server. If it is synchronous it adds the gradients of all workers and updates, so that the result is
-    that of one process, to the bit; else it updates with each worker's as they come."""
-    parameters = Parameters(task.empty) if idle is None else IdleParameters(task.empty)
-    journal = Journal(workers, report)
-    names = [worker_name(number) for number in range(workers)]
-    if synchronous:
-        serve_together(task, steps, names, parameters, journal)
-    else:
-        lock, outcomes = threading.Lock(), queue.SimpleQueue()
-
-        def serve_one(name):
-            try:
-                outcomes.put(serve_together(task, steps, [name], parameters, journal, lock))
-            except Exception as error:
-                outcomes.put(error)
-
-        for name in names:
-            threading.Thread(target=serve_one, args=(name,), daemon=True).start()
-        for _ in names:
-            if failure := outcomes.get():
-                raise failure
-    dense = {name: np.array(values) for name, values in parameters.dense.items()}
-    report.send(("trained", journal.losses, journal.ended, dense, parameters.tables))
+    def exchange(self, version, ids, learned=None):
+        """Pushes what was learned, if anything was: of which rows, their gradients, and those of the dense parameters. Then
+        pulls rows and the dense parameters, of this version: the returned object's ``result`` waits for them."""
+        if self.pushing:
+            self.pushing.result()
+        if learned:
+            learned_of, rows, dense = learned
+            learned_of = [learned_of, self.all_dense]
+            pushed = [rows, dense]
+            self.pushing = self.task.push_all_rows_async(self.tables, "gradients", learned_of, pushed, sum=True)
+            if not self.is_synchronous:
+                # What others have pushed may come later, but what this worker has is learned before it goes on.
+                for owner in self.tables[0].owners:
+                    self.task.pull(owner, f"learned/{self.task.name}", version)
+        # Synchronously, a table that has not learned from all workers yet is waited for.
+        oldest = version if self.is_synchronous else None
+        return self.task.pull_all_rows_async(self.tables, [ids, self.all_dense], min_version=oldest)
 
 
-def serve_together(task, steps, names, parameters, journal, lock=None):
-    """Serves workers that go in step. With a lock there are others, who may update in between: it is held where this reads
-    and updates."""
-    # All are asked before the first is waited for, so that what they send is on its way together.
-    ids = [task.recv_all_async(name, 0, IDS) for name in names]
-    for step in range(steps):
-        gradients = [task.recv_all_async(name, step, GRADIENTS) for name in names]
-        shares, sendings = [], []
-        for name, asked in zip(names, ids):
-            touched = list(asked.result().values())
-            with lock or contextlib.nullcontext():
-                # What others may write to is copied, and else sent in place.
-                dense = {key: values.copy() for key, values in parameters.dense.items()} if lock else parameters.dense
-                sent = {**dense, **dict(zip(ROWS, parameters.rows(touched)))}
-            sendings.append(task.send_all_async(name, step, sent))
-            shares.append({"touched": touched})
-        if step + 1 < steps:
-            ids = [task.recv_all_async(name, step + 1, IDS) for name in names]
-        for share, asked in zip(shares, gradients):
-            found = asked.result()
-            share["dense"] = {name: found[key] for name, key in zip(model.SHAPES, DENSE_GRADIENTS)}
-            share["rows"] = [found[key] for key in ROW_GRADIENTS]
-            share["loss"] = found["loss"]
-        for sending in sendings:
-            sending.result()
-        with lock or contextlib.nullcontext():
-            parameters.update(shares)
-            for share in shares:
-                journal.add(share["loss"])
+def serve(task, job, number, report):
+    """A parameter server. If it is synchronous it adds the gradients of all workers up before it learns, and then has a new
+    version, so that the result is that of one process, to the bit; else it learns from each worker's as they come."""
+    part = Part(job, number, job.servers, task.empty)
+    tables = [task.publish_table("embeddings", part.rows), task.publish_table("dense", part.dense)]
+    together, learned = job.workers if job.synchronous else 1, dict.fromkeys(job.worker_names, 0)
+    with task.accept_rows("gradients") as accepted:
+        pushes = whole_pushes(accepted)
+        for version in range(1, job.steps * job.workers // together + 1):
+            pushed = dict(itertools.islice(pushes, together))
+            if job.idle is None:
+                ids, rows, dense = part.learn([pushed[name] for name in job.worker_names if name in pushed])
+                tables[0].add(ids, rows)
+                tables[1].add([0], dense)
+            for table in tables if job.synchronous else []:
+                table.set_version(version)
+            for name in [] if job.synchronous else pushed:
+                learned[name] += 1
+                task.publish(f"learned/{name}", learned[name], np.int64(version))
+    report.send(("ended", digest(part.rows, part.dense)))
 
 
-def work(task, steps, worker, workers, idle=None):
-    """A worker."""
-    learner = Learner(worker, workers) if idle is None else IdleLearner(worker, workers, idle)
-    # The dense parameters arrive here each step, without a copy.
-    dense = {name: task.empty(shape, np.float32) for name, shape in model.SHAPES.items()}
-    wanted, sendings = [*dense, *ROWS], []
-    for step in range(steps):
-        receiving = task.recv_all_async(PS, step, wanted, out=dense)
-        ids = task.send_all_async(PS, step, dict(zip(IDS, learner.touch(step))))
-        got = receiving.result()
-        found, rows, loss = learner.learn(dense, [got[key] for key in ROWS])
-        sent = {key: found[name] for name, key in zip(model.SHAPES, DENSE_GRADIENTS)}
-        sent |= {**dict(zip(ROW_GRADIENTS, rows)), "loss": loss}
-        # What the last step sent has long arrived, or this one's parameters would not be there.
-        for sending in sendings:
-            sending.result()
-        sendings = [ids, task.send_all_async(PS, step, sent)]
-    for sending in sendings:
-        sending.result()
+def whole_pushes(accepted):
+    """Who has pushed, and numbers of rows, their gradients, and the dense ones, which come last. There may be no rows."""
+    rows = {}
+    while True:
+        for sender, table, ids, gradients in accepted.accept_many(ACCEPTED_AT_ONCE):
+            if table == "embeddings":
+                rows[sender] = ids, gradients
+            else:
+                yield sender, (*rows.pop(sender, NO_ROWS), gradients)
 
 
-def alone(steps, workers):
-    """The same training in one process: losses, dense parameters and tables."""
-    parameters, learners, losses = Parameters(), [Learner(worker, workers) for worker in range(workers)], []
-    for step in range(steps):
-        shares = []
-        for learner in learners:
-            touched = learner.touch(step)
-            found, rows, loss = learner.learn(parameters.dense, parameters.rows(touched))
-            shares.append({"touched": touched, "dense": found, "rows": rows, "loss": loss})
-        parameters.update(shares)
-        losses.append(float(sum(share["loss"] for share in shares)) / model.BATCH)
-    return losses, parameters.dense, parameters.tables
+def work(way, job, worker, report):
+    """A worker, over Sealane or anything else that has the methods of ``Worker``. The first one judges the model, too."""
+    model, batches, held_out = model_of(job), job.batches(worker, way.named), job.held_out(way.named)
+    losses, moments, aucs, learned, told = [], [], [], None, time.perf_counter()
+    features, named, clicked = next(batches)
+    for step in range(job.steps + 1):
+        if worker == 0 and job.is_judged(step):
+            rows, dense = way.exchange(step, held_out[1], learned).result()
+            learned, now = None, time.perf_counter()
+            aucs.append((step, now, clicks.auc(model.predict(dense, rows, held_out[0]), held_out[2])))
+        pulling = way.exchange(step, named, learned)
+        # While that is on its way.
+        following = next(batches)
+        rows, dense = pulling.result()
+        moments.append(time.perf_counter())
+        if step == job.steps:
+            break
+        loss, found, errors = model.gradients(dense, rows, features, clicked)
+        losses.append(float(loss))
+        learned, (features, named, clicked) = (named, errors, found), following
+        if worker == 0 and moments[-1] > told + REPORTS_EVERY_SECONDS:
+            told = moments[-1]
+            report.send(("progress", step + 1, losses[-1] / len(clicked), aucs))
+    report.send(("ended", (losses, moments, aucs)))
+
+
+def alone(job):
+    """The same training in one process: losses, AUC by step, and digests of what each parameter server has."""
+    model, part, (features, ids, clicked) = model_of(job), Part(job, 0, 1), job.held_out()
+    batches, losses, aucs = [job.batches(worker) for worker in range(job.workers)], [], []
+    for step in range(job.steps + 1):
+        if job.is_judged(step):
+            aucs.append((step, clicks.auc(model.predict(part.dense, part.rows[ids], features), clicked)))
+        if step == job.steps:
+            break
+        pushed, shares = [], []
+        for its_features, its_ids, its_clicked in map(next, batches):
+            loss, found, errors = model.gradients(part.dense, part.rows[its_ids], its_features, its_clicked)
+            touched, which = np.unique(its_ids, return_inverse=True)
+            pushed.append((touched, summed(len(touched), which, errors), found))
+            shares.append(float(loss))
+        losses.append(sum(shares) / job.batch)
+        touched, rows, dense = part.learn(pushed)
+        part.rows[touched] += rows
+        part.dense += dense
+    of_owner = [slice(owner, None, job.servers) for owner in range(job.servers)]
+    return losses, aucs, [digest(part.rows[mine], part.dense[mine]) for mine in of_owner]

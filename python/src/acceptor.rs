@@ -11,6 +11,7 @@ use sealane::{Accepted, Error, Waiter};
 use crate::{
     errors::{OrRaise, invalid, late},
     fork::Generation,
+    rows::accepted_rows,
     task::Task,
     tensor::handed_out,
     wait::{SIGNALS_EVERY, timeout},
@@ -29,6 +30,8 @@ pub(crate) struct Acceptor {
     open: RwLock<Option<sealane::Acceptor>>,
     waiter: Waiter,
     made: Generation,
+    /// It accepts rows of tables.
+    of_rows: bool,
 }
 
 /// What a wait brought.
@@ -41,7 +44,26 @@ enum Taken {
 impl Acceptor {
     pub(crate) fn new(task: &Bound<'_, Task>, queue: &str, acceptor: sealane::Acceptor) -> Self {
         let (waiter, made) = (task.get().waiter(), Generation::now());
-        Self { task: task.clone().unbind(), queue: queue.into(), open: RwLock::new(Some(acceptor)), waiter, made }
+        let open = RwLock::new(Some(acceptor));
+        Self { task: task.clone().unbind(), queue: queue.into(), open, waiter, made, of_rows: false }
+    }
+
+    /// The same, of rows of tables.
+    pub(crate) fn of_rows(mut self) -> Self {
+        self.of_rows = true;
+        self
+    }
+
+    /// What was pushed, as Python has it.
+    ///
+    /// # Errors
+    /// As [`accepted`] and [`accepted_rows`].
+    fn made<'py>(&self, py: Python<'py>, each: Accepted) -> PyResult<Bound<'py, PyAny>> {
+        if self.of_rows { accepted_rows(py, each) } else { accepted(py, each) }
+    }
+
+    fn only<'py>(&self, py: Python<'py>, mut taken: Vec<Accepted>) -> PyResult<Bound<'py, PyAny>> {
+        self.made(py, taken.pop().expect("one was taken"))
     }
 
     /// Waits for tensors, and takes `most` at most.
@@ -107,7 +129,7 @@ impl Acceptor {
     /// ``timeout`` is in seconds; when it is over, ``DeadlineExceeded`` is raised. Unless given there is no limit.
     #[pyo3(signature = (timeout=None))]
     fn accept<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        only(py, self.wait(py, 1, timeout)?)
+        self.only(py, self.wait(py, 1, timeout)?)
     }
 
     /// The next tensors, ``most`` at most, as a list: all that are available, or the first to arrive. Much cheaper than one by one.
@@ -116,7 +138,7 @@ impl Acceptor {
     #[pyo3(signature = (most, timeout=None))]
     fn accept_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
         let taken = self.wait(py, most, timeout)?;
-        let taken = taken.into_iter().map(|each| accepted(py, each)).collect::<PyResult<Vec<_>>>()?;
+        let taken = taken.into_iter().map(|each| self.made(py, each)).collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, taken)
     }
 
@@ -134,7 +156,7 @@ impl Acceptor {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.take(py, 1, None)? {
-            Taken::Some(taken) => only(py, taken).map(Some),
+            Taken::Some(taken) => self.only(py, taken).map(Some),
             Taken::Nothing | Taken::Closed => Ok(None),
         }
     }
@@ -176,8 +198,4 @@ impl Drop for Acceptor {
 fn accepted(py: Python<'_>, Accepted { from, tensor }: Accepted) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     CLASS.import(py, "sealane._accepted", "Accepted")?.call1((&*from, handed_out(py, tensor)?))
-}
-
-fn only(py: Python<'_>, mut taken: Vec<Accepted>) -> PyResult<Bound<'_, PyAny>> {
-    accepted(py, taken.pop().expect("one was taken"))
 }

@@ -10,6 +10,7 @@ use pyo3::{
 use sealane::{Error, Keys, RecvOptions, Tensor};
 
 use crate::{
+    device::OnDevice,
     errors::{OrRaise, invalid},
     input::{Destination, Outgoing, received},
     pull::by_key,
@@ -75,15 +76,19 @@ impl Wanted {
         Ok(Self { keys: keys.into_iter().map(Bound::unbind).collect(), destinations, partial })
     }
 
-    /// What is asked for: the keys, and where each tensor lands.
+    /// What is asked for: the keys, and where each tensor lands; and their places on devices.
+    #[allow(clippy::type_complexity, reason = "two lists")]
     pub(crate) fn asked<'a>(
         &'a self,
         py: Python<'a>,
         timeout: Option<Duration>,
-    ) -> PyResult<Vec<(&'a str, RecvOptions)>> {
+        task: impl Fn() -> Result<sealane::Task, Error>,
+    ) -> PyResult<(Vec<(&'a str, RecvOptions)>, Vec<Option<OnDevice>>)> {
         let asked = self.keys.iter().zip(&self.destinations).map(|(key, destination)| {
-            let destination = destination.as_ref().map(|destination| destination.buffer(py));
-            Ok((key.bind(py).to_str()?, RecvOptions { timeout, destination }))
+            let memory = destination.as_ref().map(|destination| destination.buffer(py, &task)).transpose();
+            let options = RecvOptions { timeout, destination: memory.or_raise(py)? };
+            let place = destination.as_ref().and_then(Destination::on_device).cloned();
+            Ok(((key.bind(py).to_str()?, options), place))
         });
         asked.collect()
     }

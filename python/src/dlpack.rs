@@ -19,8 +19,9 @@ use sealane::DType;
 
 use crate::{
     buffer::row_major,
+    device::OnDevice,
     errors::{OrRaise, invalid},
-    memory::{Borrowed, Strides},
+    memory::{Borrowed, Layout, Strides},
     tensor::Tensor,
 };
 
@@ -29,6 +30,9 @@ pub(crate) const CPU: (i32, i32) = (1, 0);
 
 /// Device types whose memory this process can read as its own: the CPU's, and that pinned for CUDA and for ROCm.
 const READABLE_DEVICES: [i32; 3] = [1, 3, 11];
+
+/// Those of CUDA's own memory: a device's, and that which it shares with the host.
+const CUDA_DEVICES: [i32; 2] = [2, 13];
 
 /// The version that is spoken. Later minor versions only add.
 const VERSION: Version = Version { major: 1, minor: 0 };
@@ -84,18 +88,35 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// What an object that has `__dlpack__` looks like. Its capsule is kept, and frees the tensor when it is dropped.
+/// Where an object's memory is that has `__dlpack__`.
+pub(crate) enum Place {
+    /// Memory of the host.
+    Host(Borrowed),
+    /// Of a CUDA device.
+    Cuda(OnDevice),
+}
+
+/// What an object that has `__dlpack__` looks like. Its capsule is kept, and frees the tensor when it is dropped. Memory of a CUDA
+/// device can be used in the stream of that number which `stream` gives for the device.
 ///
 /// # Errors
-/// InvalidArgument for memory that is not the CPU's and for types that are not known, what the object raises.
-pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+/// InvalidArgument for memory of other devices and for types that are not known, those of `stream`, what the object raises.
+pub(crate) fn look(
+    object: &Bound<'_, PyAny>,
+    stream: impl FnOnce(Python<'_>, usize) -> PyResult<u64>,
+) -> PyResult<Place> {
     let py = object.py();
-    let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    if !READABLE_DEVICES.contains(&device) {
+    let (device, number): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    let is_cuda = CUDA_DEVICES.contains(&device);
+    if !is_cuda && !READABLE_DEVICES.contains(&device) {
         let reason = format!("the tensor is in device memory (DLPack's type {device}): copy it to the CPU first");
         return Err(invalid(py, reason));
     }
-    let capsule = ask(object)?;
+    let number = usize::try_from(number).unwrap_or(0);
+    let capsule = match is_cuda {
+        true => ask(object, Some(stream(py, number)?))?,
+        false => ask(object, None)?,
+    };
     // SAFETY: a capsule of that name holds that structure, as DLPack's protocol says, until it is dropped or renamed by
     // its consumer, which must have been given this capsule.
     let (tensor, flags) = unsafe {
@@ -125,19 +146,31 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let shape = shape.iter().map(|dimension| *dimension as u64).collect();
     // A null pointer is allowed where there are no elements.
     let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
+    let (writable, capsule) = (flags & READ_ONLY == 0, capsule.clone().into_any().unbind());
+    if is_cuda {
+        let layout = Layout::new(dtype, shape, strides).or_raise(py)?;
+        // SAFETY: as below; the stream was given to the object, which had it wait.
+        let tensor = unsafe { OnDevice::new(&layout, (number, start as u64), None, writable, capsule) };
+        return tensor.or_raise(py).map(Place::Cuda);
+    }
     // SAFETY: the elements lie where the structure says, as long as the capsule holds it.
-    let borrowed =
-        unsafe { Borrowed::new(start, dtype, shape, strides, flags & READ_ONLY == 0, capsule.into_any().unbind()) };
-    borrowed.or_raise(py)
+    let borrowed = unsafe { Borrowed::new(start, dtype, shape, strides, writable, capsule) };
+    borrowed.or_raise(py).map(Place::Host)
 }
 
-fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
+fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
     let arguments = PyDict::new(py);
+    if let Some(stream) = stream {
+        arguments.set_item("stream", stream)?;
+    }
     arguments.set_item("max_version", (VERSION.major, VERSION.minor))?;
     let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
         // Producers from before DLPack 1.0 do not know the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__")?,
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            arguments.del_item("max_version")?;
+            object.call_method("__dlpack__", (), Some(&arguments))?
+        }
         capsule => capsule?,
     };
     Ok(capsule.cast_into::<PyCapsule>()?)

@@ -1,10 +1,15 @@
 //! Arguments from Python: tensors to send, and memory to receive into. Runs with the GIL, except for copying.
 
 use pyo3::{exceptions::PyTypeError, intern, prelude::*};
-use sealane::{Buffer, Error, Payload, TensorMeta};
+use sealane::{
+    Buffer, Error, Payload, TensorMeta,
+    cuda::{DeviceTensor, Direction},
+};
 
 use crate::{
-    buffer, dlpack, dtype,
+    buffer,
+    device::{self, OnDevice},
+    dlpack::{self, Place},
     errors::{OrRaise, invalid},
     memory::Borrowed,
     numpy::Numpy,
@@ -15,12 +20,19 @@ use crate::{
 /// Tensors of at most so many bytes are copied while the interpreter's lock is held: giving it up costs more.
 const SMALL_BYTES_MAX: usize = 512;
 
+/// As many for tensors that came elsewhere than where they are wanted, most of which lie there already.
+const COPIED_WITH_THE_LOCK_MAX: usize = 64 << 10;
+
+const ROWS_OF_DEVICES: &str = "rows of tables are in host memory: copy them from or to the device";
+
 /// A tensor to send.
 pub(crate) enum Outgoing {
     /// That needs nothing of Python any more.
     Ready(sealane::Tensor),
     /// That still lies in Python's memory.
     Borrowed(TensorMeta, Borrowed),
+    /// That lies in a device's.
+    Device(DeviceTensor),
 }
 
 impl Outgoing {
@@ -39,7 +51,10 @@ impl Outgoing {
         if let Some(strings) = strings::tensor(object)? {
             return Ok(Outgoing::Ready(strings));
         }
-        Self::of(py, foreign(object)?)
+        match foreign(object, Direction::ToHost)? {
+            Foreign::Host(borrowed) => Self::of(py, borrowed),
+            Foreign::Device(tensor) => Ok(Outgoing::Device(tensor.into_tensor())),
+        }
     }
 
     fn of(py: Python<'_>, borrowed: Borrowed) -> PyResult<Outgoing> {
@@ -53,13 +68,36 @@ impl Outgoing {
         sealane::Tensor::new(meta, Buffer::copy_of(bytes)).or_raise(py).map(Outgoing::Ready)
     }
 
+    /// The tensor where it lies, to be read at once; one with gaps is copied.
+    ///
+    /// # Errors
+    /// InvalidArgument if it is no tensor, or a device's.
+    pub(crate) fn in_place(self) -> Result<sealane::Tensor, Error> {
+        match self {
+            Outgoing::Device(_) => Err(Error::invalid(ROWS_OF_DEVICES)),
+            Outgoing::Ready(tensor) => Ok(tensor),
+            Outgoing::Borrowed(meta, borrowed) if borrowed.contiguous() => {
+                sealane::Tensor::new(meta, borrowed.into_bytes())
+            }
+            Outgoing::Borrowed(meta, borrowed) => {
+                let mut copy = Buffer::from_vec(vec![0; borrowed.len()]);
+                borrowed.copy_to(&mut copy);
+                sealane::Tensor::new(meta, copy)
+            }
+        }
+    }
+
     /// The tensor, in memory from which it can be sent. `in_place` says that the task itself copies what does not lie in
     /// its arena; otherwise it is done here. Without the interpreter's lock.
     ///
     /// # Errors
     /// ResourceExhausted if there is no room.
+    ///
+    /// # Panics
+    /// For one of a device.
     pub(crate) fn place(self, task: &sealane::Task, in_place: bool) -> Result<sealane::Tensor, Error> {
         match self {
+            Outgoing::Device(_) => unreachable!("it is copied by the driver"),
             Outgoing::Ready(tensor) => Ok(tensor),
             Outgoing::Borrowed(meta, borrowed) if in_place && borrowed.contiguous() => {
                 sealane::Tensor::new(meta, borrowed.into_bytes())
@@ -78,26 +116,43 @@ fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     Numpy::get(object.py())?.borrow(object)
 }
 
-/// Numbers in anything else that lets others look at its memory.
-fn foreign(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+/// Numbers in an object of another library.
+enum Foreign {
+    Host(Borrowed),
+    Device(OnDevice),
+}
+
+/// Numbers in anything else that lets others look at its memory, to be copied in that direction if a device has them.
+fn foreign(object: &Bound<'_, PyAny>, direction: Direction) -> PyResult<Foreign> {
     let py = object.py();
     if object.hasattr(intern!(py, "__dlpack__"))? {
-        return dlpack::borrow(object);
+        return Ok(match dlpack::look(object, |py, number| device::stream(py, number, direction))? {
+            Place::Host(borrowed) => Foreign::Host(borrowed),
+            Place::Cuda(tensor) => Foreign::Device(tensor),
+        });
+    }
+    if let Some(tensor) = OnDevice::by_interface(object, direction)? {
+        return Ok(Foreign::Device(tensor));
     }
     if buffer::exports(object) {
-        return buffer::borrow(object);
+        return buffer::borrow(object).map(Foreign::Host);
     }
     let kind = object.get_type().name()?;
     Err(PyTypeError::new_err(format!(
-        "a tensor can be a numpy array, an object with __dlpack__ or the buffer protocol, or a list of strings; \
-         {kind} is none of these: call numpy.asarray first"
+        "a tensor can be a numpy array, an object with __dlpack__, __cuda_array_interface__ or the buffer protocol, or a list of \
+         strings; {kind} is none of these: call numpy.asarray first"
     )))
 }
 
 /// The caller's memory for a tensor that is received.
 pub(crate) struct Destination {
-    memory: Borrowed,
+    memory: Memory,
     object: Py<PyAny>,
+}
+
+enum Memory {
+    Host(Borrowed),
+    Device(OnDevice),
 }
 
 impl Destination {
@@ -106,42 +161,76 @@ impl Destination {
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Destination> {
         let py = object.py();
         let memory = match array(object)? {
-            Some(memory) => memory,
+            Some(memory) => Memory::Host(memory),
             None if strings::is_array(object)? => return Err(invalid(py, "strings cannot be received into an array")),
-            None => foreign(object)?,
+            None => match foreign(object, Direction::ToDevice)? {
+                Foreign::Host(memory) => Memory::Host(memory),
+                Foreign::Device(memory) => Memory::Device(memory),
+            },
         };
-        if !memory.writable() {
+        let (writable, contiguous) = match &memory {
+            Memory::Host(memory) => (memory.writable(), memory.contiguous()),
+            Memory::Device(memory) => (memory.writable(), true),
+        };
+        if !writable {
             return Err(invalid(py, "out is read-only"));
         }
-        if !memory.contiguous() {
+        if !contiguous {
             return Err(invalid(py, "out must be row-major without gaps: receive without it, and copy"));
         }
         Ok(Destination { memory, object: object.clone().unbind() })
     }
 
-    /// The memory, to be received into.
-    pub(crate) fn buffer(&self, py: Python<'_>) -> Buffer {
-        self.memory.destination(py)
+    /// The memory that the tensor is received into: for one of a device some of the task's.
+    ///
+    /// # Errors
+    /// ResourceExhausted if the task has no room.
+    pub(crate) fn buffer(
+        &self,
+        py: Python<'_>,
+        task: impl FnOnce() -> Result<sealane::Task, Error>,
+    ) -> Result<Buffer, Error> {
+        match &self.memory {
+            Memory::Host(memory) => Ok(memory.destination(py)),
+            Memory::Device(memory) => task()?.alloc(memory.bytes().len()),
+        }
     }
 
-    /// The object, in which the tensor now lies.
+    /// The memory of a device, if that is what it is.
+    pub(crate) fn on_device(&self) -> Option<&OnDevice> {
+        match &self.memory {
+            Memory::Host(_) => None,
+            Memory::Device(memory) => Some(memory),
+        }
+    }
+
+    /// The memory as a tensor that may be written.
+    ///
+    /// # Errors
+    /// InvalidArgument if it is none, or a device's.
+    pub(crate) fn tensor(&self, py: Python<'_>) -> PyResult<sealane::Tensor> {
+        match &self.memory {
+            Memory::Host(memory) => {
+                let meta = TensorMeta::new(memory.dtype(), memory.shape()).or_raise(py)?;
+                sealane::Tensor::new(meta, memory.destination(py)).or_raise(py)
+            }
+            Memory::Device(_) => Err(invalid(py, ROWS_OF_DEVICES)),
+        }
+    }
+
+    /// The object, in which the tensor now lies; on a device it was copied before.
     ///
     /// # Errors
     /// InvalidArgument if the tensor is of another type or shape than the object; its bytes are there all the same.
     pub(crate) fn filled<'py>(&self, py: Python<'py>, tensor: &sealane::Tensor) -> PyResult<Bound<'py, PyAny>> {
-        let (meta, memory) = (tensor.meta(), &self.memory);
-        let plain = !meta.is_dead() && !meta.is_strings();
-        if !plain || meta.dtype() != memory.dtype() || meta.shape()[..] != *memory.shape() {
-            let (found, wanted) = (dtype::name(meta.dtype()), dtype::name(memory.dtype()));
-            let kind = if meta.is_strings() { "strings" } else { &*found };
-            let reason = format!(
-                "the tensor is {kind} of shape {:?}, and out is {wanted} of shape {:?}",
-                meta.shape().as_slice(),
-                memory.shape()
-            );
-            return Err(invalid(py, reason));
+        if let Memory::Host(memory) = &self.memory {
+            let wanted = TensorMeta::new(memory.dtype(), memory.shape()).or_raise(py)?;
+            device::matches(tensor.meta(), &wanted).or_raise(py)?;
+            match tensor.len() {
+                0..=COPIED_WITH_THE_LOCK_MAX => memory.hold(tensor.bytes()),
+                _ => py.detach(|| memory.hold(tensor.bytes())),
+            }
         }
-        memory.hold(tensor.bytes());
         Ok(self.object.bind(py).clone())
     }
 }

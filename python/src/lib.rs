@@ -1,6 +1,6 @@
 //! The Python package's native half: the crate `sealane` as Python objects.
 //!
-//! All unsafe memory access is in `memory`, `numpy`, `buffer` and `dlpack`; the rest handles calls. Rules: release the GIL
+//! All unsafe memory access is in `memory`, `numpy`, `buffer`, `dlpack` and `device`; the rest handles calls. Rules: release the GIL
 //! before a large copy or a wait; never wait for the GIL while holding a lock of this crate; references to Python objects may
 //! be dropped on any thread.
 
@@ -13,6 +13,7 @@ mod bell;
 mod buffer;
 mod call;
 mod connect;
+mod device;
 mod dlpack;
 mod dtype;
 mod errors;
@@ -22,6 +23,7 @@ mod memory;
 mod numpy;
 mod plan;
 mod pull;
+mod rows;
 mod slicing;
 mod stream;
 mod strings;
@@ -41,6 +43,7 @@ mod _sealane {
         connect::{attach, embedded},
         fork::forked,
         plan::Plan,
+        rows::{ShardedTable, Table},
         slicing::Slicing,
         stream::{Stream, StreamListener, dial, listen},
         task::Task,

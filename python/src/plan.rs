@@ -11,15 +11,17 @@ use std::{
 
 use pyo3::{
     prelude::*,
-    types::{PyDict, PyTuple},
+    types::{PyDict, PyMapping, PyTuple},
 };
 use sealane::{Error, PlanPulling, Waiter};
 
 use crate::{
     arrays::Arrays,
     call::Receiving,
-    errors::OrRaise,
+    device::{OnDevice, matches},
+    errors::{OrRaise, exception, invalid},
     fork::Generation,
+    input::Destination,
     task::Task,
     wait::{UnderWay, outcome, timeout},
 };
@@ -55,7 +57,8 @@ enum Standing {
 
 /// What is pulled into.
 struct Contents {
-    plan: sealane::Plan,
+    /// `None` only while a device's copies have it.
+    plan: Option<Box<sealane::Plan>>,
     arrays: Arrays,
 }
 
@@ -103,13 +106,56 @@ impl Lease {
     }
 
     fn plan(&mut self) -> &mut sealane::Plan {
-        &mut self.contents().plan
+        self.contents().plan.as_mut().expect("copies give it back")
+    }
+
+    /// Copies what came for places on a device there.
+    async fn copy_to_device(&mut self, task: &sealane::Task, out: &Out) -> Result<(), Error> {
+        let mut places = Vec::new();
+        for (number, memory) in out.on_device() {
+            // Errors of what did not come are told with the others.
+            if let Ok(tensor) = self.plan().get(number) {
+                matches(tensor.meta(), memory.meta())?;
+                places.push((number, memory.bytes()));
+            }
+        }
+        if places.is_empty() {
+            return Ok(());
+        }
+        let plan = self.contents().plan.take().expect("copies give it back");
+        let copied = match task.copy_plan_to_device(plan, places) {
+            Ok(copying) => copying.await,
+            Err((plan, error)) => {
+                self.contents().plan = Some(plan);
+                return Err(error);
+            }
+        };
+        self.contents().plan = Some(copied?);
+        Ok(())
+    }
+
+    /// What the pull brought, in the caller's memory.
+    fn hand_out_to<'py>(mut self, py: Python<'py>, keys: &Arc<Py<PyTuple>>, out: &Out) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        let versions =
+            (0..out.0.len()).map(|number| self.plan().get(number).is_ok().then(|| self.plan().version(number)));
+        let versions = versions.collect();
+        let home = self.home.clone();
+        py.detach(|| *home.versions() = versions);
+        for ((number, key), destination) in keys.bind(py).iter().enumerate().zip(&out.0) {
+            match self.plan().get(number) {
+                Ok(tensor) => dict.set_item(key, destination.filled(py, tensor)?)?,
+                Err(error) => dict.set_item(key, exception(py, &error).into_value(py))?,
+            }
+        }
+        Ok(dict)
     }
 
     /// What the pull brought, in the plan's arrays or in new ones.
     fn hand_out<'py>(mut self, py: Python<'py>, keys: &Arc<Py<PyTuple>>, copy: bool) -> PyResult<Bound<'py, PyDict>> {
         let home = self.home.clone();
         let Contents { plan, arrays } = self.contents();
+        let plan = plan.as_deref().expect("copies give it back");
         let count = plan.keys().len();
         let mut new = copy.then(|| Arrays::new(keys.clone(), count));
         let arrays = new.as_mut().unwrap_or(arrays);
@@ -128,8 +174,32 @@ impl Drop for Lease {
         if matches!(*standing, Standing::Lent)
             && let Some(contents) = self.contents.take()
         {
-            *standing = Standing::Here(contents);
+            // A plan whose copies have failed is gone with them.
+            *standing = if contents.plan.is_some() { Standing::Here(contents) } else { Standing::Closed };
         }
+    }
+}
+
+/// The caller's memory, by the number of the key.
+struct Out(Vec<Destination>);
+
+impl Out {
+    /// # Errors
+    /// InvalidArgument if the mapping has not exactly the plan's keys, and as [`Destination::new`].
+    fn new(keys: &Bound<'_, PyTuple>, out: &Bound<'_, PyMapping>) -> PyResult<Out> {
+        let py = out.py();
+        if out.len()? != keys.len() {
+            return Err(invalid(py, format!("out has {} arrays, and the plan {} keys", out.len()?, keys.len())));
+        }
+        let destination = |key: Bound<'_, PyAny>| match out.contains(&key)? {
+            true => Destination::new(&out.get_item(&key)?),
+            false => Err(invalid(py, format!("out has no array for the key {key}"))),
+        };
+        keys.iter().map(destination).collect::<PyResult<_>>().map(Out)
+    }
+
+    fn on_device(&self) -> impl Iterator<Item = (usize, &OnDevice)> {
+        self.0.iter().enumerate().filter_map(|(number, destination)| Some((number, destination.on_device()?)))
     }
 }
 
@@ -137,10 +207,22 @@ impl Drop for Lease {
 struct Pull(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>);
 
 impl Pull {
-    fn new(mut lease: Lease, min_version: i64, timeout: Option<Duration>, partial: bool) -> Self {
+    fn new(
+        mut lease: Lease,
+        min_version: i64,
+        timeout: Option<Duration>,
+        partial: bool,
+        out: Option<(sealane::Task, Arc<Out>)>,
+    ) -> Self {
         Self(Box::pin(async move {
             let ended = begin(lease.plan(), min_version, timeout).await;
-            if partial { Ok(lease) } else { ended.map(|()| lease) }
+            if !partial {
+                ended?;
+            }
+            if let Some((task, out)) = out {
+                lease.copy_to_device(&task, &out).await?;
+            }
+            Ok(lease)
         }))
     }
 }
@@ -170,11 +252,19 @@ fn begin(plan: &mut sealane::Plan, min_version: i64, timeout: Option<Duration>) 
 impl Plan {
     pub(crate) fn new(task: &Bound<'_, Task>, peer: &str, keys: Py<PyTuple>, plan: sealane::Plan) -> Self {
         let (keys, count) = (Arc::new(keys), plan.keys().len());
-        let contents = Contents { plan, arrays: Arrays::new(keys.clone(), count) };
+        let contents = Contents { plan: Some(Box::new(plan)), arrays: Arrays::new(keys.clone(), count) };
         let standing = Mutex::new(Standing::Here(Box::new(contents)));
         let home = Arc::new(Home { standing, versions: Mutex::new(vec![None; count]) });
         let (waiter, made) = (task.get().waiter(), Generation::now());
         Self { task: task.clone().unbind(), peer: peer.into(), keys, home, waiter, made }
+    }
+
+    /// The caller's memory, and the task that copies to devices.
+    fn out(&self, py: Python<'_>, out: &Bound<'_, PyMapping>) -> PyResult<(sealane::Task, Arc<Out>)> {
+        let out = Out::new(self.keys.bind(py), out)?;
+        let task = py
+            .detach(|| self.task.get().pinned_task(out.on_device().next().map(|(_, memory)| memory.bytes().device())));
+        Ok((task.or_raise(py)?, Arc::new(out)))
     }
 
     fn lend(&self) -> Result<Lease, Error> {
@@ -192,7 +282,10 @@ impl Plan {
     /// as type and shape stay the same. Copy what you keep, or pass ``copy=True``, which returns new arrays.
     /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``. If a tensor does not come, its error is
     /// raised and the arrays stay as they were; with ``partial=True`` the error is in the dict, in the tensor's place.
-    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
+    ///
+    /// With ``out``, a mapping from all keys to arrays of the tensors' types and shapes, also in the memory of devices, the tensors
+    /// are written there, and the dict has those arrays.
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None))]
     fn pull<'py>(
         &self,
         py: Python<'py>,
@@ -200,8 +293,16 @@ impl Plan {
         timeout: Option<f64>,
         partial: bool,
         copy: bool,
+        out: Option<&Bound<'py, PyMapping>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let timeout = self::timeout(timeout).or_raise(py)?;
+        if let Some(out) = out {
+            let (task, out) = self.out(py, out)?;
+            let lease = self.lend().or_raise(py)?;
+            let into = Some((task, out.clone()));
+            let lease = outcome(py, &self.waiter, || Ok(Pull::new(lease, min_version, timeout, partial, into)))?;
+            return lease.hand_out_to(py, &self.keys, &out);
+        }
         let mut lease = self.lend().or_raise(py)?;
         let plan = lease.plan();
         let ended = outcome(py, &self.waiter, move || Ok(begin(plan, min_version, timeout)))?;
@@ -214,7 +315,7 @@ impl Plan {
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
     ///
     /// The arrays are written when the result is taken; until then the plan has no other pull.
-    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None))]
     fn pull_async(
         &self,
         py: Python<'_>,
@@ -222,11 +323,19 @@ impl Plan {
         timeout: Option<f64>,
         partial: bool,
         copy: bool,
+        out: Option<&Bound<'_, PyMapping>>,
     ) -> PyResult<Receiving> {
         let timeout = self::timeout(timeout).or_raise(py)?;
-        let pull = Pull::new(self.lend().or_raise(py)?, min_version, timeout, partial);
+        let out = out.map(|out| self.out(py, out)).transpose()?;
+        let pull = Pull::new(self.lend().or_raise(py)?, min_version, timeout, partial, out.clone());
         let keys = self.keys.clone();
-        let make = move |py: Python<'_>, lease: Lease| Ok(lease.hand_out(py, &keys, copy)?.into_any().unbind());
+        let make = move |py: Python<'_>, lease: Lease| {
+            let dict = match &out {
+                Some((_, out)) => lease.hand_out_to(py, &keys, out)?,
+                None => lease.hand_out(py, &keys, copy)?,
+            };
+            Ok(dict.into_any().unbind())
+        };
         let receiving = Receiving::new(self.waiter.clone(), pull, make);
         receiving.begin(py);
         Ok(receiving)

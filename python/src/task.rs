@@ -3,17 +3,21 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use pyo3::{
+    exceptions::PyRuntimeWarning,
     prelude::*,
     types::{PyDict, PyMapping, PyString, PyTuple},
 };
 use sealane::{
-    AcceptOptions, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, Streams,
-    TensorMeta, Waiter,
+    AcceptOptions, Code, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, Streams,
+    TableOptions, TensorMeta, Waiter, cuda::Staged,
 };
 
 use crate::{
@@ -21,15 +25,17 @@ use crate::{
     batch::{Wanted, arrays_of, key_set, keys_of, tensors_of},
     call::{Receiving, Sending},
     connect::authentication,
+    device::{Landing, OnDevice},
     errors::{OrRaise, invalid},
     fork::Generation,
     input::{Destination, Outgoing, received},
     numpy::Numpy,
     plan::Plan,
     pull::{Single, by_key, pulled},
+    rows::{OutgoingRows, Rows, ShardedTable, Table, WantedRows, WantedTables},
     slicing::Slicing,
     tensor::Tensor,
-    wait::{All, Settled, Valueless, outcome, timeout},
+    wait::{All, Begun, Settled, Valueless, outcome, timeout},
 };
 
 /// A task of this process, under whose name it sends and receives. Returned by ``sealane.attach`` and ``sealane.embedded``.
@@ -51,19 +57,83 @@ struct Connected {
     streams: Arc<OnceLock<Streams>>,
     /// Of a task whose engine is in this process.
     engine: Option<Engine>,
+    /// That the arena is not pinned.
+    warned: Arc<AtomicBool>,
 }
 
 impl Connected {
     /// A tensor in memory from which it can be sent. Without the interpreter's lock.
-    fn place_one(&self, tensor: Outgoing) -> Result<sealane::Tensor, Error> {
+    fn place(&self, tensor: Outgoing) -> Result<sealane::Tensor, Error> {
         // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
         tensor.place(&self.task, self.engine.is_none())
     }
 
-    /// [`place_one`](Self::place_one) for many, with their keys.
-    fn place<'a>(&self, keys: Vec<&'a str>, tensors: Vec<Outgoing>) -> Result<Vec<(&'a str, sealane::Tensor)>, Error> {
-        let place = |(key, tensor): (&'a str, Outgoing)| Ok((key, self.place_one(tensor)?));
-        keys.into_iter().zip(tensors).map(place).collect()
+    /// Makes a call with these names and this tensor; for one of a device, when it was copied. Without the interpreter's lock.
+    fn begin<const N: usize, C: Send + 'static>(
+        &self,
+        names: [&str; N],
+        tensor: Outgoing,
+        call: impl FnOnce(&sealane::Task, [&str; N], sealane::Tensor) -> C + Send + 'static,
+    ) -> Result<Staged<C>, Error> {
+        let tensor = match tensor {
+            Outgoing::Device(tensor) => tensor,
+            tensor => return Ok(Staged::begun(call(&self.task, names, self.place(tensor)?))),
+        };
+        self.check_pinned(tensor.bytes().device());
+        let names = names.map(Box::<str>::from);
+        Ok(self.task.copy_from_device(vec![tensor], move |task, mut host| {
+            call(task, std::array::from_fn(|index| &*names[index]), host.remove(0))
+        }))
+    }
+
+    /// [`begin`](Self::begin) for many tensors, which may be of the host and of one device.
+    fn begin_all<C: Send + 'static>(
+        &self,
+        names: Vec<&str>,
+        tensors: Vec<Outgoing>,
+        call: impl FnOnce(&sealane::Task, &[&str], Vec<sealane::Tensor>) -> C + Send + 'static,
+    ) -> Result<Staged<C>, Error> {
+        if !tensors.iter().any(|tensor| matches!(tensor, Outgoing::Device(_))) {
+            let tensors = tensors.into_iter().map(|tensor| self.place(tensor)).collect::<Result<Vec<_>, Error>>()?;
+            return Ok(Staged::begun(call(&self.task, &names, tensors)));
+        }
+        let names: Vec<Box<str>> = names.into_iter().map(Box::from).collect();
+        let (mut ready, mut device) = (Vec::with_capacity(tensors.len()), Vec::new());
+        for tensor in tensors {
+            match tensor {
+                Outgoing::Device(tensor) => {
+                    device.push(tensor);
+                    ready.push(None);
+                }
+                tensor => ready.push(Some(self.place(tensor)?)),
+            }
+        }
+        self.check_pinned(device[0].bytes().device());
+        Ok(self.task.copy_from_device(device, move |task, host| {
+            let (names, mut host): (Vec<&str>, _) = (names.iter().map(|name| &**name).collect(), host.into_iter());
+            let tensors = ready.into_iter().map(|ready| ready.or_else(|| host.next()).expect("one for each"));
+            call(task, &names, tensors.collect())
+        }))
+    }
+
+    /// Warns, once, if the arena is not pinned: copies of this device are slow then.
+    fn check_pinned(&self, device: usize) {
+        if self.engine.is_some() || self.warned.load(Ordering::Relaxed) {
+            return;
+        }
+        let Err(error) = self.task.is_pinned(device) else { return };
+        // While there is no daemon, there is no arena.
+        if error.code() == Code::Unavailable && self.task.arena_range().is_err() {
+            return;
+        }
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            Python::attach(|py| {
+                let text = format!("sealane: the CUDA driver does not pin the arena, so copies are slow: {error}");
+                let text = std::ffi::CString::new(text).unwrap_or_default();
+                // Somebody may have made warnings errors, and this is none.
+                let _ = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1);
+            });
+        }
     }
 
     fn pull(&self, peer: &str, keys: Keys, (min_version, timeout): (i64, Option<Duration>), view: bool) -> PullingMany {
@@ -71,6 +141,13 @@ impl Connected {
             true => self.task.view_many(peer, keys, min_version, timeout),
             false => self.task.pull_many_within(peer, keys, min_version, timeout),
         }
+    }
+
+    /// Where a tensor is copied to when it has come.
+    fn landing(&self, place: Option<OnDevice>) -> Option<(sealane::Task, OnDevice)> {
+        let place = place?;
+        self.check_pinned(place.bytes().device());
+        Some((self.task.clone(), place))
     }
 
     fn close(self) {
@@ -84,7 +161,7 @@ impl Connected {
 impl Task {
     pub(crate) fn new(task: sealane::Task, engine: Option<Engine>, waiter: Waiter) -> Self {
         let name = task.name().into();
-        let connected = RwLock::new(Some(Connected { task, streams: Arc::default(), engine }));
+        let connected = RwLock::new(Some(Connected { task, streams: Arc::default(), engine, warned: Arc::default() }));
         Self { name, connected, waiter, made: Generation::now() }
     }
 
@@ -103,10 +180,10 @@ impl Task {
         key: &str,
         tensor: Outgoing,
         options: SendOptions,
-    ) -> Result<sealane::Sending, Error> {
-        let connected = self.connected()?;
-        let tensor = connected.place_one(tensor)?;
-        Ok(connected.task.send_with(peer, step, key, tensor, options))
+    ) -> Result<Staged<sealane::Sending>, Error> {
+        self.connected()?.begin([peer, key], tensor, move |task, [peer, key], tensor| {
+            task.send_with(peer, step, key, tensor, options)
+        })
     }
 
     /// [`deposit`](Self::deposit) for many. Without the interpreter's lock.
@@ -117,16 +194,17 @@ impl Task {
         keys: Vec<&str>,
         tensors: Vec<Outgoing>,
         timeout: Option<Duration>,
-    ) -> Result<All<sealane::Sending>, Error> {
-        let connected = self.connected()?;
-        let (tensors, task) = (connected.place(keys, tensors)?, connected.task);
-        Ok(All::new(match timeout {
-            None => task.send_all(peer, step, tensors),
-            timeout => tensors
-                .into_iter()
-                .map(|(key, tensor)| task.send_with(peer, step, key, tensor, SendOptions { timeout }))
-                .collect(),
-        }))
+    ) -> Result<Staged<All<sealane::Sending>>, Error> {
+        let peer: Box<str> = peer.into();
+        self.connected()?.begin_all(keys, tensors, move |task, keys, tensors| {
+            let tensors = keys.iter().copied().zip(tensors);
+            All::new(match timeout {
+                None => task.send_all(&peer, step, tensors),
+                timeout => tensors
+                    .map(|(key, tensor)| task.send_with(&peer, step, key, tensor, SendOptions { timeout }))
+                    .collect(),
+            })
+        })
     }
 
     /// Pushes. Without the interpreter's lock.
@@ -136,17 +214,49 @@ impl Task {
         queue: &str,
         tensor: Outgoing,
         options: SendOptions,
-    ) -> Result<sealane::Sending, Error> {
-        let connected = self.connected()?;
-        let tensor = connected.place_one(tensor)?;
-        Ok(connected.task.push_with(to, queue, tensor, options))
+    ) -> Result<Staged<sealane::Sending>, Error> {
+        self.connected()?
+            .begin([to, queue], tensor, move |task, [to, queue], tensor| task.push_with(to, queue, tensor, options))
     }
 
     /// Publishes. Without the interpreter's lock.
-    fn tell(&self, version: i64, keys: Vec<&str>, tensors: Vec<Outgoing>) -> Result<sealane::Publishing, Error> {
+    fn tell(
+        &self,
+        version: i64,
+        keys: Vec<&str>,
+        tensors: Vec<Outgoing>,
+    ) -> Result<Staged<sealane::Publishing>, Error> {
+        self.connected()?.begin_all(keys, tensors, move |task, keys, tensors| {
+            task.publish_many(version, keys.iter().copied().zip(tensors))
+        })
+    }
+
+    /// A recv, into memory of a device too. Without the interpreter's lock.
+    fn ask(
+        &self,
+        peer: &str,
+        step: i64,
+        key: &str,
+        options: RecvOptions,
+        place: Option<OnDevice>,
+    ) -> Result<Landing<sealane::Receiving>, Error> {
         let connected = self.connected()?;
-        let tensors = connected.place(keys, tensors)?;
-        Ok(connected.task.publish_many(version, tensors))
+        let receiving = connected.task.recv_with(peer, step, key, options);
+        Ok(Landing::new(receiving, connected.landing(place)))
+    }
+
+    /// [`ask`](Self::ask) for many.
+    fn ask_all(
+        &self,
+        peer: &str,
+        step: i64,
+        asked: Vec<(&str, RecvOptions)>,
+        places: Vec<Option<OnDevice>>,
+    ) -> Result<Vec<Landing<sealane::Receiving>>, Error> {
+        let connected = self.connected()?;
+        let calls = connected.task.recv_all(peer, step, asked);
+        let landing = |(call, place)| Landing::new(call, connected.landing(place));
+        Ok(calls.into_iter().zip(places).map(landing).collect())
     }
 
     /// Its streams. Without the interpreter's lock.
@@ -160,6 +270,37 @@ impl Task {
 
     pub(crate) fn waiter(&self) -> Waiter {
         self.waiter.clone()
+    }
+
+    /// # Errors
+    /// InvalidArgument if it was closed, or in a forked child.
+    fn task(&self) -> Result<sealane::Task, Error> {
+        Ok(self.connected()?.task)
+    }
+
+    /// The task, which warns if it is `for_device`, by its number, and its arena is not pinned. Without the interpreter's lock.
+    ///
+    /// # Errors
+    /// As [`task`](Self::task).
+    pub(crate) fn pinned_task(&self, for_device: Option<usize>) -> Result<sealane::Task, Error> {
+        let connected = self.connected()?;
+        if let Some(device) = for_device {
+            connected.check_pinned(device);
+        }
+        Ok(connected.task)
+    }
+
+    /// Options of a recv, and its place on a device.
+    fn options(
+        &self,
+        py: Python<'_>,
+        destination: Option<&Destination>,
+        timeout: Option<f64>,
+    ) -> PyResult<(RecvOptions, Option<OnDevice>)> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let Some(destination) = destination else { return Ok((RecvOptions { timeout, destination: None }, None)) };
+        let buffer = destination.buffer(py, || self.task()).or_raise(py)?;
+        Ok((RecvOptions { timeout, destination: Some(buffer) }, destination.on_device().cloned()))
     }
 
     fn take(&self) -> Option<Connected> {
@@ -203,9 +344,8 @@ impl Task {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let destination = out.map(Destination::new).transpose()?;
-        let options = options(py, destination.as_ref(), timeout)?;
-        let ask = || Ok(self.connected()?.task.recv_with(peer, step, key, options));
-        let tensor = outcome(py, &self.waiter, ask)?;
+        let (options, place) = self.options(py, destination.as_ref(), timeout)?;
+        let tensor = outcome(py, &self.waiter, || self.ask(peer, step, key, options, place))?;
         received(py, tensor, destination.as_ref())
     }
 
@@ -221,8 +361,8 @@ impl Task {
         timeout: Option<f64>,
     ) -> PyResult<Receiving> {
         let destination = out.map(Destination::new).transpose()?;
-        let options = options(py, destination.as_ref(), timeout)?;
-        let call = py.detach(|| Ok(self.connected()?.task.recv_with(peer, step, key, options)));
+        let (options, place) = self.options(py, destination.as_ref(), timeout)?;
+        let call = py.detach(|| self.ask(peer, step, key, options, place));
         let make = move |py: Python<'_>, tensor| received(py, tensor, destination.as_ref()).map(Bound::unbind);
         Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
     }
@@ -245,8 +385,8 @@ impl Task {
         partial: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let wanted = Wanted::new(keys, out, partial)?;
-        let asked = wanted.asked(py, self::timeout(timeout).or_raise(py)?)?;
-        let ask = || self.connected().map(|connected| connected.task.recv_all(peer, step, asked));
+        let (asked, places) = wanted.asked(py, self::timeout(timeout).or_raise(py)?, || self.task())?;
+        let ask = || self.ask_all(peer, step, asked, places);
         let outcomes = if partial {
             outcome(py, &self.waiter, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
         } else {
@@ -270,8 +410,8 @@ impl Task {
         partial: bool,
     ) -> PyResult<Receiving> {
         let wanted = Wanted::new(keys, out, partial)?;
-        let asked = wanted.asked(py, self::timeout(timeout).or_raise(py)?)?;
-        let calls = py.detach(|| Ok(self.connected()?.task.recv_all(peer, step, asked))).or_raise(py)?;
+        let (asked, places) = wanted.asked(py, self::timeout(timeout).or_raise(py)?, || self.task())?;
+        let calls = py.detach(|| self.ask_all(peer, step, asked, places)).or_raise(py)?;
         let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
         Ok(if partial {
             Receiving::new(self.waiter(), All::new(calls.into_iter().map(Settled).collect()), make)
@@ -398,10 +538,11 @@ impl Task {
         tensor: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let tensor = Outgoing::new(tensor)?;
+        let slicing = slicing.0.clone();
         let publish = || {
-            let connected = self.connected()?;
-            let tensor = connected.place_one(tensor)?;
-            connected.task.publish_slices(key, version, &slicing.0, tensor)
+            self.connected()?.begin([key], tensor, move |task, [key], tensor| {
+                Begun(task.publish_slices(key, version, &slicing, tensor))
+            })
         };
         outcome(py, &self.waiter, publish)
     }
@@ -562,10 +703,9 @@ impl Task {
         let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
         let outgoing = arrays_of(arrays)?;
         let push = || {
-            let connected = self.connected()?;
-            let tensors = outgoing.into_iter().map(|tensor| connected.place_one(tensor));
-            let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
-            Ok(connected.task.push_all_with(to, queue, tensors, options))
+            self.connected()?.begin_all(vec![to, queue], outgoing, move |task, names, tensors| {
+                task.push_all_with(names[0], names[1], tensors, options)
+            })
         };
         outcome(py, &self.waiter, push)
     }
@@ -580,6 +720,213 @@ impl Task {
         let options = AcceptOptions { tensors_max, bytes_max };
         let open = || task.connected().map(|connected| connected.task.acceptor(queue, options));
         Ok(Acceptor::new(slf, queue, py.detach(open).or_raise(py)?))
+    }
+
+    /// Has the CUDA driver pin the memory of ``empty`` for all devices, by the context of ``device``, which the first tensor of a
+    /// device does too: copies between it and devices are then asynchronous and at full speed. Experimental. Raises ``Unavailable`` or ``ResourceExhausted`` with
+    /// the driver's reason if it does not; copies work all the same, but slowly.
+    #[pyo3(signature = (device=0))]
+    fn pin(&self, py: Python<'_>, device: usize) -> PyResult<()> {
+        py.detach(|| self.task()?.pin(device)).or_raise(py)
+    }
+
+    /// Publishes a table: an array of one dimension or more, whose rows any peer may ``pull_rows`` by their numbers. Waits until all
+    /// peers can see it.
+    ///
+    /// An array from ``empty`` is published in place, and so is any writable array with an embedded engine: do not write it from now on
+    /// but through the ``Table`` that is returned. Others are copied. With ``torn=True`` whoever pulls a row while it is written may get half of
+    /// it, which saves a little time on both sides.
+    #[pyo3(signature = (key, array, *, version=0, torn=false))]
+    fn publish_table(
+        slf: &Bound<'_, Self>,
+        key: &str,
+        array: &Bound<'_, PyAny>,
+        version: i64,
+        torn: bool,
+    ) -> PyResult<Table> {
+        let (py, task) = (slf.py(), slf.get());
+        let options = TableOptions { version, torn };
+        let memory = Destination::new(array).and_then(|memory| memory.tensor(py));
+        let array = Outgoing::new(array)?;
+        let publish = || {
+            let connected = task.connected()?;
+            let tensor = match memory {
+                Ok(tensor) => tensor,
+                Err(_) => connected.place(array)?,
+            };
+            connected.task.publish_table(key, tensor, options)
+        };
+        Ok(Table::new(slf, py.detach(publish).or_raise(py)?))
+    }
+
+    /// Pulls rows of a table by their numbers, each to its place: an array of the shape of ``ids`` with that of a row behind it.
+    /// A table that is not published yet, or older than ``min_version``, is waited for.
+    ///
+    /// ``ids`` are integers, an array of any shape or anything that ``numpy.asarray`` takes, in any order; a row that is named twice is
+    /// fetched once. ``out`` and ``timeout`` are as for ``recv``. If one row cannot be had, the error is raised; with ``partial=True`` a
+    /// tuple is returned: the array, and for rows whose owner is gone or late a list of (owner, places in ``ids``, error).
+    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn pull_rows<'py>(
+        &self,
+        py: Python<'py>,
+        table: &ShardedTable,
+        ids: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        min_version: Option<i64>,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wanted = WantedRows::new(ids, out, partial)?;
+        let options = wanted.options(py, min_version, timeout)?;
+        let ask = || Ok(Rows(self.connected()?.task.pull_rows(&table.0, &wanted.ids.numbers, options)));
+        wanted.made(py, outcome(py, &self.waiter, ask)?)
+    }
+
+    /// ``pull_rows`` from many tables at once: ``ids`` has those of each table, ``out``, if it is given, an
+    /// array for each, and a list is returned, in the order of the tables. If one fails, its error is raised.
+    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn pull_all_rows<'py>(
+        &self,
+        py: Python<'py>,
+        tables: Vec<PyRef<'py, ShardedTable>>,
+        ids: Vec<Bound<'py, PyAny>>,
+        out: Option<Vec<Bound<'py, PyAny>>>,
+        min_version: Option<i64>,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wanted = WantedTables::new(tables, ids, out, partial, py)?;
+        let options = wanted.options(py, min_version, timeout)?;
+        let ask = || Ok(wanted.begin(&self.connected()?.task, options));
+        wanted.made(py, outcome(py, &self.waiter, ask)?)
+    }
+
+    /// ``pull_all_rows`` that does not wait: ``await`` the returned object, or call its ``result``.
+    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn pull_all_rows_async<'py>(
+        &self,
+        py: Python<'py>,
+        tables: Vec<PyRef<'py, ShardedTable>>,
+        ids: Vec<Bound<'py, PyAny>>,
+        out: Option<Vec<Bound<'py, PyAny>>>,
+        min_version: Option<i64>,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Receiving> {
+        let wanted = WantedTables::new(tables, ids, out, partial, py)?;
+        let options = wanted.options(py, min_version, timeout)?;
+        let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, options)));
+        let make = move |py: Python<'_>, pulled| wanted.made(py, pulled).map(Bound::unbind);
+        Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
+    }
+
+    /// ``pull_rows`` that does not wait: ``await`` the returned object, or call its ``result``.
+    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn pull_rows_async(
+        &self,
+        py: Python<'_>,
+        table: &ShardedTable,
+        ids: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        min_version: Option<i64>,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Receiving> {
+        let wanted = WantedRows::new(ids, out, partial)?;
+        let options = wanted.options(py, min_version, timeout)?;
+        let call = py.detach(|| Ok(Rows(self.connected()?.task.pull_rows(&table.0, &wanted.ids.numbers, options))));
+        let make = move |py: Python<'_>, pulled| wanted.made(py, pulled).map(Bound::unbind);
+        Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
+    }
+
+    /// Pushes rows to the owners of a table, into the queue ``queue`` of each, from which they take them with ``accept_rows``. Waits until
+    /// all have taken theirs.
+    ///
+    /// ``rows`` has the shape of ``ids`` with that of a row behind it. With ``sum=True`` rows of the same number are added up and
+    /// pushed once, for float32 and float64. ``timeout`` is as for ``push``.
+    #[pyo3(signature = (table, queue, ids, rows, *, sum=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn push_rows(
+        &self,
+        py: Python<'_>,
+        table: &ShardedTable,
+        queue: &str,
+        ids: &Bound<'_, PyAny>,
+        rows: &Bound<'_, PyAny>,
+        sum: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let rows = vec![OutgoingRows::new(table, ids, rows)?];
+        let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
+        outcome(py, &self.waiter, || OutgoingRows::push(rows, &self.connected()?.task, queue, sum, &options))
+    }
+
+    /// ``push_rows`` to many tables at once: ``ids`` and ``rows`` have those of each table. What is accepted
+    /// has the table's key.
+    #[pyo3(signature = (tables, queue, ids, rows, *, sum=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn push_all_rows<'py>(
+        &self,
+        py: Python<'py>,
+        tables: Vec<PyRef<'py, ShardedTable>>,
+        queue: &str,
+        ids: Vec<Bound<'py, PyAny>>,
+        rows: Vec<Bound<'py, PyAny>>,
+        sum: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let rows = OutgoingRows::all(py, tables, ids, rows)?;
+        let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
+        outcome(py, &self.waiter, || OutgoingRows::push(rows, &self.connected()?.task, queue, sum, &options))
+    }
+
+    /// ``push_all_rows`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the pushes continue.
+    #[pyo3(signature = (tables, queue, ids, rows, *, sum=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn push_all_rows_async<'py>(
+        &self,
+        py: Python<'py>,
+        tables: Vec<PyRef<'py, ShardedTable>>,
+        queue: &str,
+        ids: Vec<Bound<'py, PyAny>>,
+        rows: Vec<Bound<'py, PyAny>>,
+        sum: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Sending> {
+        let rows = OutgoingRows::all(py, tables, ids, rows)?;
+        let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
+        let call = py.detach(|| OutgoingRows::push(rows, &self.connected()?.task, queue, sum, &options));
+        call.or_raise(py).map(|call| Sending::new(self.waiter(), call))
+    }
+
+    /// ``push_rows`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the push continues.
+    #[pyo3(signature = (table, queue, ids, rows, *, sum=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn push_rows_async(
+        &self,
+        py: Python<'_>,
+        table: &ShardedTable,
+        queue: &str,
+        ids: &Bound<'_, PyAny>,
+        rows: &Bound<'_, PyAny>,
+        sum: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Sending> {
+        let rows = vec![OutgoingRows::new(table, ids, rows)?];
+        let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
+        let call = py.detach(|| OutgoingRows::push(rows, &self.connected()?.task, queue, sum, &options));
+        call.or_raise(py).map(|call| Sending::new(self.waiter(), call))
+    }
+
+    /// Opens a queue of this task into which peers ``push_rows``: an ``Acceptor`` of ``AcceptedRows``, which are the name of the task that
+    /// pushed them, the table's key, the numbers of the rows in this task's part of the table, and the rows. What is no rows raises ``InvalidArgument``.
+    #[pyo3(signature = (queue, *, tensors_max=4096, bytes_max=268_435_456))]
+    fn accept_rows(slf: &Bound<'_, Self>, queue: &str, tensors_max: usize, bytes_max: usize) -> PyResult<Acceptor> {
+        Ok(Self::acceptor(slf, queue, tensors_max, bytes_max)?.of_rows())
     }
 
     /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. Its contents
@@ -668,9 +1015,4 @@ impl Task {
     fn __repr__(&self) -> String {
         format!("<sealane.Task {}>", self.name)
     }
-}
-
-fn options(py: Python<'_>, destination: Option<&Destination>, timeout: Option<f64>) -> PyResult<RecvOptions> {
-    let timeout = self::timeout(timeout).or_raise(py)?;
-    Ok(RecvOptions { timeout, destination: destination.map(|destination| destination.buffer(py)) })
 }

@@ -87,6 +87,27 @@ impl<C: UnderWay> UnderWay for Settled<C> {
     }
 }
 
+/// What may have become a call, or else its error.
+pub(crate) struct Begun<C>(pub(crate) Result<C, Error>);
+
+impl<C: UnderWay> UnderWay for Begun<C> {
+    type Value = C::Value;
+
+    fn look(&mut self) -> Option<Result<C::Value, Error>> {
+        match &mut self.0 {
+            Ok(call) => call.look(),
+            Err(error) => Some(Err(error.clone())),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Value, Error>> {
+        match &mut self.0 {
+            Ok(call) => call.poll(context),
+            Err(error) => Poll::Ready(Err(error.clone())),
+        }
+    }
+}
+
 /// A call whose value is of no use to anybody.
 pub(crate) struct Valueless<C>(pub(crate) C);
 

@@ -1,30 +1,20 @@
 """What tests are given: a parameter server and a worker, attached to a daemon, or with engines in this process."""
 
-import shutil
-import tempfile
-
 import pytest
-from daemons import PS, WORKER, Daemon, embedded_pair
+from daemons import PS, WORKER, embedded_pair, new_daemon
 
 
 @pytest.fixture
 def own_daemon():
     """A daemon of this test's own, to be killed or filled up."""
-    # Not pytest's directory, whose path may be too long for a socket's.
-    directory = tempfile.mkdtemp(prefix="sealane-")
-    daemon = Daemon(directory)
-    yield daemon
-    daemon.kill()
-    shutil.rmtree(directory)
+    with new_daemon() as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session")
 def daemon():
-    directory = tempfile.mkdtemp(prefix="sealane-")
-    daemon = Daemon(directory)
-    yield daemon
-    daemon.kill()
-    shutil.rmtree(directory)
+    with new_daemon() as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session", params=["daemon", "embedded"])

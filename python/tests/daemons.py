@@ -1,7 +1,9 @@
 """Daemons of the tests: real processes with ports and directories of their own, and the tasks that attach to them."""
 
+import contextlib
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,6 +98,19 @@ class Daemon:
 
     def attach(self, task, **options):
         return sealane.attach(task, socket=self.socket, **{"arena_bytes": ARENA_BYTES, **options})
+
+
+@contextlib.contextmanager
+def new_daemon():
+    """A daemon with a directory of its own, which ends with it."""
+    # Not pytest's directory, whose path may be too long for a socket's.
+    directory = tempfile.mkdtemp(prefix="sealane-")
+    daemon = Daemon(directory)
+    try:
+        yield daemon
+    finally:
+        daemon.kill()
+        shutil.rmtree(directory)
 
 
 def embedded_pair(ps_options={}, worker_options={}):

@@ -4,12 +4,11 @@ import http.server
 import resource
 import shutil
 import subprocess
-import tempfile
 import threading
 from concurrent import futures
 
 import pytest
-from daemons import PS, STUCK, WORKER, Daemon, binary
+from daemons import PS, STUCK, WORKER, binary, new_daemon
 from test_calls import in_thread
 
 grpc = pytest.importorskip("grpc")
@@ -86,12 +85,8 @@ class Carried:
 
 @pytest.fixture(scope="module")
 def own():
-    # Not pytest's directory, whose path may be too long for a socket's.
-    directory = tempfile.mkdtemp(prefix="sealane-")
-    daemon = Daemon(directory)
-    yield daemon
-    daemon.kill()
-    shutil.rmtree(directory)
+    with new_daemon() as daemon:
+        yield daemon
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::dma_buf::DmaBuf;
 use crate::slab::Buffer;
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
@@ -23,7 +24,7 @@ pub enum MemoryKind {
 /// are. What would change then: a session sends a payload once the copy of it has completed, and tells a waiter once the copy
 /// of its tensor has; until then it keeps both memories. Host memory for such copies comes from the shards'
 /// [slabs](crate::Slab), which can be registered with the device at startup. A link that can reach the device's memory itself (GPUDirect
-/// RDMA) needs the address as well, and no copies.
+/// RDMA) does so where it is [exported](Self::direct), and copies nothing.
 pub trait DeviceMemory: Send + Sync {
     /// The kind of device, such as `"cuda"`, as named in messages.
     fn name(&self) -> &'static str;
@@ -42,6 +43,22 @@ pub trait DeviceMemory: Send + Sync {
     /// # Errors
     /// The device could not; what is there is then undefined.
     fn copy_from_host(&self, to: usize, bytes: VolatileSlice<'_>) -> Result<(), DeviceError>;
+
+    /// The exported memory that it is part of, and where in that it begins, in bytes; `None` (the default) if it is not exported.
+    /// It never changes. The bytes must then be complete before a buffer over them is sent: nothing waits for work of the
+    /// device's that still writes them, where a copy could.
+    fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
+        None
+    }
+
+    /// Called on the shard's thread when a link has written there by itself, before anybody is told: work that is given to the
+    /// device from then on must see the bytes (`cuFlushGPUDirectRDMAWrites`). Does nothing by default.
+    ///
+    /// # Errors
+    /// The device could not: what is there counts as lost.
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// A copy to or from a device's memory has failed. The memory can still be used.
@@ -71,6 +88,15 @@ impl OnDevice {
     #[cold]
     pub(crate) fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         self.copy.as_ref().map(|copy| copy.buffer.volatile())
+    }
+
+    /// The exported memory that the bytes are in, and their address there; `None` if they have a copy in the host's, or do not
+    /// lie within it.
+    #[cold]
+    pub(crate) fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
+        let (region, at) = self.memory.direct().filter(|_| self.copy.is_none())?;
+        let is_within = at.checked_add(self.len as u64).is_some_and(|end| end <= region.bytes());
+        is_within.then(|| (region, region.address() + at))
     }
 
     #[cold]

@@ -29,6 +29,7 @@
 
 mod handshake;
 mod return_stack;
+mod stripes;
 
 #[cfg(shards)]
 mod alarm;
@@ -38,6 +39,8 @@ mod counter;
 mod cpus;
 #[cfg(not(loom))]
 mod device_memory;
+#[cfg(not(loom))]
+mod dma_buf;
 #[cfg(not(loom))]
 mod error;
 #[cfg(shards)]
@@ -58,6 +61,8 @@ mod mailbox;
 mod polling;
 #[cfg(shards)]
 mod readiness;
+#[cfg(not(loom))]
+mod rows;
 #[cfg(shards)]
 mod runtime;
 #[cfg(shards)]
@@ -80,13 +85,16 @@ mod turn;
 mod volatile;
 
 pub use self::handshake::SleepFlag;
+pub use self::stripes::Stripe;
 #[cfg(not(loom))]
 pub use self::{
     counter::{Counter, Gauge},
     device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind},
+    dma_buf::{DmaBuf, Reach, Reacher},
     error::RuntimeError,
     histogram::{Histogram, HistogramSnapshot},
     polling::Polling,
+    rows::{Rows, STRIPES_MAX},
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
     volatile::{VolatileSlice, VolatileSliceMut},
 };

@@ -161,6 +161,12 @@ impl<'a> VolatileSliceMut<'a> {
         unsafe { Self::new(self.0.iov_base.cast::<u8>().add(range.start), range.len()) }
     }
 
+    /// The same bytes to read.
+    #[inline]
+    pub fn as_volatile(&self) -> VolatileSlice<'_> {
+        VolatileSlice(self.0, PhantomData)
+    }
+
     /// The same bytes for a shorter time.
     #[inline]
     pub fn reborrow(&mut self) -> VolatileSliceMut<'_> {

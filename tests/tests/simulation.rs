@@ -15,6 +15,7 @@ fn promises_hold_whatever_the_weather() {
     let (mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0);
     let (mut fused, mut pulled, mut missed) = (0, 0, 0);
     let (mut accepted, mut unpushed) = (0, 0);
+    let (mut rows, mut rows_missed) = (0, 0);
     for seed in 0..SEEDS {
         match simulate(seed, TRACE_LINES) {
             Ok(report) => {
@@ -25,6 +26,8 @@ fn promises_hold_whatever_the_weather() {
                 missed += report.missed;
                 accepted += report.accepted;
                 unpushed += report.unpushed;
+                rows += report.rows;
+                rows_missed += report.rows_missed;
                 lost += report.links_lost;
                 reset += report.sessions_reset;
             }
@@ -35,6 +38,7 @@ fn promises_hold_whatever_the_weather() {
     assert!(delivered > 50 * SEEDS as usize && refused > SEEDS as usize && lost > SEEDS && reset > SEEDS / 4);
     assert!(fused > 2 * SEEDS && pulled > 50 * SEEDS as usize && missed > SEEDS as usize);
     assert!(accepted > 50 * SEEDS as usize && unpushed > SEEDS as usize);
+    assert!(rows > 200 * SEEDS as usize && rows_missed > SEEDS as usize);
 }
 
 #[test]

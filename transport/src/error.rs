@@ -76,7 +76,7 @@ pub enum Error {
     },
     /// The deadline passed first.
     #[error(
-        "{operation} of step {step} key '{key}' waited {waited:?} and its deadline passed{}",
+        "{operation} of {}key '{key}' waited {waited:?} and its deadline passed{}", wanted(*.operation, *.step),
         if *.delivery_unknown { ": delivery unknown, the tensor was in transit and may still arrive" } else { "" }
     )]
     DeadlineExceeded {
@@ -169,6 +169,15 @@ impl Error {
     /// A peer that cannot be used.
     pub fn unavailable(peer: &str, reason: impl Into<Box<str>>) -> Self {
         Error::Unavailable { peer: peer.into(), reason: reason.into() }
+    }
+}
+
+/// Which one was wanted: for a pull the number is a version, and the least says that any would do.
+fn wanted(operation: Operation, step: i64) -> String {
+    match (operation, step) {
+        (Operation::Pull, i64::MIN) => String::new(),
+        (Operation::Pull, version) => format!("version {version} of "),
+        _ => format!("step {step} "),
     }
 }
 

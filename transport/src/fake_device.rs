@@ -1,11 +1,15 @@
-//! A device for tests, with memory that the host cannot read: it is kept scrambled, and only the two copies know the key.
+//! A device for tests, with memory that the host cannot read: it is kept scrambled, and only the two copies know the key, and fake
+//! RDMA devices that have registered it.
 //!
 //! Used from any thread; bounded by what tests allocate.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sealane_runtime::{Buffer, DeviceError, DeviceMemory, VolatileSlice, VolatileSliceMut};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use sealane_runtime::{Block, Buffer, DeviceError, DeviceMemory, DmaBuf, Extents, VolatileSlice, VolatileSliceMut};
 
 /// A device. A clone is another handle to the same.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +21,7 @@ struct State {
     tried: AtomicU64,
     to_host: AtomicU64,
     from_host: AtomicU64,
+    flushes: AtomicU64,
     /// The copies after so many fail, this many; and every copy whose number this divides, unless it is 0.
     failing: Mutex<(u64, u64, u64)>,
 }
@@ -36,12 +41,29 @@ impl FakeDevice {
 
     /// A buffer of `len` bytes in the device's memory, with arbitrary contents.
     pub fn allocate(&self, len: usize) -> Buffer {
-        Buffer::on_device(Arc::new(FakeMemory::new(self, len)))
+        Buffer::on_device(Arc::new(FakeMemory::new(self, len, Cells::Own(vec![0; len].into()))))
+    }
+
+    /// An allocation of `bytes` that is exported, and of which tensors can be parts.
+    pub fn export(&self, bytes: usize) -> FakeExport {
+        let file = memfd_create(c"fake-device", MFdFlags::MFD_CLOEXEC).expect("memory");
+        let file = File::from(file);
+        file.set_len(bytes as u64).expect("memory");
+        let descriptor = file.try_clone().expect("a descriptor").into();
+        // Where no host has memory: an address that is looked at ends the test.
+        let region = DmaBuf::new(descriptor, 0, 0xdead_0000_0000_0000, bytes as u64).expect("bytes");
+        let extents = Mutex::new(Extents::new(bytes));
+        FakeExport { device: self.clone(), memory: Arc::new(Exported { file, region, extents }) }
+    }
+
+    /// How often what a link wrote was made visible.
+    pub fn flushes(&self) -> u64 {
+        self.0.flushes.load(Ordering::Relaxed)
     }
 
     /// A buffer with a copy of `bytes` in the device's memory, which does not count.
     pub fn with(&self, bytes: &[u8]) -> Buffer {
-        let memory = FakeMemory::new(self, bytes.len());
+        let memory = FakeMemory::new(self, bytes.len(), Cells::Own(vec![0; bytes.len()].into()));
         memory.put(0, bytes);
         Buffer::on_device(Arc::new(memory))
     }
@@ -68,7 +90,7 @@ impl FakeDevice {
         self.0.failing.lock().unwrap_or_else(PoisonError::into_inner).2 = period;
     }
 
-    /// A copy is made, unless it fails.
+    /// A copy or a flush is made, unless it fails.
     fn copies_one(&self, count: &AtomicU64, what: &str) -> Result<(), DeviceError> {
         let mut failing = self.0.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let (passing, to_fail, period) = *failing;
@@ -95,27 +117,103 @@ pub fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     bytes
 }
 
+/// An allocation of a [`FakeDevice`] that is exported. It lives as long as a handle to it or to one of its buffers.
+#[derive(Clone)]
+pub struct FakeExport {
+    device: FakeDevice,
+    memory: Arc<Exported>,
+}
+
+struct Exported {
+    file: File,
+    region: Arc<DmaBuf>,
+    extents: Mutex<Extents>,
+}
+
+impl FakeExport {
+    /// A buffer of `len` bytes of it, with arbitrary contents; `None` if there is no room, or there are no bytes.
+    pub fn allocate(&self, len: usize) -> Option<Buffer> {
+        self.memory_of(len).map(|memory| Buffer::on_device(Arc::new(memory)))
+    }
+
+    /// A buffer with a copy of `bytes`, which does not count.
+    pub fn with(&self, bytes: &[u8]) -> Option<Buffer> {
+        let memory = self.memory_of(bytes.len())?;
+        memory.put(0, bytes);
+        Some(Buffer::on_device(Arc::new(memory)))
+    }
+
+    /// What a link registers.
+    pub fn region(&self) -> &Arc<DmaBuf> {
+        &self.memory.region
+    }
+
+    fn memory_of(&self, len: usize) -> Option<FakeMemory> {
+        let mut extents = self.memory.extents.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = if len > 0 { extents.allocate(len)? } else { return None };
+        let cells = Cells::Exported { of: self.memory.clone(), block };
+        Some(FakeMemory::new(&self.device, len, cells))
+    }
+}
+
 /// Memory of a [`FakeDevice`].
 struct FakeMemory {
     device: FakeDevice,
-    cells: Mutex<Vec<u8>>,
+    len: usize,
+    cells: Cells,
 }
 
-/// What the byte at an offset is scrambled with.
-fn key(at: usize) -> u8 {
-    (at.wrapping_mul(167) >> 3) as u8 ^ 0xa5
+/// Scrambled bytes.
+enum Cells {
+    Own(Mutex<Vec<u8>>),
+    /// Part of what is exported.
+    Exported {
+        of: Arc<Exported>,
+        block: Block,
+    },
+}
+
+/// Scrambles bytes that lie at this offset of their memory, or makes them plain again.
+pub(crate) fn scramble(start: u64, bytes: &mut [u8]) {
+    for (at, byte) in (start..).zip(bytes) {
+        *byte ^= (at.wrapping_mul(167) >> 3) as u8 ^ 0xa5;
+    }
 }
 
 impl FakeMemory {
-    fn new(device: &FakeDevice, len: usize) -> Self {
+    fn new(device: &FakeDevice, len: usize, cells: Cells) -> Self {
         device.0.in_use_bytes.fetch_add(len, Ordering::Relaxed);
-        Self { device: device.clone(), cells: Mutex::new(vec![0; len]) }
+        Self { device: device.clone(), len, cells }
     }
 
     fn put(&self, to: usize, bytes: &[u8]) {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        for (at, (cell, byte)) in (to..).zip(cells[to..to + bytes.len()].iter_mut().zip(bytes)) {
-            *cell = byte ^ key(at);
+        let mut bytes = bytes.to_vec();
+        match &self.cells {
+            Cells::Own(cells) => {
+                scramble(to as u64, &mut bytes);
+                let mut cells = cells.lock().unwrap_or_else(PoisonError::into_inner);
+                cells[to..to + bytes.len()].copy_from_slice(&bytes);
+            }
+            Cells::Exported { of, block } => {
+                let at = (block.offset() + to) as u64;
+                scramble(at, &mut bytes);
+                of.file.write_all_at(&bytes, at).expect("a file in memory");
+            }
+        }
+    }
+
+    fn get(&self, from: usize, bytes: &mut [u8]) {
+        match &self.cells {
+            Cells::Own(cells) => {
+                let cells = cells.lock().unwrap_or_else(PoisonError::into_inner);
+                bytes.copy_from_slice(&cells[from..from + bytes.len()]);
+                scramble(from as u64, bytes);
+            }
+            Cells::Exported { of, block } => {
+                let at = (block.offset() + from) as u64;
+                of.file.read_exact_at(bytes, at).expect("a file in memory");
+                scramble(at, bytes);
+            }
         }
     }
 }
@@ -126,13 +224,13 @@ impl DeviceMemory for FakeMemory {
     }
 
     fn size(&self) -> usize {
-        self.cells.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.len
     }
 
     fn copy_to_host(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
         self.device.copies_one(&self.device.0.to_host, "to the host")?;
-        let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        let plain: Vec<u8> = (from..).zip(&cells[from..from + to.len()]).map(|(at, cell)| cell ^ key(at)).collect();
+        let mut plain = vec![0; to.len()];
+        self.get(from, &mut plain);
         to.copy_from(&plain);
         Ok(())
     }
@@ -142,10 +240,24 @@ impl DeviceMemory for FakeMemory {
         self.put(to, &bytes.to_vec());
         Ok(())
     }
+
+    fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
+        match &self.cells {
+            Cells::Own(_) => None,
+            Cells::Exported { of, block } => Some((&of.region, block.offset() as u64)),
+        }
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.copies_one(&self.device.0.flushes, "in front of a flush")
+    }
 }
 
 impl Drop for FakeMemory {
     fn drop(&mut self) {
-        self.device.0.in_use_bytes.fetch_sub(self.size(), Ordering::Relaxed);
+        self.device.0.in_use_bytes.fetch_sub(self.len, Ordering::Relaxed);
+        if let Cells::Exported { of, block } = &self.cells {
+            of.extents.lock().unwrap_or_else(PoisonError::into_inner).free(*block);
+        }
     }
 }

@@ -34,6 +34,8 @@ pub mod outbox;
 pub mod payload;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod provider;
+#[cfg(not(loom))]
+pub mod row_ids;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod session;
 pub mod shm;

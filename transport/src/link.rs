@@ -7,7 +7,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use sealane_runtime::{Buffer, MemoryKind, VolatileSliceMut};
+use std::sync::Arc;
+
+use sealane_runtime::{Buffer, DeviceError, DmaBuf, MemoryKind, Reacher, VolatileSliceMut};
 
 use crate::arena::Handle;
 use crate::error::LinkError;
@@ -46,14 +48,39 @@ pub struct Traits {
     pub aside: bool,
     /// The link reports itself when it can take more; its descriptor must not be watched for writing.
     pub tells_of_room: bool,
-    /// Payloads outside the stream of frames may be in the memory of a device, and so may their destinations: the link reads and
-    /// writes it itself. For any other link, a session copies them through host memory.
-    pub moves_device: bool,
+    /// Payloads outside the stream of frames may be in the memory of a device that this has registered, and so may their
+    /// destinations: the link reads and writes it itself. Any other such memory a session copies through the host's.
+    pub reacher: Option<Reacher>,
 }
 
 impl Traits {
     /// One byte stream, whose descriptor reports all readiness.
-    pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false, moves_device: false };
+    pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false, reacher: None };
+}
+
+/// Where bytes lie, for a link that moves them by their address.
+#[derive(Debug, Clone)]
+pub(crate) struct Spot {
+    /// Of the host; or that of a device's memory, for whoever has registered it.
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    pub(crate) memory: MemoryKind,
+    /// What is registered of a device's memory.
+    pub(crate) direct: Option<Arc<DmaBuf>>,
+}
+
+impl Spot {
+    /// That of a buffer that a link may write.
+    ///
+    /// # Panics
+    /// If it is in the memory of a device that is not exported.
+    pub(crate) fn of(buffer: &mut Buffer) -> Self {
+        let (bytes, memory) = (buffer.len(), buffer.memory());
+        match buffer.direct() {
+            Some((region, address)) => Self { address, bytes, memory, direct: Some(region.clone()) },
+            None => Self { address: buffer.volatile_mut().as_mut_ptr() as u64, bytes, memory, direct: None },
+        }
+    }
 }
 
 /// One shard's connection to one peer shard.
@@ -225,13 +252,23 @@ impl Landing {
     /// The memory for the next bytes; `None` if they are to be discarded.
     ///
     /// # Panics
-    /// If it is a device's, which only a link gets that [says that it moves such](Traits::moves_device).
+    /// If it is a device's, which only a link gets that [has registered it](Traits::reacher).
     pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
             Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
             Place::Bounce(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
             Place::Nowhere => None,
         }
+    }
+
+    /// Where the next bytes go, for a link that moves them by address; `None` if they are to be discarded.
+    pub(crate) fn spot(&mut self) -> Option<Spot> {
+        let spot = match &mut self.place {
+            Place::Buffer(buffer) => Spot::of(buffer),
+            Place::Bounce(buffer) => Spot::of(buffer),
+            Place::Nowhere => return None,
+        };
+        Some(Spot { address: spot.address + self.filled as u64, bytes: self.missing(), ..spot })
     }
 
     /// Notes that `count` bytes were written to [`target`](Self::target), or thrown away.
@@ -253,5 +290,21 @@ impl Landing {
         }
         self.advance(count);
         count
+    }
+
+    /// The same where they may belong into the memory of a device, to which they are copied.
+    ///
+    /// # Errors
+    /// The device could not.
+    pub(crate) fn copy(&mut self, bytes: &[u8]) -> Result<usize, DeviceError> {
+        let count = bytes.len().min(self.missing());
+        match &mut self.place {
+            Place::Buffer(buffer) if buffer.device().is_some() => {
+                buffer.write(self.filled, bytes[..count].into())?;
+                self.advance(count);
+                Ok(count)
+            }
+            _ => Ok(self.take(bytes)),
+        }
     }
 }

@@ -4,14 +4,14 @@
 //! the session waits for the link. Payloads of more than a chunk are interleaved, a chunk at a time.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use sealane_runtime::{Buffer, DeviceError, HostCopy, MemoryKind, Slab, VolatileSlice};
+use sealane_runtime::{Buffer, DeviceError, DmaBuf, HostCopy, Reach, Reacher, Slab, VolatileSlice};
 
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
-use crate::link::{Landing, Traits};
+use crate::link::{Landing, Spot, Traits};
 use crate::payload::Payload;
 use crate::spares;
 use crate::transfers::Transfers;
@@ -46,8 +46,10 @@ pub struct Outbox {
     transfers: Transfers,
     /// Large payloads travel beside the frames: none leaves in chunks, and places for answers are announced.
     aside: bool,
-    /// The link reads and writes the memory of devices.
-    moves_device: bool,
+    /// Who reads and writes the memory of devices for the link, where it has registered that.
+    reacher: Option<Reacher>,
+    /// Memory of devices that it is to register.
+    unregistered: Vec<Weak<DmaBuf>>,
     copies: HostCopies,
     announced: Vec<Announcement>,
     revoked: Vec<Revocation>,
@@ -85,16 +87,12 @@ pub(crate) enum Unreadable {
 }
 
 /// The place where the answer to a request is to go: said before the request. Made by sessions alone, which keep the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Announcement {
     /// The request.
     pub(crate) request: Handle,
-    /// Where the consumer's memory begins. It stays where it is until the answer has come, or the place was revoked.
-    pub(crate) address: u64,
-    /// Its length.
-    pub(crate) bytes: usize,
-    /// What kind of memory it is in.
-    pub(crate) memory: MemoryKind,
+    /// The consumer's memory. It stays where it is until the answer has come, or the place was revoked.
+    pub(crate) spot: Spot,
 }
 
 /// An announced place that no answer may reach any more.
@@ -170,7 +168,8 @@ impl Outbox {
             payload_bytes: 0,
             transfers: Transfers::new(chunk_bytes),
             aside: false,
-            moves_device: false,
+            reacher: None,
+            unregistered: Vec::new(),
             copies: HostCopies::default(),
             announced: Vec::new(),
             revoked: Vec::new(),
@@ -235,7 +234,7 @@ impl Outbox {
     /// The link is such a one that takes what is put in here from now on.
     pub fn set_traits(&mut self, traits: Traits) {
         self.aside = traits.aside;
-        self.moves_device = traits.moves_device;
+        self.reacher = traits.reacher;
     }
 
     /// Where payloads in the memory of a device are copied for links that cannot read it. Without it, large ones are refused.
@@ -243,10 +242,24 @@ impl Outbox {
         self.copies.slab = Some(slab);
     }
 
-    /// True if payloads of so many bytes go from and to the memory of a device as they are. What is in a frame never does.
-    #[inline]
-    pub fn moves_device(&self, bytes: usize) -> bool {
-        self.moves_device && self.aside && bytes > INLINE_PAYLOAD_BYTES
+    /// True if a payload of so many bytes goes from or to this memory of a device's as it is. What is in a frame never does, nor
+    /// from memory that the link has not registered: it is to do so now.
+    #[cold]
+    pub(crate) fn reaches(&mut self, direct: Option<(&Arc<DmaBuf>, u64)>, bytes: usize) -> bool {
+        let (Some((region, _)), Some(reacher)) = (direct, self.reacher) else { return false };
+        if !self.aside || bytes <= INLINE_PAYLOAD_BYTES {
+            return false;
+        }
+        let reach = region.reach(reacher);
+        if reach == Reach::New {
+            self.unregistered.push(Arc::downgrade(region));
+        }
+        reach == Reach::Yes
+    }
+
+    /// Memory of devices that the link is to register, since it last looked.
+    pub(crate) fn unregistered(&mut self) -> &mut Vec<Weak<DmaBuf>> {
+        &mut self.unregistered
     }
 
     /// True while nothing of a device's can leave, before others of this outbox have dropped their copies.
@@ -259,7 +272,7 @@ impl Outbox {
     /// gets a copy in host memory, until the session drops that.
     #[inline]
     pub(crate) fn make_readable(&mut self, payload: &mut Payload) -> Result<(), Unreadable> {
-        if payload.host_bytes().is_some() || self.moves_device(payload.len()) {
+        if payload.host_bytes().is_some() || self.reaches(payload.direct(), payload.len()) {
             return Ok(());
         }
         self.copy_to_host(payload)
@@ -521,7 +534,7 @@ impl Outbox {
         spares::give_back(&mut self.staged);
         self.head = 0;
         (self.payloads, self.payload_bytes) = (0, 0);
-        (self.aside, self.moves_device, self.copies.awaited) = (false, false, None);
+        (self.aside, self.reacher, self.copies.awaited) = (false, None, None);
         self.announced.clear();
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, VolatileSlice, VolatileSliceMut};
+use sealane_runtime::{Buffer, DeviceError, DeviceMemory, DmaBuf, MemoryKind, VolatileSlice, VolatileSliceMut};
 
 /// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
@@ -51,6 +51,29 @@ impl Payload {
             Payload::Owned(buffer) => buffer.device(),
             Payload::Shared(buffer) => buffer.device(),
             Payload::Bytes(_) => None,
+        }
+    }
+
+    /// As [`Buffer::direct`].
+    #[inline]
+    pub fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
+        match self {
+            Payload::Owned(buffer) => buffer.direct(),
+            Payload::Shared(buffer) => buffer.direct(),
+            Payload::Bytes(_) => None,
+        }
+    }
+
+    /// Where the bytes are, for a link that moves them by address.
+    ///
+    /// # Panics
+    /// If they are in the memory of a device that is not exported.
+    #[cfg(feature = "network")]
+    pub(crate) fn spot(&self) -> crate::link::Spot {
+        let (bytes, memory) = (self.len(), self.memory());
+        match self.direct() {
+            Some((region, address)) => crate::link::Spot { address, bytes, memory, direct: Some(region.clone()) },
+            None => crate::link::Spot { address: self.volatile().as_ptr() as u64, bytes, memory, direct: None },
         }
     }
 

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealane_runtime::{Buffer, VolatileSlice};
 
 use crate::error::Error;
+#[cfg(feature = "network")]
+use crate::outbox::Outbox;
 use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorMeta};
 
@@ -339,18 +341,18 @@ impl Tray {
         }
     }
 
-    /// The same for a link. Unless it moves a device's memory, such a place stays as it is, and is written when the new memory
-    /// [comes back](Self::land).
+    /// The same for a link. Unless it reaches a device's memory itself, such a place stays as it is, and is written when the new
+    /// memory [comes back](Self::land).
     #[cfg(feature = "network")]
     pub(crate) fn lend_for(
         &mut self,
         index: usize,
         len: usize,
-        moves_device: bool,
+        outbox: Option<&mut Outbox>,
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) -> Result<Buffer, Error> {
         match self.device_at(index, len) {
-            Some(_) if !moves_device => allocate(len),
+            Some(memory) if !outbox.is_some_and(|outbox| outbox.reaches(memory.direct(), len)) => allocate(len),
             _ => self.lend(index, len, allocate),
         }
     }
@@ -411,6 +413,10 @@ impl Tray {
                 }
                 Err(error) => self.fail(index, error.into()),
             };
+        }
+        if let Err(error) = memory.flush() {
+            self.take_back(index, memory);
+            return self.fail(index, error.into());
         }
         self.give_back(index, known, version, memory);
     }

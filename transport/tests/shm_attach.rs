@@ -334,18 +334,18 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":8}"#,
-        br#"{"request":"attach","version":8,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":8,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":8}"#,
+        br#"{"version":9}"#,
+        br#"{"request":"attach","version":9,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":9,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":9}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":9,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 9 }) && refused.to_string().contains("version 9"));
+    let refused = asked(br#"{"request":"levitate","version":10,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 10 }) && refused.to_string().contains("version 10"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -368,7 +368,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":8}"#;
+    let request = br#"{"request":"drain","version":9}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

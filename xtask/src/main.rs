@@ -7,6 +7,7 @@ mod chaos;
 mod command;
 mod docs;
 mod fuzz;
+mod gpu_lab;
 mod hosts;
 mod instructions;
 mod licences;
@@ -39,6 +40,8 @@ enum Chore {
     Fuzz(fuzz::Fuzz),
     /// Boots an emulated machine with a software RDMA device, and runs the RDMA tests and benchmarks there
     RdmaLab(rdma_lab::RdmaLab),
+    /// Measures tensors that go to and from GPU memory, beside the driver's own copies, on a machine with a GPU; prints JSON
+    GpuLab(gpu_lab::GpuLab),
     /// Kills, stops, disconnects and floods real processes in network namespaces, and accounts for every tensor
     Chaos(chaos::Chaos),
     /// Runs the same with reconnects and restarts for ten minutes, and checks for leaks
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Chore::Sim(sim) => sim.run(),
         Chore::Fuzz(fuzz) => fuzz.run(),
         Chore::RdmaLab(lab) => return shown(lab.run()),
+        Chore::GpuLab(lab) => lab.run(),
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
         Chore::Traffic { role } => role.run(),

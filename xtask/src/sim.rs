@@ -38,7 +38,7 @@ impl Sim {
         }
         let start = Instant::now();
         let (mut failed, mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0, 0);
-        let (mut pulled, mut missed) = (0, 0);
+        let (mut pulled, mut missed, mut rows, mut rows_missed) = (0, 0, 0, 0);
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
             match simulate(seed, self.lines) {
                 Ok(report) => {
@@ -46,6 +46,8 @@ impl Sim {
                     refused += report.refused;
                     pulled += report.pulled;
                     missed += report.missed;
+                    rows += report.rows;
+                    rows_missed += report.rows_missed;
                     lost += report.links_lost;
                     reset += report.sessions_reset;
                 }
@@ -64,7 +66,8 @@ impl Sim {
         }
         println!(
             "{} seeds, {failed} failed: {delivered} recvs got their tensor, {refused} an error, pulls brought {pulled} tensors \
-             and missed {missed}, {lost} links were lost, {reset} sessions reset",
+             and missed {missed}, {rows} rows of tables came and {rows_missed} pulls of rows failed, {lost} links were lost, \
+             {reset} sessions reset",
             self.seeds
         );
         Ok(failed == 0)

@@ -138,6 +138,12 @@ impl Training {
         Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants, pieces: Vec::new() }
     }
 
+    /// Who pulls rows: one worker, from one ps.
+    pub(super) fn of_rows() -> Self {
+        let variants = vec![Variant { fuse: Fuse::Turn, ..Variant::default() }];
+        Self { size: Size { workers: 1, ps: 1 }, variants, ..Self::of(&[1]) }
+    }
+
     /// Makes sure that it can be run.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         for Size { workers, ps } in self.sizes() {

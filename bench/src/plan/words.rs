@@ -123,6 +123,8 @@ pub enum SystemName {
     GrpcStream,
     /// Sealane's streams of bytes.
     Stream,
+    /// Sealane that pulls the tables of which rows are wanted as a whole.
+    Whole,
     /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`](super::Security).
     Open,
 }
@@ -136,6 +138,7 @@ impl SystemName {
             Self::Grpc => "grpc",
             Self::GrpcStream => "grpc-stream",
             Self::Stream => "stream",
+            Self::Whole => "whole",
             Self::Open => "open",
         }
     }

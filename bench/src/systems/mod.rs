@@ -4,6 +4,7 @@ mod crowd;
 mod fanin;
 mod grpc;
 mod raw;
+mod rows;
 mod sealane;
 mod sockets;
 mod training;
@@ -37,7 +38,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
             systems.push((*name, Plan { security: Security::None, ..plan.clone() }));
             continue;
         }
-        if let (Some(training), SystemName::Grpc) = (&plan.training, *name) {
+        if let (Bench::Ps, Some(training), SystemName::Grpc) = (plan.bench, &plan.training, *name) {
             let first = training.variants[0];
             systems
                 .extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, plan.with_variant(Variant { fuse, ..first }))));
@@ -81,6 +82,9 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse => {}
         Bench::Ps if job.system == SystemName::Grpc => return grpc::training::start(job, program),
         Bench::Ps => return sealane::training::start(job, program),
+        Bench::Rows if is_raw => return raw::rows::start(job, program),
+        Bench::Rows if job.system == SystemName::Grpc => return grpc::rows::start(job, program),
+        Bench::Rows => return sealane::rows::start(job, program),
         Bench::Restart => job.plan.bench.is_measured_elsewhere(),
     }
     match (job.system, job.plan.link) {
@@ -89,6 +93,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (SystemName::Sealane | SystemName::Open, Link::Loopback) => sealane::in_memory(&job.plan),
         (SystemName::Stream, Link::Shm) => sealane::streams::between_clients(job, program),
         (SystemName::Stream, _) => sealane::streams::between_processes(job, program),
+        (SystemName::Whole, _) => job.plan.bench.is_measured_elsewhere(),
         (SystemName::Raw, Link::Tcp) => raw::over_tcp(job, program),
         (SystemName::Raw, Link::Shm) => raw::over_shm(job, program),
         (SystemName::Raw, Link::Verbs) => raw::over_verbs(job),
@@ -106,6 +111,9 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (Bench::Connect | Bench::FanIn, SystemName::Raw) => return raw::serve_many(job),
         (Bench::Ps, SystemName::Grpc) => return grpc::training::serve(job),
         (Bench::Ps, _) => return sealane::training::serve(job),
+        (Bench::Rows, SystemName::Raw) => return raw::rows::serve(job),
+        (Bench::Rows, SystemName::Grpc) => return grpc::rows::serve(job),
+        (Bench::Rows, _) => return sealane::rows::serve(job),
         (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
@@ -114,6 +122,7 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (SystemName::Sealane | SystemName::Stream | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
         (SystemName::Stream, _) => sealane::streams::serve(job),
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
+        (SystemName::Whole, _) => job.plan.bench.is_measured_elsewhere(),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
         (SystemName::Raw, Link::Tcp | Link::Verbs | Link::Loopback) => raw::serve(&job.plan),
         (SystemName::Grpc | SystemName::GrpcStream, Link::Shm) => grpc::serve_unix(job),

@@ -4,6 +4,7 @@
 //! A round is so many steps of every worker, chosen by how long one takes: work that is known, and the time that it took,
 //! so that nothing depends on where in a step a worker is when a clock strikes. One step warms up.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -11,7 +12,7 @@ use hdrhistogram::Histogram;
 use crate::error::BenchError;
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
 use crate::peer::Peer;
-use crate::plan::{Plan, Training, spread};
+use crate::plan::{Plan, Tables, Training, spread};
 use crate::process::{self, Process};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
@@ -92,6 +93,7 @@ impl StepLog {
 /// Those who train with parameter servers, which have a process of their own.
 struct Experiment<T> {
     training: Training,
+    tables: Option<Tables>,
     trainees: T,
     /// What the resident memory of the parameter servers' process grew by for each connection.
     resident_bytes_each: f64,
@@ -110,7 +112,8 @@ pub(super) fn system(
     peer: &Peer,
 ) -> Result<System, BenchError> {
     let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
-    let experiment = Experiment { training: of(plan).clone(), trainees, resident_bytes_each, steps: None, processes };
+    let (training, tables) = (of(plan).clone(), plan.tables);
+    let experiment = Experiment { training, tables, trainees, resident_bytes_each, steps: None, processes };
     Ok(System::new(name, variant, experiment))
 }
 
@@ -154,6 +157,11 @@ impl<T: Trainees> Experiment<T> {
             (Metric::StepTimeP90, log.milliseconds(0.9)),
             (Metric::StepTimeP99, log.milliseconds(0.99)),
         ];
+        if let Some(tables) = &self.tables {
+            let rows = tables.rows_a_step() as f64 * made / log.took().as_secs_f64();
+            figures.push((Metric::RowsPerSecond, rows));
+            figures.push((Metric::GigabytesPerSecond, rows * tables.row_bytes() as f64 / 1e9));
+        }
         if let Some(Moved { messages, bytes }) = moved {
             figures.push((Metric::MessagesPerStep, messages as f64 / made));
             figures.push((Metric::BytesPerStep, bytes as f64 / made));
@@ -171,6 +179,23 @@ impl<T: Trainees> Experiment<T> {
         ]);
         Ok(Sample { figures, ..Sample::default() })
     }
+}
+
+/// Has a thread for each of `workers` make steps; `train` says when each began and ended.
+pub(super) fn in_threads<W: Send>(
+    workers: &mut [W],
+    log: &mut StepLog,
+    train: impl Fn(&mut W) -> Result<Vec<(Instant, Instant)>, BenchError> + Sync,
+) -> Result<(), BenchError> {
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let train = &train;
+        let begun: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(move || train(worker))).collect();
+        begun.into_iter().map(|worker| worker.join().expect("a worker's thread does not panic")).collect()
+    });
+    for (worker, outcome) in outcomes.into_iter().enumerate() {
+        outcome?.into_iter().for_each(|(began, ended)| log.completed(worker, began, ended));
+    }
+    Ok(())
 }
 
 /// The experiment that a plan describes.

@@ -3,6 +3,7 @@
 mod growth;
 mod ps;
 mod restart;
+mod rows;
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -274,6 +275,8 @@ enum Command {
 
     Ps(ps::Args),
 
+    Rows(rows::Args),
+
     /// The parameter-server experiment at sizes beyond this machine: simulated, in virtual time
     ///
     /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost per write,
@@ -328,8 +331,9 @@ struct Common {
     executor: Executor,
 
     /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
-    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), or, with --security, open (Sealane without it); repeatable
-    #[arg(long, value_name = "raw|grpc|grpc-stream|stream|open")]
+    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows, whole (tables as a whole), or, with --security, open
+    /// (Sealane without it); repeatable
+    #[arg(long, value_name = "raw|grpc|grpc-stream|stream|whole|open")]
     baseline: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
@@ -394,6 +398,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             (common, with_step(plan, *tensors, *size, workload.as_deref())?)
         }
         Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
+        Command::Rows(rows) => (&rows.common, rows.plan()),
         Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
         Command::Growth(args) => return growth::run(args, context),
         Command::Peer { job } => return Ok(serve_peer(job)?),

@@ -2,6 +2,7 @@
 //! no CPU, changes nothing, calls peers only if asked to; an RDMA device is opened for a moment.
 
 mod cpus;
+mod gpus;
 mod host;
 mod io_uring;
 mod kernel;
@@ -22,6 +23,7 @@ use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError, Severity, T
 use sealane_transport::tcp::{TcpSettings, resolve};
 
 use self::cpus::Cpus;
+use self::gpus::Gpus;
 use self::host::{MemoryLock, Registered, Tcp};
 use self::io_uring::IoUring;
 use self::kernel::Kernel;
@@ -178,6 +180,7 @@ impl Scene<'_> {
             io_uring: IoUring::look(&settings.runtime.executor),
             rdma: Device::look(&kernel),
             verbs,
+            gpus: Gpus::look(),
             security: Security::look(settings, ours.addresses()),
             tcp: Tcp::look(&kernel, settings.tcp.wanted_congestion()),
             settings: settings.entries().iter().map(SettingReport::of).collect(),
@@ -228,6 +231,7 @@ impl Scene<'_> {
         findings.extend(report.sockets.findings(traffic));
         findings.push(rdma::finding(&report.rdma));
         findings.push(report.verbs.finding(require, &asked, !report.rdma.is_empty()));
+        findings.push(report.gpus.finding());
         findings.push(report.security.finding());
         findings.push(self.map_finding(&report.endpoint_map));
         findings

@@ -2,8 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
+use std::time::Instant;
 
 use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 use crate::pushed::{two_hosts, two_hosts_with};
@@ -15,6 +16,7 @@ const LARGE: usize = 20 << 20;
 struct Forwarder {
     child: Child,
     says: String,
+    then: BufReader<ChildStdout>,
 }
 
 impl Forwarder {
@@ -25,8 +27,29 @@ impl Forwarder {
     fn of(command: &mut Command) -> Forwarder {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut says = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut says).unwrap();
-        Forwarder { child, says }
+        let mut then = BufReader::new(child.stdout.take().unwrap());
+        then.read_line(&mut says).unwrap();
+        Forwarder { child, says, then }
+    }
+
+    /// Its metrics with that peer: open connections, all, those that broke off, and bytes sent and received.
+    fn metrics(&mut self, peer: &str) -> [u64; 5] {
+        if !self.says.contains("metrics at") {
+            self.then.read_line(&mut self.says).unwrap();
+        }
+        let address = self.says.split("metrics at http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+        let mut connection = TcpStream::connect(address).unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut page = String::new();
+        connection.read_to_string(&mut page).unwrap();
+        assert!(page.ends_with("# EOF\n"), "{page}");
+        let value = |name: &str| {
+            let start = format!("sealane_forward_{name}{{peer=\"{peer}\"}} ");
+            let line = page.lines().find_map(|line| line.strip_prefix(&start));
+            line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+        };
+        ["connections_open", "connections_total", "connections_reset_total", "sent_bytes_total", "received_bytes_total"]
+            .map(value)
     }
 
     /// Connects to the address that it listens at.
@@ -155,4 +178,27 @@ fn what_is_not_said_is_asked_for() {
     }
     let error = place.fail(1, &["forward", "--task", PS, "--target", "127.0.0.1:1"]);
     assert!(error.contains("sealane daemon"), "{error}");
+}
+
+#[test]
+fn what_was_carried_is_in_the_forwarders_metrics() {
+    let (places, daemons) = two_hosts();
+    let inward = Forwarder::start(&places[0], &["--task", PS, "--target", &echo()]);
+    let flags = ["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS, "--metrics", "127.0.0.1:0"];
+    let mut outward = Forwarder::start(&places[1], &flags);
+    let mut open = outward.connect();
+    for len in [5_u64, 3000] {
+        open.write_all(&vec![7; len as usize]).unwrap();
+        open.read_exact(&mut vec![0; len as usize]).unwrap();
+    }
+    assert_eq!(outward.metrics(PS), [1, 1, 0, 3005, 3005]);
+    drop(inward);
+    open.read_to_end(&mut Vec::new()).unwrap_err();
+    // The other forwarder has let go of it by now, or is about to.
+    let stuck = Instant::now() + STUCK;
+    while outward.metrics(PS) != [0, 1, 1, 3005, 3005] {
+        assert!(Instant::now() < stuck, "{:?}", outward.metrics(PS));
+    }
+    drop(outward);
+    daemons.into_iter().for_each(|daemon| drop(daemon.stop()));
 }

@@ -74,7 +74,7 @@ fn what_changes_and_what_does_not_come_is_told() {
         ps.publish("w", version, tensor(shape, version)).wait().unwrap();
         assert_eq!(plan.pull_within(version, soon).wait().unwrap_err().code(), Code::DeadlineExceeded);
         let missed = plan.get(1).unwrap_err().to_string();
-        assert!(missed.starts_with("pull of step 1 key 'absent' waited"), "{missed}");
+        assert!(missed.starts_with("pull of version 1 of key 'absent' waited"), "{missed}");
         let tensor = plan.get(0).unwrap();
         assert_eq!(
             (&tensor.shape()[..], tensor.bytes()),

@@ -95,6 +95,66 @@ static void check_values(sealane_view view, const float *values) {
   CHECK(view.bytes == 6 * sizeof *values && memcmp(view.data, values, view.bytes) == 0);
 }
 
+enum { ROWS = 1000 };
+
+/* Rows of a table are pulled, blocking and not, pushed, accepted and added to it. */
+static void check_tables(sealane_task *ps, sealane_task *worker, sealane_text to_ps) {
+  heard got = HEARD, taken = HEARD, pushed = HEARD;
+  sealane_text key = sealane_text_of("user"), queue = sealane_text_of("gradients/user");
+  uint64_t dims[2] = {ROWS, 3}, ids[3] = {999, 0, 999};
+  void *memory = NULL;
+  must(sealane_alloc(ps, ROWS * 3 * sizeof(float), &memory));
+  for (int index = 0; index < ROWS * 3; index++) ((float *)memory)[index] = (float)index;
+  sealane_view whole = {
+      .meta = {.code = SEALANE_FLOAT, .bits = 32, .lanes = 1, .rank = 2, .dims = dims},
+      .data = memory,
+      .bytes = ROWS * 3 * sizeof(float),
+  };
+  sealane_table *table = NULL;
+  sealane_sharded_table *users = NULL;
+  must(sealane_publish_table(ps, key, &whole, NULL, &table));
+  must(sealane_sharded_table_new(key, &to_ps, 1, ROWS, SEALANE_SHARDING_RANGE, &users));
+
+  float rows[9];
+  sealane_tensor *tensor = NULL;
+  must(sealane_pull_rows_wait(worker, users, ids, 3, rows, sizeof rows, NULL, &tensor));
+  const float expected[9] = {2997, 2998, 2999, 0, 1, 2, 2997, 2998, 2999};
+  CHECK(memcmp(rows, expected, sizeof rows) == 0 && sealane_tensor_view(tensor).data == rows);
+  sealane_tensor_free(tensor);
+
+  float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+  uint64_t some[2] = {3, 3};
+  sealane_view gradients = {.meta = whole.meta, .data = ones, .bytes = sizeof ones};
+  gradients.meta.dims = some;
+  sealane_acceptor *acceptor = NULL;
+  must(sealane_acceptor_open(ps, queue, NULL, &acceptor));
+  must(sealane_push_rows(worker, users, queue, ids, 3, &gradients, true, 0, done, &pushed, NULL));
+  must(sealane_accept(acceptor, 1, 0, accepted, &taken, NULL));
+  wait_for(&taken, 1, 0);
+  wait_for(&pushed, 1, 0);
+  const uint64_t *numbers = NULL;
+  size_t count = 0;
+  sealane_view sum;
+  must(sealane_pushed_rows(taken.tensors[0], &numbers, &count, &sum));
+  CHECK(count == 2 && numbers[0] == 0 && numbers[1] == 999 && sum.meta.dims[0] == 2);
+  must(sealane_table_add(table, numbers, count, &sum));
+  must(sealane_table_set_version(table, 1));
+  sealane_tensor_free(taken.tensors[0]);
+  sealane_acceptor_close(acceptor);
+
+  sealane_rows_options newer = {.size = sizeof newer, .min_version = 1};
+  must(sealane_pull_rows(worker, users, ids, 3, NULL, &newer, received, &got, NULL));
+  wait_for(&got, 1, 0);
+  const float *now = sealane_tensor_view(got.tensors[0]).data;
+  CHECK(now[0] == 2999 && now[3] == 1 && now[8] == 3001);
+  sealane_missing_rows missing;
+  CHECK(!sealane_tensor_missing(got.tensors[0], 0, &missing));
+  sealane_tensor_free(got.tensors[0]);
+  sealane_sharded_table_free(users);
+  must(sealane_withdraw(ps, key));
+  sealane_table_close(table);
+}
+
 static void check_fork(sealane_task *task) {
   void *memory = NULL;
   must(sealane_alloc(task, 1000, &memory));
@@ -229,6 +289,7 @@ int main(int count, char **arguments) {
     for (int index = 0; index < 2; index++) sealane_tensor_free(got.tensors[index]);
     sealane_acceptor_close(acceptor);
   }
+  check_tables(ps, worker, to_ps);
   { /* An aborted step, and a wrong call. */
     heard got = HEARD;
     must(sealane_recv(worker, to_ps, 6, key, NULL, 0, received, &got, NULL));

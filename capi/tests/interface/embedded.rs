@@ -13,7 +13,10 @@ use sealane_c::*;
 use sealane_transport::{authentication::Authority, endpoint_map::TaskName};
 use tempfile::TempDir;
 
-use crate::fixture::*;
+use crate::{
+    fixture::*,
+    tables::{ANY, Sharded, floats, view},
+};
 
 const OPTIONS: sealane_embedded_options = sealane_embedded_options {
     size: size_of::<sealane_embedded_options>(),
@@ -172,6 +175,33 @@ fn the_same_calls_work_with_engines_of_ones_own() {
     worker.detach();
     assert_eq!(got.told().code, sealane_code::Cancelled);
     got.nothing();
+}
+
+#[test]
+fn tables_of_engines_of_ones_own_are_pulled_from() {
+    let (_directory, map) = map(6);
+    let (ps, worker) = (start(&map, PS), start(&map, WORKER));
+    let dims = [1000, 4];
+    let (mut memory, mut table) = (null_mut(), null_mut());
+    // SAFETY: the memory has as many bytes until it is handed over; all else lives until the functions return.
+    unsafe {
+        ok(sealane_alloc(ps.0, 16_000, &mut memory));
+        let values = std::slice::from_raw_parts_mut(memory.cast::<f32>(), 4000);
+        values.iter_mut().zip(0_u16..).for_each(|(value, number)| *value = number.into());
+        let tensor = sealane_view { data: memory, bytes: 16_000, ..view(&[], &dims) };
+        ok(sealane_publish_table(ps.0, text("users"), &tensor, null(), &mut table));
+        let row = [1.; 4];
+        ok(sealane_table_add(table, &3, 1, &view(&row, &[1, 4])));
+    }
+    let users = Sharded::new("users", &[PS], 0, SEALANE_SHARDING_MODULO);
+    let pulled = users.pull(&worker, &[3, 999], &ANY).unwrap();
+    assert_eq!(floats(&pulled), [13., 14., 15., 16., 3996., 3997., 3998., 3999.]);
+    // A table and rows outlive their task.
+    ps.detach();
+    // SAFETY: the table is closed once.
+    unsafe { sealane_table_close(table) };
+    worker.detach();
+    assert_eq!(floats(&pulled)[4..], [3996., 3997., 3998., 3999.]);
 }
 
 #[test]

@@ -12,3 +12,4 @@ mod queues;
 mod refused;
 mod stopped;
 mod streams;
+mod tables;

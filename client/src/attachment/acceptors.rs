@@ -4,7 +4,12 @@
 //! An acceptor outlives the link: its queue is opened again with a new daemon, and tensors delivered before stay. Tensors that
 //! it has not taken when it is dropped wait here for the queue's next acceptor, and count against its window.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Poll, Waker},
+    time::Duration,
+};
 
 use hashbrown::{HashMap, HashSet};
 use sealane_runtime::Buffer;
@@ -325,6 +330,16 @@ impl Attachment {
             (None, _) if held.awaits_restart() => Ok(0),
             (None, line) => Err(down(line)),
         }
+    }
+
+    /// [`poll_daemon`](Self::poll_daemon), unless there may be something to take before that.
+    pub(crate) fn poll_queue(&self, number: u32, waker: &Waker) -> Poll<()> {
+        if self.check_fork().is_err() {
+            return Poll::Ready(());
+        }
+        let mut held = self.lock();
+        let is_open = !held.inbox(number).items.is_empty() || held.is_open(number);
+        if is_open { Poll::Ready(()) } else { held.poll_daemon(waker) }
     }
 
     /// A call that ends when there is something to look at, at the latest a while after `deadline`; `None` if there is now.

@@ -23,6 +23,8 @@ pub(super) struct Driver {
     idle: bool,
     /// When it next looks for calls that are over their deadlines.
     sweep: Option<Tick>,
+    /// Those who wait for a daemon that is being restarted.
+    expecting: Vec<Waker>,
 }
 
 impl Driver {
@@ -30,6 +32,11 @@ impl Driver {
     pub(super) fn waker(&mut self) -> Option<Waker> {
         let idle = std::mem::take(&mut self.idle);
         self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
+    }
+
+    /// Somebody waits for a daemon that is being restarted.
+    pub(super) fn is_expecting(&self) -> bool {
+        !self.expecting.is_empty()
     }
 }
 
@@ -47,6 +54,16 @@ impl Attachment {
     /// # Errors
     /// InvalidArgument in a forked child, ResourceExhausted if there can be no thread to wait for it.
     pub(crate) fn poll<T>(&self, call: u32, take: Take<T>, waker: &Waker) -> Poll<Result<T, Error>> {
+        self.poll_as(call, take, waker, true)
+    }
+
+    /// [`poll`](Self::poll) for a send whose end nobody waits for: that it failed wakes at once, that it was released only when
+    /// somebody looks at the rings for something else.
+    pub(crate) fn poll_aside<T>(&self, call: u32, take: Take<T>, waker: &Waker) -> Poll<Result<T, Error>> {
+        self.poll_as(call, take, waker, false)
+    }
+
+    fn poll_as<T>(&self, call: u32, take: Take<T>, waker: &Waker, is_awaited: bool) -> Poll<Result<T, Error>> {
         if let Err(error) = self.check_fork() {
             return Poll::Ready(Err(error));
         }
@@ -57,7 +74,7 @@ impl Attachment {
         }
         held.chores();
         let state = &mut *held;
-        state.calls.wake_at_end(call, waker, true, &mut state.aftermath);
+        state.calls.wake_at_end(call, waker, is_awaited, &mut state.aftermath);
         // A fault in the chores may just have ended it.
         if let Some(taken) = held.take(call, take) {
             return Poll::Ready(Ok(taken));
@@ -65,7 +82,7 @@ impl Attachment {
         if held.calls.watched_releases() > 0 {
             held.have_all_rung_for();
         }
-        if held.attending > 0 {
+        if held.attending > 0 || !is_awaited {
             return Poll::Pending;
         }
         if held.driver.thread.is_none() {
@@ -82,6 +99,11 @@ impl Attachment {
         Poll::Pending
     }
 
+    /// Ready unless a daemon is being restarted: `waker` is woken when the next one is there, or is not waited for any more.
+    pub(crate) fn poll_daemon(&self, waker: &Waker) -> Poll<()> {
+        if self.check_fork().is_err() { Poll::Ready(()) } else { self.lock().poll_daemon(waker) }
+    }
+
     pub(super) fn start_driver(&self) -> std::io::Result<Thread> {
         let attachment = self.me.upgrade().expect("it is borrowed from its owner");
         let driver = thread::Builder::new().name("sealane-client".into()).spawn(move || attachment.drive())?;
@@ -92,9 +114,12 @@ impl Attachment {
         let mut pause = REATTACH_INTERVAL;
         loop {
             let mut held = self.spin(Waiter::Driver);
+            if !held.awaits_restart() {
+                held.end_expecting();
+            }
             match &held.line {
                 Line::Closed => return,
-                Line::Lost(_) if self.settings.attaches_in_background() => {
+                Line::Lost(_) if self.settings.attaches_in_background() || held.driver.is_expecting() => {
                     held.driver.idle = true;
                     drop(held);
                     match self.attach_again() {
@@ -113,7 +138,7 @@ impl Attachment {
                 self.place_waiting();
                 held = self.lock();
             }
-            if held.calls.watched() == 0 && !held.has_backlog() {
+            if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
                 held.driver.idle = true;
                 held.hand_over();
                 drop(held);
@@ -126,6 +151,24 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// See [`Attachment::poll_daemon`].
+    pub(super) fn poll_daemon(&mut self, waker: &Waker) -> Poll<()> {
+        if self.takes_calls() || !self.awaits_restart() {
+            return Poll::Ready(());
+        }
+        if !self.driver.expecting.iter().any(|known| known.will_wake(waker)) {
+            self.driver.expecting.push(waker.clone());
+        }
+        self.wake_driver();
+        Poll::Pending
+    }
+
+    /// Nobody has to wait for a daemon any more.
+    pub(super) fn end_expecting(&mut self) {
+        let state = &mut **self;
+        state.aftermath.wakers.append(&mut state.driver.expecting);
+    }
+
     /// Sees to it that the driver runs. Without a thread, what waits goes on when somebody looks at the rings.
     pub(super) fn wake_driver(&mut self) {
         if self.driver.thread.is_none() {

@@ -5,6 +5,7 @@
 //! waits until its deadline, and at most for `Attach::restart_timeout`.
 
 use std::{
+    cell::Cell,
     sync::PoisonError,
     thread,
     time::{Duration, Instant},
@@ -18,6 +19,23 @@ use crate::{
     clock::Tick,
     limits::{LIFE_INTERVAL, REATTACH_INTERVAL},
 };
+
+thread_local! {
+    /// This thread waits for no daemon.
+    static AT_ONCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does what holds up others: calls in it do not wait for a daemon that is being restarted, they fail.
+pub(crate) fn at_once<T>(work: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            AT_ONCE.set(self.0);
+        }
+    }
+    let _before = Before(AT_ONCE.replace(true));
+    work()
+}
 
 impl Attachment {
     /// The state with a link that is up, as far as this side knows, and takes new calls; attaches again if it was lost.
@@ -42,6 +60,12 @@ impl Attachment {
         self.lock().awaits_restart()
     }
 
+    /// The daemon before this one has drained.
+    pub(crate) fn has_restarted(&self) -> bool {
+        let held = self.lock();
+        matches!(held.line, Line::Up(_)) && held.restart_until.is_some()
+    }
+
     #[cold]
     fn next_daemon(&self, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
         if self.settings.attaches_in_background() {
@@ -50,6 +74,7 @@ impl Attachment {
         let called = Instant::now();
         let patience = self.settings.restart_timeout;
         let patience = timeout.map_or(patience, |timeout| timeout.min(patience));
+        let patience = if AT_ONCE.get() { Duration::ZERO } else { patience };
         loop {
             let error = match self.attach_again() {
                 Ok(mut held) => {
@@ -135,7 +160,7 @@ impl Attachment {
             return Err(dropped());
         }
         held.line = Line::Up(link);
-        held.restart_until = None;
+        held.end_expecting();
         held.note();
         Ok(held)
     }

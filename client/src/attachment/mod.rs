@@ -17,7 +17,6 @@ mod link;
 mod loss;
 mod memory;
 mod nudge;
-mod patience;
 mod plans;
 mod published;
 mod submit;
@@ -27,6 +26,7 @@ mod wait;
 
 pub(crate) use self::{
     calls::{Calls, Received},
+    loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},
     submit::{Purpose, To, With},
 };
@@ -49,12 +49,13 @@ use sealane_transport::{
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
-    nudge::Nudge, patience::Patience, published::Published,
+    nudge::Nudge, published::Published,
 };
 use crate::{
     attach::{self, Settings},
     clock::Tick,
     memory::{Arena, ForkMark, Freed},
+    patience::Patience,
 };
 
 /// What the clones of a task, its calls and its driver share.
@@ -76,7 +77,7 @@ pub(crate) struct Attachment {
 
 struct State {
     line: Line,
-    /// The last daemon has drained, and until then the next is waited for.
+    /// The last daemon that was lost had drained, and until then the next is waited for.
     restart_until: Option<Instant>,
     calls: Calls,
     acceptors: Acceptors,
@@ -251,6 +252,28 @@ impl Attachment {
     /// As attaching again fails.
     pub(crate) fn area_bytes(&self) -> Result<u64, Error> {
         Ok(self.up(Tick::now(), None)?.link().area_bytes(0))
+    }
+
+    /// Has the CUDA driver pin the arena, unless that was tried; without waiting for a daemon.
+    ///
+    /// # Errors
+    /// Why it does not.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pin_once(&self, device: usize) -> Result<(), Error> {
+        let arena = match &self.lock().line {
+            Line::Up(link) => link.arena.clone(),
+            line => return Err(submit::down(line)),
+        };
+        arena.pin(device, false)
+    }
+
+    /// Has the CUDA driver pin the arena.
+    ///
+    /// # Errors
+    /// Why it does not, or as attaching again fails.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pin(&self, device: usize) -> Result<(), Error> {
+        self.arena(None)?.pin(device, true)
     }
 
     /// Sees to it that there is a daemon that takes calls; one that is restarted is waited for.

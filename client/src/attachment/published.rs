@@ -260,7 +260,8 @@ impl Attachment {
             self.lock().pump();
             arena.allocate(payload.len())
         })?;
-        copy.copy_from_slice(payload.as_ref());
+        // Rows of a table may be written at this moment.
+        copy.volatile_mut().copy_from(payload.volatile());
         Some(Payload::from(copy).into_shared())
     }
 }

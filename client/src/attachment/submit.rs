@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
     Code, Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
+    row_ids::RowIds,
     shm::{
         NO_TIMEOUT, PayloadAt, Span, Submission,
         limits::{INLINE_BYTES_MAX, SLOTS},
@@ -113,6 +114,26 @@ impl Attachment {
         held.submitted(1);
         drop(held);
         asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
+    }
+
+    /// Asks for rows of a table, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
+    pub(crate) fn pull_rows<'w>(
+        &self,
+        (peer, key, min_version): (&str, &str, i64),
+        timeout: Option<Duration>,
+        wanted: impl ExactSizeIterator<Item = RowIds<'w>>,
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
+        let (now, count) = (Tick::now(), wanted.len());
+        let mut held = match self.up(now, timeout) {
+            Ok(held) => held,
+            Err(error) => return (0..count).for_each(|_| each(Err(error.clone()))),
+        };
+        held.give_back_blocks();
+        for ids in wanted {
+            each(held.pull_rows(now, (peer, key, min_version), ids, timeout));
+        }
+        held.submitted(count);
     }
 
     /// Submits many sends or pushes under one lock and rings once; `each` hears of every one, in order.
@@ -471,6 +492,22 @@ impl Held<'_> {
             (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination, fused })
         });
         asked.inspect(|call| self.calls.asked(*call, place, borrowed))
+    }
+
+    /// Submits a request for rows. A cancelled one leaves nothing to the next: other rows are other tensors.
+    fn pull_rows(
+        &mut self,
+        now: Tick,
+        (peer, key, min_version): (&str, &str, i64),
+        ids: RowIds<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<u32, Error> {
+        let (timeout_ms, deadline) = self.time(now, timeout)?;
+        let Peer { segment, number: peer } = self.peer(peer)?;
+        let asked = self.enter(Direction::Recv, segment, deadline, Memory::Nothing, |call| {
+            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, key, ids })
+        });
+        asked.map_err(|(error, _)| error)
     }
 
     /// Enters a call into the table and submits what `say` makes of its number; the memory comes back if that fails.

@@ -341,7 +341,10 @@ impl Held<'_> {
     fn is_over(&self, waiter: Waiter<'_>) -> bool {
         match waiter {
             Waiter::Caller(call) => self.calls.is_owed(call),
-            Waiter::Driver => self.calls.watched() == 0 && !self.has_backlog() || !matches!(self.line, Line::Up(_)),
+            Waiter::Driver => {
+                let is_idle = self.calls.watched() == 0 && !self.has_backlog() && !self.driver.is_expecting();
+                is_idle || !matches!(self.line, Line::Up(_))
+            }
             Waiter::Attendant(attendant) => attendant.is_woken(),
         }
     }

@@ -10,10 +10,16 @@ use std::{
 use sealane_runtime::{Block, Buffer, Extents, Lender};
 use sealane_transport::shm::{SharedMemory, Span};
 
+#[cfg(feature = "cuda")]
+use {crate::cuda::Pinned, sealane_transport::Error};
+
 use super::ForkMark;
 
 /// An arena; every buffer from it keeps it mapped.
 pub(crate) struct Arena {
+    /// Or why the CUDA driver does not pin it; before the memory, which must be mapped when it is unpinned.
+    #[cfg(feature = "cuda")]
+    pinned: Mutex<Option<Result<Pinned, Error>>>,
     memory: SharedMemory,
     mark: Arc<ForkMark>,
     books: Mutex<Books>,
@@ -30,7 +36,30 @@ impl Arena {
     pub(crate) fn new(memory: SharedMemory, mark: Arc<ForkMark>) -> Self {
         let extents = Extents::new(memory.len() as usize);
         let books = Mutex::new(Books { extents, blocks: Vec::new(), vacant: Vec::new() });
-        Self { memory, mark, books }
+        Self {
+            #[cfg(feature = "cuda")]
+            pinned: Mutex::default(),
+            memory,
+            mark,
+            books,
+        }
+    }
+
+    /// Has the CUDA driver pin it, by the context of a device; `again` where it was tried in vain.
+    ///
+    /// # Errors
+    /// Why it does not.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pin(&self, device: usize, again: bool) -> Result<(), Error> {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        if pinned.as_ref().is_none_or(|pinned| pinned.is_err() && again) {
+            // SAFETY: the memory is unmapped when this arena is dropped, after `pinned`.
+            *pinned = Some(unsafe { Pinned::new(self.range(), device) });
+        }
+        match &*pinned {
+            Some(Err(error)) => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -98,6 +127,16 @@ impl Lender for Arena {
         if let Some(block) = books.blocks.get_mut(token as usize).and_then(Option::take) {
             books.extents.free(block);
             books.vacant.push(token as u32);
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // A child has its parent's memory, but not its driver.
+        if self.mark.forked() {
+            std::mem::forget(std::mem::take(&mut self.pinned));
         }
     }
 }

@@ -4,9 +4,11 @@
 mod area;
 mod arena;
 mod fork;
+mod rows;
 mod view;
 
 pub(crate) use area::{Area, Freed};
 pub(crate) use arena::Arena;
 pub(crate) use fork::ForkMark;
+pub(crate) use rows::{LOCKS_BYTES, TableMemory};
 pub(crate) use view::Viewable;

@@ -12,8 +12,11 @@ use std::{
 use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
-use super::frame::{Frame, Kind};
-use crate::limits::{STREAM_CHUNK_BYTES, STREAM_LENT_MIN};
+use super::{
+    frame::{Frame, Kind},
+    hub::Refused,
+};
+use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS_AHEAD, STREAM_CHUNKS_LENT, STREAM_LENT_MIN};
 
 /// Bytes that came, of which those before `at` were read.
 struct Chunk {
@@ -84,13 +87,17 @@ pub(super) struct Connection {
     pub(super) writer: Option<Waker>,
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
+    pub(super) refused: Refused,
 }
 
 impl Connection {
     pub(super) fn new(window: u64, lent: Lent) -> Connection {
+        // The other end has most likely as much memory as this one.
+        let outgoing = Outgoing { chunk_max: lent.most / STREAM_CHUNKS_LENT, ..Outgoing::default() };
         Connection {
             is_counted: true,
             incoming: Incoming { lent, window, allowed: window, ..Incoming::default() },
+            outgoing,
             ..Connection::default()
         }
     }
@@ -130,6 +137,9 @@ impl Connection {
     /// It ends, unless it has already; whom to wake.
     pub(super) fn fail(&mut self, error: Error) -> impl Iterator<Item = Waker> {
         self.error.get_or_insert(error);
+        let lost = self.refused.give_up();
+        self.outgoing.on_way -= lost.min(self.outgoing.on_way);
+        self.outgoing.is_lost |= lost > 0;
         self.reader.take().into_iter().chain(self.writer.take())
     }
 }
@@ -156,14 +166,14 @@ impl Incoming {
     /// They were not expected.
     pub(super) fn take_in(&mut self, from: u64, buffer: Buffer) -> Result<(), &'static str> {
         let bytes = buffer.len() - Frame::BYTES;
-        if from != self.came {
-            return Err("bytes of the stream were lost");
-        }
-        if self.is_finished || from.checked_add(bytes as u64).is_none_or(|end| end > self.allowed) {
-            return Err("more bytes came than were allowed");
-        }
-        if bytes == 0 {
+        let end = from.checked_add(bytes as u64).filter(|end| *end <= self.allowed);
+        let end = end.ok_or("more bytes came than were allowed")?;
+        if bytes == 0 || end <= self.came || from > self.came {
+            // It came before; or a push was refused for want of memory, and all behind it are made again.
             return Ok(());
+        }
+        if self.is_finished || from < self.came {
+            return Err("bytes came that are not those which were expected");
         }
         self.came += bytes as u64;
         // One that nobody reads must not keep the memory that all have for what comes; nor a piece of memory for every few bytes.
@@ -174,7 +184,7 @@ impl Incoming {
             return Ok(());
         }
         match self.chunks.back_mut() {
-            Some(Chunk { bytes: Bytes::Copied(copied), .. }) if copied.len() < STREAM_CHUNK_BYTES => {
+            Some(Chunk { bytes: Bytes::Copied(copied), .. }) if copied.len() < *STREAM_CHUNK_BYTES.start() => {
                 copied.extend_from_slice(&buffer[Frame::BYTES..]);
             }
             _ => {
@@ -186,7 +196,6 @@ impl Incoming {
     }
 
     /// Bytes that came since the stream began.
-    #[cfg(feature = "fuzzing")]
     pub(super) fn came(&self) -> u64 {
         self.came
     }
@@ -197,15 +206,15 @@ impl Incoming {
         self.came - self.read
     }
 
-    /// The other end has sent all, so many bytes.
+    /// The other end has sent all, so many bytes. Where more are to come, this comes again.
     ///
     /// # Errors
-    /// They are not as many as came.
+    /// More have come.
     pub(super) fn finish(&mut self, bytes: u64) -> Result<(), &'static str> {
-        if bytes != self.came {
-            return Err("bytes of the stream were lost");
+        if bytes < self.came {
+            return Err("more bytes came than there are");
         }
-        self.is_finished = true;
+        self.is_finished |= bytes == self.came;
         Ok(())
     }
 
@@ -258,6 +267,10 @@ pub(super) struct Outgoing {
     /// Bytes since the stream began that have left, and that may.
     pub(super) sent: u64,
     pub(super) allowed: u64,
+    /// Bytes that were allowed at once, at most: the other end's window.
+    window: u64,
+    /// Bytes of one push, where the window is larger than some of them.
+    chunk_max: usize,
     /// It waits for its turn to push.
     pub(super) is_queued: bool,
     /// Nothing more is written; and the other end has been told.
@@ -272,13 +285,20 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Bytes that may be written now.
     pub(super) fn room(&self) -> usize {
-        let allowed = (self.allowed - self.sent) as usize;
-        STREAM_CHUNK_BYTES.min(allowed).saturating_sub(self.waiting.len())
+        let allowed = usize::try_from(self.allowed - self.sent).unwrap_or(usize::MAX);
+        self.chunk_bytes().min(allowed).saturating_sub(self.waiting.len())
+    }
+
+    /// Bytes of one push: some are on their way while the other end reads.
+    fn chunk_bytes(&self) -> usize {
+        let part = usize::try_from(self.window / STREAM_CHUNKS_AHEAD).unwrap_or(usize::MAX);
+        part.min(self.chunk_max).clamp(*STREAM_CHUNK_BYTES.start(), *STREAM_CHUNK_BYTES.end())
     }
 
     /// The other end allows so many bytes in all.
     pub(super) fn allow(&mut self, bytes: u64) {
         self.allowed = self.allowed.max(bytes);
+        self.window = self.window.max(self.allowed - self.sent);
     }
 }
 
@@ -315,14 +335,28 @@ mod tests {
     #[test]
     fn what_was_not_expected_is_an_error() {
         let mut incoming = incoming(4);
-        assert!(incoming.take_in(1, frame(b"a")).is_err(), "one was lost");
         assert!(incoming.take_in(0, frame(b"abcde")).is_err(), "more than the window");
         incoming.take_in(0, frame(b"abc")).unwrap();
-        assert!(incoming.take_in(0, frame(b"abc")).is_err(), "twice");
+        assert!(incoming.take_in(2, frame(b"cd")).is_err(), "in part once more");
         assert!(incoming.take_in(u64::MAX, frame(b"abc")).is_err());
-        assert!(incoming.finish(4).is_err() && incoming.finish(2).is_err());
+        assert!(incoming.finish(2).is_err());
         incoming.finish(3).unwrap();
         assert!(incoming.take_in(3, frame(b"d")).is_err(), "after the end");
+    }
+
+    #[test]
+    fn what_is_behind_a_refused_push_is_not_kept_and_comes_again() {
+        let mut incoming = incoming(6);
+        incoming.take_in(0, frame(b"ab")).unwrap();
+        incoming.take_in(4, frame(b"ef")).unwrap();
+        incoming.finish(6).unwrap();
+        assert!(!incoming.is_finished);
+        for (from, bytes) in [(2, b"cd"), (4, b"ef"), (4, b"ef"), (0, b"ab")] {
+            incoming.take_in(from, frame(bytes)).unwrap();
+        }
+        incoming.finish(6).unwrap();
+        let mut into = [0; 9];
+        assert_eq!((incoming.read(&mut into), &into[..6], incoming.is_finished), (6, &b"abcdef"[..], true));
     }
 
     #[test]
@@ -378,12 +412,20 @@ mod tests {
 
     #[test]
     fn no_more_is_written_than_the_other_end_allows_or_than_one_push_holds() {
-        let mut outgoing = Outgoing::default();
+        let mut outgoing = Outgoing { chunk_max: usize::MAX, ..Outgoing::default() };
         assert_eq!(outgoing.room(), 0);
+        outgoing.allow(1);
+        assert_eq!(outgoing.room(), 1);
+        let least = *STREAM_CHUNK_BYTES.start();
+        outgoing.allow(1 << 20);
+        assert_eq!(outgoing.room(), (1 << 20) / STREAM_CHUNKS_AHEAD as usize);
+        outgoing.chunk_max = 0;
+        assert_eq!(outgoing.room(), least, "however little memory there is");
+        outgoing.chunk_max = usize::MAX;
         outgoing.allow(u64::MAX);
-        assert_eq!(outgoing.room(), STREAM_CHUNK_BYTES);
+        assert_eq!(outgoing.room(), *STREAM_CHUNK_BYTES.end());
         outgoing.waiting = vec![0; 10];
-        assert_eq!(outgoing.room(), STREAM_CHUNK_BYTES - 10);
+        assert_eq!(outgoing.room(), *STREAM_CHUNK_BYTES.end() - 10);
         outgoing.allow(5);
         assert_eq!(outgoing.allowed, u64::MAX, "what was allowed once stays so");
     }

@@ -1,11 +1,13 @@
 //! What carries the streams of a task: pushes into one queue of each task, which its own hub empties. A hub runs on whichever
-//! thread calls it or wakes it, one at a time, and waits for nothing but a daemon that is being restarted.
+//! thread calls it or wakes it, one at a time, and waits for
+//! nothing: while a daemon is being restarted its calls fail, and what it accepts from comes by the next one.
 //!
 //! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
 //! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; and a recv
 //! that is never answered, by which a hub learns that a peer's process has ended.
 
 mod polls;
+mod pushes;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,20 +19,25 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use sealane_transport::tensor::{DType, Tensor, TensorMeta};
-use sealane_transport::{Code, Error};
+use sealane_transport::{Code, Error, tensor::Tensor};
+
+use pushes::Peer;
+pub(super) use pushes::Refused;
 
 use super::{
     StreamOptions,
     connection::{Connection, Lent},
+    figures::{Figures, StreamFigures},
     frame::{CLOSED, Frame, Kind},
+    memory::Source,
 };
 use crate::{
-    AcceptOptions, Accepted, Acceptor, Receiving, Sending, Task, Waiter,
+    AcceptOptions, Accepted, Acceptor, Sending, Task, Waiter,
     acceptor::Watch,
+    attachment::at_once,
     limits::{
         STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
-        STREAM_PUSHES_MAX, STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
+        STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
     },
 };
 
@@ -47,27 +54,6 @@ pub(super) struct Key {
     /// This side has dialed it.
     pub(super) is_dialed: bool,
     pub(super) stream: u64,
-}
-
-/// A task that there are streams with.
-struct Peer {
-    /// Ends when the peer's process does.
-    life: Receiving,
-    bell: Waker,
-    /// Pushes that it has not taken yet, in order.
-    pushes: VecDeque<Posted>,
-    /// Streams that have bytes to push, in turn.
-    queued: VecDeque<Key>,
-    streams: usize,
-}
-
-/// A push on its way.
-struct Posted {
-    stream: u64,
-    is_dialed: bool,
-    /// It has bytes of the stream, or their end.
-    carries: bool,
-    push: Sending,
 }
 
 #[derive(Default)]
@@ -99,6 +85,7 @@ pub(super) struct State {
     peers: HashMap<Arc<str>, Peer>,
     last: u64,
     lent: Lent,
+    figures: Figures,
     /// What dialers are told who were refused, as long as they have not heard it.
     refusals: Vec<Sending>,
     watch: Watch,
@@ -110,6 +97,9 @@ pub(super) struct State {
 pub(super) struct Hub {
     task: Task,
     acceptor: Acceptor,
+    waiter: Waiter,
+    /// Memory that bytes leave from.
+    source: Source,
     state: Mutex<State>,
     /// Something has come since the last look.
     has_news: AtomicBool,
@@ -165,12 +155,15 @@ impl Hub {
             // A number that a former process of this task has not used, most likely.
             last: RandomState::new().hash_one(()),
             lent: Lent::new(2 * share),
+            figures: Figures::default(),
             refusals: Vec::new(),
             watch: Watch::default(),
             wakers: Vec::new(),
         };
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
+            waiter: task.waiter(),
+            source: Source::of(task, 2 * share as u64),
             acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: share, ..AcceptOptions::default() }),
             state: Mutex::new(state),
             has_news: AtomicBool::new(true),
@@ -183,8 +176,13 @@ impl Hub {
     }
 
     /// What a thread waits with for its streams.
-    pub(super) fn waiter(&self) -> Waiter {
-        self.task.waiter()
+    pub(super) fn waiter(&self) -> &Waiter {
+        &self.waiter
+    }
+
+    /// Ready unless its daemon is being restarted.
+    pub(super) fn poll_daemon(&self, context: &Context<'_>) -> Poll<()> {
+        self.task.poll_daemon(context)
     }
 
     /// Lets `f` use the state, then looks at what came meanwhile, and wakes whom all that concerns.
@@ -195,7 +193,8 @@ impl Hub {
     }
 
     fn run<T>(&self, mut state: MutexGuard<'_, State>, f: impl FnOnce(&mut State) -> T) -> T {
-        let result = f(&mut state);
+        // Whoever else has streams waits for the state.
+        let result = at_once(|| f(&mut state));
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -260,10 +259,13 @@ impl Hub {
         }
         if let Kind::Reset(code) = frame.kind {
             connection.is_closed_there = code == CLOSED;
+            state.figures.of(&key.peer).reset += u64::from(code != CLOSED);
             state.wakers.extend(connection.fail(reset_by(&key.peer, code, &text())));
             return;
         }
+        let came = connection.incoming.came();
         let taken = connection.take_in(frame.kind, tensor.into_buffer());
+        state.figures.of(&key.peer).bytes_received += connection.incoming.came() - came;
         let concerned = match frame.kind {
             Kind::Accept(_) | Kind::Window(_) => connection.writer.take(),
             _ => connection.reader.take(),
@@ -298,6 +300,7 @@ impl Hub {
         listener.waiting.push_back(key.clone());
         state.wakers.append(&mut listener.wakers);
         state.connections.insert(key.clone(), connection);
+        state.figures.of(&key.peer).opened += 1;
         self.meet(state, &key.peer).streams += 1;
         self.push(state, &key, Kind::Accept(allowed), &[]);
     }
@@ -309,63 +312,8 @@ impl Hub {
             // It is looked at for the first time, and then by its waker.
             bell.wake_by_ref();
             let life = self.task.recv(peer, NEVER, QUEUE);
-            Peer { life, bell, pushes: VecDeque::new(), queued: VecDeque::new(), streams: 0 }
+            Peer::new(life, bell)
         })
-    }
-
-    /// Something about a peer has ended: pushes that it took, or its process.
-    fn look_after(&self, state: &mut State, name: &Arc<str>) {
-        let Some(peer) = state.peers.get_mut(name) else { return };
-        let bell = peer.bell.clone();
-        let mut context = Context::from_waker(&bell);
-        let mut ended = Vec::new();
-        while let Some(posted) = peer.pushes.front_mut()
-            && let Poll::Ready(outcome) = std::pin::pin!(&mut posted.push).poll(&mut context)
-        {
-            ended.push((posted.stream, posted.is_dialed, posted.carries, outcome));
-            peer.pushes.pop_front();
-        }
-        // What it took counts before its end does.
-        for (stream, is_dialed, carries, outcome) in ended {
-            self.settle(state, &Key { peer: name.clone(), is_dialed, stream }, carries, outcome);
-        }
-        let Some(peer) = state.peers.get_mut(name) else { return };
-        let mut has_waited = false;
-        while let Poll::Ready(ended) = std::pin::pin!(&mut peer.life).poll(&mut context) {
-            match ended {
-                Err(unreceived) if unreceived.error.code() != Code::DeadlineExceeded => {
-                    return state.lose(name, &unreceived.error);
-                }
-                // A peer that answers is none of ours; that must not keep this thread.
-                Ok(_) => return state.lose(name, &Error::unavailable(name, "it has answered what is never answered")),
-                Err(_) => {
-                    peer.life = self.task.recv(name, NEVER, QUEUE);
-                    has_waited = true;
-                }
-            }
-        }
-        if has_waited {
-            self.give_up_dials(state, name);
-        }
-        self.serve(state, name);
-    }
-
-    /// A push has ended.
-    fn settle(&self, state: &mut State, key: &Key, carries: bool, outcome: Result<(), Error>) {
-        let Some(connection) = state.connections.get_mut(key) else { return };
-        // A peer may have opened anew what it had ended.
-        connection.outgoing.on_way = connection.outgoing.on_way.saturating_sub(usize::from(carries));
-        connection.outgoing.is_lost |= carries && outcome.is_err();
-        let is_first = connection.error.is_none();
-        if connection.outgoing.is_finished {
-            state.wakers.extend(connection.writer.take());
-        }
-        // What it carried is missing there, and nothing says so but this.
-        if let Err(error) = outcome
-            && is_first
-        {
-            self.fail(state, key, &error);
-        }
     }
 
     /// A request timeout has passed: what was dialed before the last one and is not open ends.
@@ -382,90 +330,6 @@ impl Hub {
         }
     }
 
-    /// Lets streams push that waited for their turn.
-    fn serve(&self, state: &mut State, name: &Arc<str>) {
-        while let Some(peer) = state.peers.get_mut(name)
-            && peer.pushes.len() < STREAM_PUSHES_MAX
-            && let Some(key) = peer.queued.pop_front()
-        {
-            let Some(connection) = state.connections.get_mut(&key) else { continue };
-            connection.outgoing.is_queued = false;
-            let waiting = std::mem::take(&mut connection.outgoing.waiting);
-            if !waiting.is_empty() {
-                self.push_data(state, &key, &waiting);
-            }
-            let Some(connection) = state.connections.get_mut(&key) else { continue };
-            state.wakers.extend(connection.writer.take());
-            if connection.outgoing.is_finished && !connection.outgoing.has_told {
-                connection.outgoing.has_told = true;
-                let sent = connection.outgoing.sent;
-                self.push(state, &key, Kind::Finish(sent), &[]);
-            }
-        }
-    }
-
-    /// Pushes what waits in a stream, now or in its turn.
-    pub(super) fn send_waiting(&self, state: &mut State, key: &Key) {
-        let Some(connection) = state.connections.get_mut(key) else { return };
-        let outgoing = &mut connection.outgoing;
-        let has_end = outgoing.is_finished && !outgoing.has_told;
-        if (outgoing.waiting.is_empty() && !has_end) || outgoing.is_queued || connection.error.is_some() {
-            return;
-        }
-        outgoing.is_queued = true;
-        self.meet(state, &key.peer).queued.push_back(key.clone());
-        self.serve(state, &key.peer);
-    }
-
-    /// Takes bytes to send: pushes them where the stream has its turn, else keeps them. How many; none where there is no room.
-    pub(super) fn write(&self, state: &mut State, key: &Key, bytes: &[u8]) -> usize {
-        let Some(connection) = state.connections.get_mut(key) else { return 0 };
-        let count = connection.outgoing.room().min(bytes.len());
-        if count == 0 {
-            return 0;
-        }
-        let is_next = connection.outgoing.waiting.is_empty() && !connection.outgoing.is_queued;
-        if is_next && self.meet(state, &key.peer).pushes.len() < STREAM_PUSHES_MAX {
-            self.push_data(state, key, &bytes[..count]);
-        } else {
-            connection_of(state, key).outgoing.waiting.extend_from_slice(&bytes[..count]);
-            self.send_waiting(state, key);
-        }
-        count
-    }
-
-    fn push_data(&self, state: &mut State, key: &Key, bytes: &[u8]) {
-        let outgoing = &mut connection_of(state, key).outgoing;
-        let from = outgoing.sent;
-        outgoing.sent += bytes.len() as u64;
-        self.push(state, key, Kind::Data(from), bytes);
-    }
-
-    /// Pushes a frame of a stream. What becomes of it is heard in its turn.
-    pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
-        let push = self.post(key, kind, bytes);
-        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_));
-        if let Some(connection) = state.connections.get_mut(key) {
-            connection.outgoing.on_way += usize::from(carries);
-        }
-        let peer = self.meet(state, &key.peer);
-        peer.pushes.push_back(Posted { stream: key.stream, is_dialed: key.is_dialed, carries, push });
-        if peer.pushes.len() == 1 {
-            peer.bell.wake_by_ref();
-        }
-    }
-
-    fn post(&self, key: &Key, kind: Kind, bytes: &[u8]) -> Sending {
-        let frame = Frame { kind, is_from_dialer: key.is_dialed, stream: key.stream }.to_bytes();
-        let len = frame.len() + bytes.len();
-        // Where the arena is full, the copy is made as that of any tensor which is not in it.
-        let mut memory = self.task.alloc(len).unwrap_or_else(|_| sealane_runtime::Buffer::of_len(len));
-        memory[..frame.len()].copy_from_slice(&frame);
-        memory[frame.len()..].copy_from_slice(bytes);
-        let tensor = TensorMeta::new(DType::U8, &[len as u64]).and_then(|meta| Tensor::new(meta, memory));
-        self.task.push(&key.peer, QUEUE, tensor.expect("bytes are a tensor of as many"))
-    }
-
     /// Its owner ends a stream.
     pub(super) fn end(&self, state: &mut State, key: &Key, reason: &str) {
         if connection_of(state, key).error.is_none() {
@@ -476,9 +340,10 @@ impl Hub {
     /// A stream ends here and there.
     fn fail(&self, state: &mut State, key: &Key, error: &Error) {
         if let Some(connection) = state.connections.get_mut(key) {
+            state.figures.of(&key.peer).reset += u64::from(connection.error.is_none());
             state.wakers.extend(connection.fail(error.clone()));
         }
-        self.reset(key, error.code() as u64, &error.to_string());
+        self.reset(state, key, error.code() as u64, &error.to_string());
     }
 
     /// Tells a peer that a stream of its is not opened; unless so many have been told and not heard it, since each costs memory.
@@ -487,21 +352,17 @@ impl Hub {
             state.refusals.retain_mut(|refusal| refusal.try_outcome().is_none());
         }
         if state.refusals.len() < STREAM_BACKLOG_MAX {
-            state.refusals.push(self.reset_later(key, code as u64, reason));
+            let reset = self.reset_tensor(key, code as u64, reason);
+            state.refusals.push(self.task.push(&key.peer, QUEUE, reset));
         }
     }
 
-    /// Tells the other end of a stream that it has ended.
-    fn reset(&self, key: &Key, code: u64, reason: &str) {
-        drop(self.reset_later(key, code, reason));
-    }
-
-    fn reset_later(&self, key: &Key, code: u64, reason: &str) -> Sending {
+    fn reset_tensor(&self, key: &Key, code: u64, reason: &str) -> Tensor {
         let mut end = reason.len().min(STREAM_REASON_MAX);
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
-        self.post(key, Kind::Reset(code), &reason.as_bytes()[..end])
+        self.tensor(key, Kind::Reset(code), &reason.as_bytes()[..end])
     }
 
     /// Begins a stream to a listener of `peer`; its key.
@@ -520,6 +381,7 @@ impl Hub {
             let key = Key { peer: peer.into(), is_dialed: true, stream: state.last };
             let connection = Connection::new(options.window_bytes, state.lent.clone());
             state.connections.insert(key.clone(), connection);
+            state.figures.of(&key.peer).opened += 1;
             self.meet(state, &key.peer).streams += 1;
             self.push(state, &key, Kind::Open(options.window_bytes), name.as_bytes());
             Ok(key)
@@ -554,25 +416,33 @@ impl Hub {
     /// A stream has no owner any more: it is reset, unless both ends know that it has ended.
     pub(super) fn forget(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
         let Some(connection) = state.connections.remove(key) else { return };
-        if connection.error.is_none() && !connection.outgoing.has_told {
-            self.reset(key, code as u64, reason);
+        // What was refused is not pushed again.
+        if connection.error.is_none() && (!connection.outgoing.has_told || connection.refused.holds()) {
+            state.figures.of(&key.peer).reset += 1;
+            self.reset(state, key, code as u64, reason);
         } else if connection.error.is_none() && !connection.incoming.is_finished {
             // What it wrote is whole, and read as such; what the other end writes is read by nobody.
-            self.reset(key, CLOSED, "it has closed the stream");
+            self.reset(state, key, CLOSED, "it has closed the stream");
         }
         if connection.is_counted
             && let Some(peer) = state.peers.get_mut(&key.peer)
         {
             peer.streams -= 1;
-            if peer.streams == 0 {
-                // Pushes that are on their way go on.
+            if peer.is_idle() {
                 state.peers.remove(&key.peer);
+            } else if peer.streams == 0 {
+                // Pushes that are on their way go on, and what becomes of them is heard.
+                peer.await_all();
             }
         }
     }
 }
 
 impl State {
+    pub(super) fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
+        self.figures.with(self.connections.keys().map(|key| &key.peer))
+    }
+
     /// A peer's process has ended, or cannot be reached.
     fn lose(&mut self, name: &Arc<str>, error: &Error) {
         self.peers.remove(name);
@@ -590,7 +460,8 @@ impl State {
     }
 
     fn end(&mut self, error: &Error, is_one: impl Fn(&Key) -> bool) {
-        for (_, connection) in self.connections.iter_mut().filter(|(key, _)| is_one(key)) {
+        for (key, connection) in self.connections.iter_mut().filter(|(key, _)| is_one(key)) {
+            self.figures.of(&key.peer).reset += u64::from(connection.error.is_none());
             connection.is_counted = false;
             connection.outgoing.is_lost |= connection.outgoing.on_way > 0;
             self.wakers.extend(connection.fail(error.clone()));

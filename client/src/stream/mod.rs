@@ -7,10 +7,12 @@ mod blocking;
 mod connection;
 #[cfg(feature = "fuzzing")]
 pub mod far_end;
+mod figures;
 mod frame;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod hub;
+mod memory;
 
 use std::{
     future::Future,
@@ -19,7 +21,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -30,6 +32,7 @@ use crate::{
     limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES_MAX},
 };
 use blocking::block_on;
+pub use figures::StreamFigures;
 #[cfg(feature = "tonic")]
 pub use grpc::{Connector, Incoming, StreamPeer};
 use hub::{Hub, Key};
@@ -117,8 +120,20 @@ impl Streams {
     /// DeadlineExceeded after one to two of the engine's request timeouts if the peer does not answer; with ResourceExhausted if its
     /// listener has too many to accept.
     pub fn connect(&self, peer: &str, name: &str, options: StreamOptions) -> Connecting {
-        let dialed = options.check().and_then(|()| self.0.dial(peer, name, options));
-        Connecting(dialed.map(|key| Some(Stream { key, hub: self.0.clone(), timeout: options.timeout })))
+        let dial = Dial { hub: self.0.clone(), peer: peer.into(), name: name.into(), options, stream: None };
+        Connecting(options.check().map(|()| dial).and_then(|mut dial| {
+            // While a daemon is being restarted, it is dialed later.
+            dial.begin(&Context::from_waker(Waker::noop()))?;
+            Ok(dial)
+        }))
+    }
+}
+
+impl Streams {
+    /// What the streams of the task have carried since these were made, by peer; of more than 1,024 peers the rest together, as
+    /// `others`.
+    pub fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
+        self.0.with(|state| state.figures())
     }
 }
 
@@ -189,7 +204,27 @@ impl Future for AcceptingStream<'_> {
 
 /// A stream that is being dialed: await it, or [`wait`](Self::wait). Dropping it gives it up.
 #[must_use = "await it to get the stream"]
-pub struct Connecting(Result<Option<Stream>, Error>);
+pub struct Connecting(Result<Dial, Error>);
+
+struct Dial {
+    hub: Arc<Hub>,
+    peer: Box<str>,
+    name: Box<str>,
+    options: StreamOptions,
+    /// It was dialed; and not handed out.
+    stream: Option<Stream>,
+}
+
+impl Dial {
+    /// Dials, unless it was, or a daemon is being restarted.
+    fn begin(&mut self, context: &Context<'_>) -> Result<(), Error> {
+        if self.stream.is_none() && self.hub.poll_daemon(context).is_ready() {
+            let key = self.hub.dial(&self.peer, &self.name, self.options)?;
+            self.stream = Some(Stream { key, hub: self.hub.clone(), timeout: self.options.timeout });
+        }
+        Ok(())
+    }
+}
 
 impl Connecting {
     /// Blocks until the other end has it.
@@ -197,13 +232,8 @@ impl Connecting {
     /// # Errors
     /// As [`Streams::connect`] says.
     pub fn wait(mut self) -> Result<Stream, Error> {
-        let (hub, timeout) = match &self.0 {
-            Ok(dialed) => {
-                let dialed = dialed.as_ref().expect("it was not polled");
-                (dialed.hub.clone(), dialed.timeout)
-            }
-            Err(error) => return Err(error.clone()),
-        };
+        let dial = self.0.as_ref().map_err(Error::clone)?;
+        let (hub, timeout) = (dial.hub.clone(), dial.options.timeout);
         block_on(&hub, timeout, |context| Pin::new(&mut self).poll(context))
     }
 }
@@ -212,10 +242,13 @@ impl Future for Connecting {
     type Output = Result<Stream, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let stream = self.0.as_mut().map_err(|error| error.clone())?;
-        let dialed = stream.as_ref().expect("it is polled until it is ready");
-        ready!(dialed.hub.poll_open(&dialed.key, context))?;
-        Poll::Ready(Ok(stream.take().expect("just looked at")))
+        let dial = self.0.as_mut().map_err(|error| error.clone())?;
+        dial.begin(context)?;
+        let Some(dialed) = &dial.stream else { return Poll::Pending };
+        ready!(dial.hub.poll_open(&dialed.key, context))?;
+        let stream = dial.stream.take().expect("just looked at");
+        self.0 = Err(Error::invalid("the stream was handed out before"));
+        Poll::Ready(Ok(stream))
     }
 }
 

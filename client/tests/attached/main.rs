@@ -1,6 +1,8 @@
 //! Attachments to a real engine, which runs in the process of the test.
 
 mod allocations;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod daemon;
 mod exchange;
 mod fixture;
@@ -12,6 +14,7 @@ mod published;
 mod pushed;
 mod republished;
 mod restarted;
+mod rows;
 mod sliced;
 mod streams;
 mod threads;

@@ -1,11 +1,16 @@
 //! Daemons that drain and come back: calls that are made meanwhile wait for the next one, and not forever.
 
 use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll, Waker},
     thread,
     time::{Duration, Instant},
 };
 
-use sealane::{AcceptOptions, Code, Keys, Polling, RecvOptions, SliceVersions, Slicing, Task, Tensor};
+use sealane::{
+    AcceptOptions, Code, Keys, Polling, RecvOptions, SliceVersions, Slicing, StreamOptions, Streams, Task, Tensor,
+};
 use tempfile::TempDir;
 
 use crate::{
@@ -216,4 +221,38 @@ fn accepts_under_way_go_on_with_the_next_daemon() {
         task.push(TASK, queue, tensor(1000, 8)).wait().unwrap();
         assert_eq!(accepting.join().unwrap(), bytes(1000, 8));
     }
+}
+
+#[test]
+fn an_executors_thread_does_not_wait_for_a_restart() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    // Whoever waits for it in the thread hangs.
+    let task = to(&daemon).restart_timeout(LONG).attach().unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let streams = Streams::of(&task);
+    let listener = streams.listen("listener", StreamOptions::default()).unwrap();
+    let acceptor = task.acceptor("queue", AcceptOptions::default());
+    let mut accepting = pin!(acceptor.accept());
+    assert!(accepting.as_mut().poll(&mut context).is_pending());
+    drain(&daemon, &task);
+    daemon.kill();
+    assert!(accepting.as_mut().poll(&mut context).is_pending());
+    let mut connecting = pin!(streams.connect(TASK, "listener", StreamOptions::default()));
+    assert!(connecting.as_mut().poll(&mut context).is_pending());
+    while let Poll::Ready(accepted) = listener.poll_accept(&mut context) {
+        assert_eq!(accepted.unwrap_err().code(), Code::Unavailable, "it may have heard of the end of the daemon");
+    }
+    let _next = Daemon::start(&directory, Settings::default());
+    let stream = block_on(connecting).unwrap();
+    let accepted = loop {
+        match block_on(listener.accept()) {
+            Err(error) if error.code() == Code::Unavailable => {}
+            accepted => break accepted.unwrap(),
+        }
+    };
+    assert_eq!((accepted.peer(), stream.peer()), (TASK, TASK));
+    let pushing = task.push(TASK, "queue", tensor(1000, 8));
+    assert_eq!(block_on(accepting).unwrap().tensor.bytes(), bytes(1000, 8));
+    pushing.wait().unwrap();
 }

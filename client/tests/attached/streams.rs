@@ -3,9 +3,17 @@
 #[path = "../streams/scenarios.rs"]
 mod scenarios;
 
+use std::{
+    io::{Read, Write},
+    task::{Context, Waker},
+};
+
+use sealane::{Acceptor, Code, Stream, StreamOptions, Streams, Task, Tensor};
+use tempfile::TempDir;
+
 use crate::{
-    daemon::{Daemon, Settings},
-    fixture::{directory, peers, to, to_as},
+    daemon::{Daemon, LONG, Settings},
+    fixture::{bytes, directory, peers, tensor, to, to_as},
 };
 
 macro_rules! between_clients {
@@ -21,3 +29,111 @@ macro_rules! between_clients {
 }
 
 scenarios::all!(between_clients);
+
+/// A stream, and the memory that its bytes come into, which other tensors fill.
+struct Full {
+    dialed: Stream,
+    accepted: Stream,
+    others: Vec<Tensor>,
+    _acceptor: Acceptor,
+    streams: Streams,
+    ps: Task,
+    worker: Task,
+    daemon: Daemon,
+    _directory: TempDir,
+}
+
+impl Full {
+    fn new() -> Full {
+        let directory = directory();
+        let daemon = Daemon::start(&directory, Settings::default());
+        let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+        let options = StreamOptions { timeout: Some(LONG / 2), ..StreamOptions::default() };
+        let listener = Streams::of(&ps).listen("bytes", options).unwrap();
+        let streams = Streams::of(&worker);
+        let dialed = streams.connect(ps.name(), "bytes", options).wait().unwrap();
+        let accepted = listener.accept().wait().unwrap();
+        let mut others = Vec::new();
+        for (part, len) in [256 << 10, 16 << 10, 1 << 10].into_iter().enumerate() {
+            for number in 0.. {
+                let key = format!("{part}/{number}");
+                drop(worker.send(ps.name(), 1, &key, tensor(len, 1)));
+                match ps.recv(worker.name(), 1, &key).wait() {
+                    Ok(tensor) => others.push(tensor),
+                    Err(full) => {
+                        assert_eq!(full.error.code(), Code::ResourceExhausted, "{}", full.error);
+                        break;
+                    }
+                }
+            }
+        }
+        let acceptor = ps.acceptor("another", sealane::AcceptOptions::default());
+        Full { dialed, accepted, others, _acceptor: acceptor, streams, ps, worker, daemon, _directory: directory }
+    }
+}
+
+/// By then, what was written before was refused.
+fn until_refused(ps: &Task, worker: &Task) {
+    let refused = worker.push(ps.name(), "another", tensor(64 << 10, 2)).wait().unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+}
+
+#[test]
+fn bytes_wait_while_other_tensors_fill_the_memory_that_they_come_into() {
+    let mut full = Full::new();
+    let sent = bytes(1 << 20, 3);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (&full.dialed).write_all(&sent).unwrap();
+            full.dialed.finish().wait().unwrap();
+        });
+        until_refused(&full.ps, &full.worker);
+        full.others.clear();
+        let mut came = Vec::new();
+        (&full.accepted).read_to_end(&mut came).unwrap();
+        assert!(came == sent);
+    });
+}
+
+#[test]
+fn who_has_finished_is_told_that_the_other_end_went_before_it_had_memory_for_all() {
+    let full = Full::new();
+    full.accepted.finish().wait().unwrap();
+    (&full.dialed).write_all(&bytes(64 << 10, 3)).unwrap();
+    until_refused(&full.ps, &full.worker);
+    drop(full.accepted);
+    assert_eq!(full.dialed.finish().wait().unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn many_pushes_that_were_refused_come_in_order() {
+    let mut full = Full::new();
+    let held = full.daemon.hold();
+    let sent = bytes(64 << 11, 3);
+    sent.chunks(1 << 11).for_each(|piece| (&full.dialed).write_all(piece).unwrap());
+    drop(held);
+    until_refused(&full.ps, &full.worker);
+    full.others.clear();
+    full.dialed.finish().wait().unwrap();
+    let mut came = Vec::new();
+    full.accepted.read_to_end(&mut came).unwrap();
+    assert!(came == sent);
+}
+
+#[test]
+fn who_reads_is_told_that_bytes_were_refused_whose_writer_has_gone() {
+    // Dropped the other way round.
+    let Full { _directory, daemon, worker, ps, streams: _streams, _acceptor, others, mut accepted, mut dialed } =
+        Full::new();
+    accepted.finish().wait().unwrap();
+    assert_eq!(dialed.read(&mut [0]).unwrap(), 0);
+    let held = daemon.hold();
+    dialed.write_all(&bytes(4 << 10, 3)).unwrap();
+    assert!(dialed.poll_finish(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(dialed);
+    drop(held);
+    until_refused(&ps, &worker);
+    drop(others);
+    let error = accepted.read(&mut [0]).unwrap_err();
+    assert!(error.to_string().contains("was reset by its other end"), "{error}");
+}

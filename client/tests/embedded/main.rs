@@ -1,6 +1,7 @@
 //! A task whose engine is in this process has the manners of one that is attached.
 
 mod grpc;
+mod rows;
 mod streams;
 
 use std::{future::Future, net::TcpListener, pin::Pin, task::Context, task::Waker, time::Duration};

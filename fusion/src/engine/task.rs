@@ -12,7 +12,8 @@ use sealane_transport::{Error, RecvOptions, RecvOutcome, SendOptions, SendOutcom
 use super::recall::{Name, NameTag, Recall};
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
-use crate::node::{Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+use crate::node::{Node, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
+use sealane_transport::row_ids::{RowIds, RowIdsBuf};
 use sealane_transport::tensor::Tensor;
 
 /// A task of an [`Engine`], for any thread. Cheap to clone; keeps the engine running.
@@ -129,6 +130,42 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
+    /// Asks for rows of a table that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
+    /// has: see [`RowIds`]. Each comes as one tensor, its rows in the order in which they are named.
+    pub fn pull_rows<'w>(
+        &self,
+        from: &str,
+        key: &str,
+        min_version: i64,
+        timeout: Option<Duration>,
+        wanted: impl IntoIterator<Item = RowIds<'w>>,
+    ) -> Vec<Receiving> {
+        let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
+        let (mut receivers, mut asks) = (Vec::new(), Vec::new());
+        for ids in wanted {
+            let (sender, receiver) = oneshot::channel();
+            let (recall, tag) = self.recall(from);
+            receivers.push((receiver, recall));
+            asks.push((RowIdsBuf::from(ids), RecvWaiter::Channel(sender), tag));
+        }
+        let (local, peer, key) = (self.place, from.to_owned(), key.to_owned());
+        let submitted = self.submit(from, move |node, now| {
+            let pair = node.pair(local, &peer);
+            for (ids, waiter, tag) in asks {
+                match &pair {
+                    &Ok(pair) => {
+                        let (ids, deadline) = (ids.as_ids(), deadline(now, timeout));
+                        let request = RowsRequest { pair, key: &key, ids, min_version, deadline, waiter };
+                        write_on(&tag, node.pull_rows(now, request));
+                    }
+                    Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),
+                }
+            }
+        });
+        let receiving = |(receiver, recall)| Receiving { outcome: Outcome::of(submitted.clone(), receiver), recall };
+        receivers.into_iter().map(receiving).collect()
+    }
+
     /// How to cancel a call of this task to `peer`.
     pub(super) fn recall(&self, peer: &str) -> (Recall, NameTag) {
         Recall::of(self.shard(self.serving(peer)))
@@ -174,6 +211,11 @@ impl Task {
 
     pub(super) fn shard(&self, index: usize) -> ShardRef {
         self.engine.0.runtime.shard(index)
+    }
+
+    /// Memory of each shard for tensors that arrive without a destination, in bytes.
+    pub fn slab_receive_bytes(&self) -> usize {
+        self.engine.0.settings.slab_receive_bytes
     }
 
     pub(super) fn request_timeout(&self) -> Duration {

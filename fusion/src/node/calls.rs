@@ -12,6 +12,7 @@ use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use super::context::{Context, draining};
 use super::exchange::{FusedRequest, RecvRequest};
+use super::lookups::RowsRequest;
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
 use crate::queue::AcceptQueue;
@@ -79,7 +80,31 @@ impl Node {
 
     /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
-        self.exchange.cancel(ticket, &mut self.context.peers)
+        match self.exchange.follow(ticket) {
+            Ticket::Rows(lookup) => self.lookups.cancel(lookup),
+            _ => self.exchange.cancel(ticket, &mut self.context.peers),
+        }
+    }
+
+    /// Asks for rows of a table that the pair's peer has published or will publish. They come as one tensor, in the order in which
+    /// they are named; the ticket cancels.
+    pub fn pull_rows(&mut self, now: Instant, rows: RowsRequest<'_>) -> Option<Ticket> {
+        let pair = &self.context.pairs[rows.pair];
+        let (consumer, mirror) = (pair.local, pair.mirror);
+        let error = if self.context.draining && matches!(rows.waiter, RecvWaiter::Client(_)) {
+            draining()
+        } else if let Some(mirror) = mirror {
+            let ends = (consumer, self.context.pairs[mirror].local);
+            let Node { lookups, pulls, context, .. } = self;
+            return lookups.ask_here(now, rows, ends, pulls, context).map(Ticket::Rows);
+        } else {
+            match self.session_of(rows.pair) {
+                Ok(session) => return self.exchange.rows_there(now, session, rows, &mut self.context),
+                Err(error) => error,
+            }
+        };
+        self.context.reporter.finish_recv(rows.waiter, Err(Unreceived::from(error)));
+        None
     }
 
     /// Keeps a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
@@ -127,7 +152,10 @@ impl Node {
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
     pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: Tensor) -> Result<(), Error> {
-        self.pulls.publish(local, (key, version), tensor, &mut self.context)
+        self.pulls.publish(local, (key, version), tensor, &mut self.context)?;
+        let Node { lookups, pulls, context, .. } = self;
+        lookups.published(local, key, pulls, context);
+        Ok(())
     }
 
     /// Takes a published tensor of a local task back; false if there was none. Pulls of it wait.

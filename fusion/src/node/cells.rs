@@ -37,6 +37,8 @@ pub enum Ticket {
     },
     /// One that is asked of a task of this node.
     Local(Handle),
+    /// One for rows of a table of a task of this node.
+    Rows(Handle),
 }
 
 /// Who waits for the pull buffer of a pull.

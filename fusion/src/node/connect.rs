@@ -264,6 +264,7 @@ impl Node {
     pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
         let had_opened = self.context.peers.had_opened(handle);
         self.drop_link(now, handle, error);
+        self.leave_behind(now, handle);
         let Context { peers, pairs, settings, .. } = &mut self.context;
         peers.replace_lost(now, handle, had_opened, settings, pairs);
     }
@@ -291,6 +292,7 @@ impl Node {
             return;
         }
         self.exchange.withdraw_session(handle);
+        self.lookups.withdraw_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");
             self.give_up(handle, &reason);
@@ -325,6 +327,7 @@ impl Node {
         }
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
         self.exchange.end_all_here(&stops, &mut self.context);
+        self.lookups.end_of(None, true, &stops, &mut self.context);
         self.pulls.end_local(|_| true, &stops, &mut self.context.reporter);
         self.pushes.end_local(|_| true, &stops, &mut self.context);
         self.pushes.drop_left(None, self.context.settings.shard);

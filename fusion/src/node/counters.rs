@@ -38,6 +38,10 @@ pub struct Counters {
     pub parked: u64,
     /// Tensors that are published now.
     pub published: u64,
+    /// Rows of published tables that went to whoever asked for them.
+    pub rows_served: u64,
+    /// Their bytes.
+    pub row_bytes_served: u64,
     /// Clients of this host that were disconnected because serving them panicked.
     pub clients_failed: u64,
     /// Callers of the first shard, which listens for all, that did not come to a link.

@@ -24,10 +24,14 @@ impl Node {
 
     #[inline]
     fn settle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
-        let Node { exchange, pulls, pushes, context, .. } = self;
+        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         match event {
             Event::Asked(asked) => exchange.asked_behind_events(handle, &asked, context),
-            Event::Withdrawn(id) => exchange.withdrawn(handle, id, &mut context.peers),
+            Event::RowsAsked(asked) => lookups.asked(handle, *asked, pulls, context),
+            Event::Withdrawn(id) => {
+                exchange.withdrawn(handle, id, &mut context.peers);
+                lookups.withdrawn(handle, id, context);
+            }
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {
                     Ok(arrived) => {

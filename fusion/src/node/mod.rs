@@ -2,7 +2,7 @@
 //! waits for what.
 //!
 //! A node only routes between its parts, each of which owns its state: `pairs` (who is who), `peers` (sessions and their links),
-//! `exchange` (sends and recvs), `pulls` (what is published), `pushes` (queues). The first two are lent to the others as the
+//! `exchange` (sends and recvs), `pulls` (what is published), `lookups` (rows of it), `pushes` (queues). The first two are lent to the others as the
 //! `context`, with the reporter that tells how calls end. What a session reports goes through `events.rs`.
 //!
 //! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
@@ -21,6 +21,7 @@ mod events;
 mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
+mod lookups;
 mod memory;
 mod orders;
 mod outcomes;
@@ -53,6 +54,8 @@ use context::{Context, draining};
 pub use counters::{CallerCounters, Counters, KindCounters};
 use exchange::Exchange;
 pub use exchange::{BatchWaiter, FusedRequest, RecvRequest};
+use lookups::Lookups;
+pub use lookups::RowsRequest;
 use memory::Memory;
 pub use memory::Pool;
 pub use orders::{Answer, ConnectOrder, DialFailure, DialFailureKind};
@@ -69,6 +72,7 @@ pub use settings::{Fuse, NodeSettings};
 pub struct Node {
     context: Context,
     exchange: Exchange,
+    lookups: Lookups,
     pulls: Pulls,
     pushes: Pushes,
     /// Kept to reuse its memory; empty between calls.
@@ -91,6 +95,7 @@ impl Node {
         let pairs = Pairs::new(tasks, map, (settings.shard, settings.shards))?;
         Ok(Node {
             exchange: Exchange::new(&settings),
+            lookups: Lookups::new(),
             pulls: Pulls::new(settings.published_tensors_max),
             pushes: Pushes::new(),
             events: VecDeque::new(),
@@ -183,7 +188,8 @@ impl Node {
     }
 
     /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they have;
-    /// later ones go to the new addresses. Links are re-established if their handshake named tasks that the old map did not
+    /// later ones go to the new addresses. When an address without any task has no link, what was asked of it
+    /// ends with Unavailable, and what was not asked yet goes to the new addresses. Links are re-established if their handshake named tasks that the old map did not
     /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of
     /// them.
     ///
@@ -201,6 +207,9 @@ impl Node {
         for handle in self.context.peers.select(|peer| peer.has_link() && is_stale(peer)) {
             self.lose(self.context.reporter.clock, handle, &LinkError::Closed);
         }
+        for handle in self.context.peers.select(|peer| !peer.has_link()) {
+            self.leave_behind(self.context.reporter.clock, handle);
+        }
         if grown {
             let count = self.context.pairs.tasks().len() as u16;
             self.context.peers.set_tasks(count);
@@ -216,6 +225,7 @@ impl Node {
         // No send can come for these any more, and nothing is published for the others.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
         self.pulls.refuse_waiting(&mut self.context);
+        self.lookups.refuse_waiting(&mut self.context);
     }
 
     /// Takes new calls again after [`drain`](Self::drain).
@@ -226,7 +236,7 @@ impl Node {
     /// Tensors lent to peers or being copied, and requests that wait here.
     pub fn under_way(&self) -> usize {
         let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
-        lent + self.exchange.parked() + usize::from(self.exchange.is_copying())
+        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.lookups.len()
     }
 
     /// Gives a local task memory of its own for tensors that arrive, or takes it away.
@@ -255,8 +265,9 @@ impl Node {
     /// for them end with Unavailable, and so do its own; its plans and queues are closed.
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let error = Error::unavailable(self.context.pairs.task(local).as_str(), reason);
-        let Node { exchange, pulls, pushes, context, .. } = self;
+        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         exchange.end_task(local, &error, context);
+        lookups.end_of(Some(local), true, &error, context);
         exchange.end_here(local, &error, &mut context.reporter);
         pulls.end_local(|consumer| consumer == local, &error, &mut context.reporter);
         pulls.withdraw_all(local, &error, context);
@@ -299,7 +310,7 @@ impl Node {
     pub fn next_timeout(&self) -> Option<Instant> {
         let (exchange, pulls) = (self.exchange.next_deadline(), self.pulls.next_deadline());
         let (pushes, peers) = (self.pushes.next_deadline(), self.context.peers.next_timeout());
-        [exchange, pulls, pushes, peers].into_iter().flatten().min()
+        [exchange, pulls, self.lookups.next_deadline(), pushes, peers].into_iter().flatten().min()
     }
 }
 

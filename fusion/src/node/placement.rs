@@ -4,17 +4,19 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::Handle;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
+use sealane_transport::row_ids::RowIdsBuf;
 use sealane_transport::session::Ask;
 use sealane_transport::wire::Hello;
+use sealane_transport::{Error, Handle};
 
 use super::Node;
 use super::cells::{RecvWaiter, Ticket};
 use super::context::Context;
 use super::exchange::RecvRequest;
+use super::lookups::RowsRequest;
 use super::pairs::Pair;
 use super::peers::Peer;
 use super::pulls::MovedPull;
@@ -31,6 +33,8 @@ struct Unasked {
     destination: Option<Buffer>,
     waiter: RecvWaiter,
     fused: bool,
+    /// The rows that it asks for, if it is of a table.
+    rows: Option<RowIdsBuf>,
 }
 
 /// What waits for a session and has not been sent, to be asked elsewhere.
@@ -44,11 +48,12 @@ struct Misplaced {
 impl Misplaced {
     /// Takes out what `pick` chooses by the pair of tasks, the local one first.
     fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
-        peer.session.take_requests(&pick, |request, ask, fused| {
+        peer.session.take_requests(&pick, |request, ask, fused, rows| {
             let ticket = Ticket::Peer { session: handle, request };
             let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
             let key = key.to_owned();
-            self.requests.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused });
+            let to = Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused, rows };
+            self.requests.push(to);
         });
         peer.session.take_pulls(&pick, |_, min_version, deadline, tray, waiter| {
             self.pulls.push((waiter, min_version, deadline, tray));
@@ -107,13 +112,37 @@ impl Node {
         self.ask_elsewhere(now, misplaced);
     }
 
+    /// Gives a session without a link up if the map has moved all tasks away from its address: nobody may ever be there again. What
+    /// was not asked yet is asked of the tasks' new addresses.
+    pub(super) fn leave_behind(&mut self, now: Instant, handle: Handle) {
+        let Context { peers, pairs, .. } = &self.context;
+        if peers.get(handle).is_none_or(|peer| pairs.map().tasks_at(&peer.address).next().is_some()) {
+            return;
+        }
+        let reason = "the endpoint map has no task any more at its address";
+        self.give_up(handle, reason);
+        self.exchange.forget_ended_moves(&self.context.peers);
+        let Context { peers, pairs, .. } = &mut self.context;
+        let peer = peers.get_mut(handle).expect("just looked at");
+        let (address, mut misplaced) = (peer.address.clone(), Misplaced::default());
+        misplaced.take(peer, handle, |_, task| *pairs.peer_address(task) != address);
+        let error = Error::unavailable(peer.session.peer(), reason);
+        peer.session.end_all_requests(&error);
+        self.settle_events(handle);
+        self.ask_elsewhere(now, misplaced);
+    }
+
     fn ask_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
-        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused } in
+        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused, rows } in
             misplaced.requests
         {
-            let pair = self.context.pairs.pair_of(consumer, producer);
-            let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused };
-            if let Some(moved) = self.recv(now, request) {
+            let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
+            let moved = if let Some(rows) = rows {
+                self.pull_rows(now, RowsRequest { pair, key, ids: rows.as_ids(), min_version: step, deadline, waiter })
+            } else {
+                self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused })
+            };
+            if let Some(moved) = moved {
                 self.exchange.moved(ticket, moved);
             }
         }

@@ -10,6 +10,7 @@ mod placing;
 mod pulling;
 mod pushing;
 mod quota;
+mod rows;
 mod writing;
 
 use std::sync::Arc;

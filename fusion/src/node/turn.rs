@@ -26,6 +26,7 @@ impl Node {
         if self.pulls.is_copying() {
             work += self.pulls.copy_on(&mut self.context);
         }
+        work += self.lookups.copy_on(now, &mut self.pulls, &mut self.context);
         if self.next_timeout().is_some_and(|due| due <= now) {
             self.timeouts(now);
             work += 1;
@@ -34,8 +35,9 @@ impl Node {
     }
 
     fn timeouts(&mut self, now: Instant) {
-        let Node { exchange, pulls, pushes, context, .. } = self;
+        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         exchange.expire(now, context);
+        lookups.expire(now, context);
         pulls.expire_local(now, &mut context.reporter);
         pushes.expire_local(now, &mut context.reporter);
         pushes.look_at_promises(now, context);
@@ -185,7 +187,10 @@ impl Node {
 
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
-        self.context.peers.dirty() > 0 || self.exchange.is_copying() || self.pulls.is_copying()
+        self.context.peers.dirty() > 0
+            || self.exchange.is_copying()
+            || self.pulls.is_copying()
+            || self.lookups.is_copying()
     }
 
     /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.

@@ -13,7 +13,7 @@ multiprocessing's "spawn".
 import os as _os
 from importlib.metadata import version as _version
 
-from ._accepted import Accepted
+from ._accepted import Accepted, AcceptedRows
 from ._errors import (
     Aborted,
     DeadlineExceeded,
@@ -26,7 +26,19 @@ from ._errors import (
     Unimplemented,
 )
 from ._pulled import Pulled
-from ._sealane import Acceptor, Plan, Receiving, Sending, Slicing, Task, Tensor, attach, embedded
+from ._sealane import (
+    Acceptor,
+    Plan,
+    Receiving,
+    Sending,
+    ShardedTable,
+    Slicing,
+    Table,
+    Task,
+    Tensor,
+    attach,
+    embedded,
+)
 from ._sealane import forked as _forked
 
 _os.register_at_fork(after_in_child=_forked)
@@ -36,6 +48,7 @@ __version__ = _version("sealane")
 __all__ = [
     "Aborted",
     "Accepted",
+    "AcceptedRows",
     "Acceptor",
     "DeadlineExceeded",
     "Error",
@@ -47,7 +60,9 @@ __all__ = [
     "Receiving",
     "ResourceExhausted",
     "Sending",
+    "ShardedTable",
     "Slicing",
+    "Table",
     "Task",
     "Tensor",
     "Unavailable",

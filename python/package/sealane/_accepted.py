@@ -8,3 +8,12 @@ class Accepted(NamedTuple):
 
     sender: str
     array: Any
+
+
+class AcceptedRows(NamedTuple):
+    """Rows that were pushed, as ``Task.accept_rows`` hands them out: ``sender, table, ids, rows = acceptor.accept()``."""
+
+    sender: str
+    table: str
+    ids: Any
+    rows: Any

@@ -9,11 +9,29 @@ import numpy.typing as npt
 from ._accepted import Accepted
 from ._pulled import Pulled
 
-__all__ = ["Acceptor", "Bell", "Plan", "Receiving", "Sending", "Slicing", "Task", "Tensor", "attach", "embedded", "forked"]
+__all__ = [
+    "Acceptor",
+    "Bell",
+    "Plan",
+    "Receiving",
+    "Sending",
+    "ShardedTable",
+    "Slicing",
+    "Table",
+    "Task",
+    "Tensor",
+    "attach",
+    "embedded",
+    "forked",
+]
 
 class _SupportsDLPack(Protocol):
-    def __dlpack__(self, *, stream: None = None) -> Any: ...
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class _SupportsCuda(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 _Out = TypeVar("_Out")
 
@@ -22,6 +40,7 @@ _Outgoing = (
     npt.NDArray[Any]
     | np.generic
     | _SupportsDLPack
+    | _SupportsCuda
     | bytes
     | bytearray
     | memoryview
@@ -161,8 +180,114 @@ class Task:
         """``push`` for many tensors at once, in order."""
     def acceptor(self, queue: str, *, tensors_max: int = 4096, bytes_max: int = 268_435_456) -> Acceptor:
         """Opens a queue of this task, into which peers push."""
+    def publish_table(self, key: str, array: _Outgoing, *, version: int = 0, torn: bool = False) -> Table:
+        """Publishes a table, whose rows any peer may pull. A writable array from ``empty`` is published in place."""
+    @overload
+    def pull_rows(
+        self,
+        table: ShardedTable,
+        ids: npt.ArrayLike,
+        *,
+        out: Any | None = None,
+        min_version: int | None = None,
+        timeout: float | None = None,
+        partial: Literal[False] = False,
+    ) -> Any:
+        """Rows of a table by their numbers: an array of the shape of ``ids`` with that of a row behind it."""
+    @overload
+    def pull_rows(
+        self,
+        table: ShardedTable,
+        ids: npt.ArrayLike,
+        *,
+        out: Any | None = None,
+        min_version: int | None = None,
+        timeout: float | None = None,
+        partial: Literal[True],
+    ) -> tuple[Any, list[tuple[str, list[int], Exception]]]: ...
+    def pull_rows_async(
+        self,
+        table: ShardedTable,
+        ids: npt.ArrayLike,
+        *,
+        out: Any | None = None,
+        min_version: int | None = None,
+        timeout: float | None = None,
+        partial: bool = False,
+    ) -> Receiving:
+        """``pull_rows`` that does not wait."""
+    def pull_all_rows(
+        self,
+        tables: Sequence[ShardedTable],
+        ids: Sequence[npt.ArrayLike],
+        *,
+        out: Sequence[Any] | None = None,
+        min_version: int | None = None,
+        timeout: float | None = None,
+        partial: bool = False,
+    ) -> list[Any]:
+        """``pull_rows`` from many tables at once."""
+    def pull_all_rows_async(
+        self,
+        tables: Sequence[ShardedTable],
+        ids: Sequence[npt.ArrayLike],
+        *,
+        out: Sequence[Any] | None = None,
+        min_version: int | None = None,
+        timeout: float | None = None,
+        partial: bool = False,
+    ) -> Receiving:
+        """``pull_all_rows`` that does not wait."""
+    def push_rows(
+        self,
+        table: ShardedTable,
+        queue: str,
+        ids: npt.ArrayLike,
+        rows: _Outgoing,
+        *,
+        sum: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Pushes rows to the owners of a table; with ``sum`` those of the same number are added up."""
+    def push_rows_async(
+        self,
+        table: ShardedTable,
+        queue: str,
+        ids: npt.ArrayLike,
+        rows: _Outgoing,
+        *,
+        sum: bool = False,
+        timeout: float | None = None,
+    ) -> Sending:
+        """``push_rows`` that does not wait."""
+    def push_all_rows(
+        self,
+        tables: Sequence[ShardedTable],
+        queue: str,
+        ids: Sequence[npt.ArrayLike],
+        rows: Sequence[_Outgoing],
+        *,
+        sum: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """``push_rows`` to many tables at once."""
+    def push_all_rows_async(
+        self,
+        tables: Sequence[ShardedTable],
+        queue: str,
+        ids: Sequence[npt.ArrayLike],
+        rows: Sequence[_Outgoing],
+        *,
+        sum: bool = False,
+        timeout: float | None = None,
+    ) -> Sending:
+        """``push_all_rows`` that does not wait."""
+    def accept_rows(self, queue: str, *, tensors_max: int = 4096, bytes_max: int = 268_435_456) -> Acceptor:
+        """Opens a queue of this task, into which peers push rows: what it accepts are ``AcceptedRows``."""
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike | None = None) -> Any:
         """An array that is sent, and received into, without a copy. float32 by default."""
+    def pin(self, device: int = 0) -> None:
+        """Has the CUDA driver pin the memory of ``empty``. Experimental."""
     def abort(self, step: int, reason: str) -> None:
         """Ends a step, here and at its peers."""
     def cleanup(self, step: int) -> None:
@@ -182,15 +307,65 @@ class Task:
     ) -> None: ...
 
 @final
+class ShardedTable:
+    """A table that one task has published, or several, each a part of it."""
+
+    def __new__(
+        cls,
+        key: str,
+        owners: str | Sequence[str],
+        *,
+        rows: int | None = None,
+        sharding: Literal["range", "modulo", "hash"] = "modulo",
+    ) -> Self: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def owners(self) -> tuple[str, ...]: ...
+    def rows_of(self, owner: int) -> npt.NDArray[np.uint64]:
+        """The numbers of the rows that an owner has, in the order in which its part has them."""
+
+@final
+class Table:
+    """A table that this process publishes, and writes while others pull its rows. Usable from any thread."""
+
+    def update(self, ids: npt.ArrayLike, rows: _Outgoing) -> None:
+        """Writes rows over those of these numbers."""
+    def add(self, ids: npt.ArrayLike, rows: _Outgoing) -> None:
+        """Adds rows to those of these numbers."""
+    def withdraw(self) -> None:
+        """Withdraws the table; pulls of it wait for the next one."""
+    def set_version(self, version: int) -> None:
+        """The table is of that version from now on."""
+    @property
+    def key(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+
+@final
 class Plan:
     """Keys that a peer publishes, pulled together. Usable from any thread, one pull at a time."""
 
     def pull(
-        self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
+        self,
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        partial: bool = False,
+        copy: bool = False,
+        out: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull overwrites, or copies."""
+        """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull overwrites, copies, or ``out``."""
     def pull_async(
-        self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
+        self,
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        partial: bool = False,
+        copy: bool = False,
+        out: Mapping[str, Any] | None = None,
     ) -> Receiving:
         """``pull`` that does not wait."""
     @property

@@ -18,13 +18,36 @@ pub(crate) type Strides = SmallVec<[isize; 6]>;
 /// Other Python threads may write to the memory while it is copied: what is read is then torn, as it is with numpy.
 pub(crate) struct Borrowed {
     start: NonNull<u8>,
-    dtype: DType,
-    shape: Shape,
-    /// `None` where the elements lie row-major without gaps.
-    strides: Option<Strides>,
-    len: usize,
+    layout: Layout,
     writable: bool,
     keeper: Py<PyAny>,
+}
+
+/// Type and shape of an array, and how its elements lie.
+pub(crate) struct Layout {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    /// `None` where the elements lie row-major without gaps.
+    pub(crate) strides: Option<Strides>,
+    /// Bytes of all elements.
+    pub(crate) len: usize,
+}
+
+impl Layout {
+    /// # Errors
+    /// InvalidArgument if shape and type ask for more bytes than there can be, or elements with gaps between them are no
+    /// whole bytes.
+    pub(crate) fn new(dtype: DType, shape: Shape, strides: Option<Strides>) -> Result<Self, Error> {
+        let too_large = || Error::invalid(format!("an array of shape {:?} is too large", &shape[..]));
+        let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension));
+        let bytes = count.and_then(|count| dtype.bytes_of(count)).and_then(|bytes| isize::try_from(bytes).ok());
+        let len = bytes.ok_or_else(too_large)? as usize;
+        let strides = strides.filter(|strides| len > 0 && !row_major(dtype, &shape, strides));
+        if strides.is_some() && !dtype.element_bits().is_multiple_of(8) {
+            return Err(Error::invalid(format!("elements of {dtype} can only be sent if they are contiguous")));
+        }
+        Ok(Self { dtype, shape, strides, len })
+    }
 }
 
 // SAFETY: the address may be used by any thread as long as `keeper` is held, which may be dropped by any thread.
@@ -34,8 +57,7 @@ unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
     /// # Errors
-    /// InvalidArgument if shape and type ask for more bytes than there can be, or elements with gaps between them are no
-    /// whole bytes.
+    /// As [`Layout::new`].
     ///
     /// # Safety
     /// While `keeper` is referred to, every element of that shape, at the strides given, lies in readable memory, and in
@@ -49,28 +71,21 @@ impl Borrowed {
         writable: bool,
         keeper: Py<PyAny>,
     ) -> Result<Self, Error> {
-        let too_large = || Error::invalid(format!("an array of shape {:?} is too large", &shape[..]));
-        let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension));
-        let bytes = count.and_then(|count| dtype.bytes_of(count)).and_then(|bytes| isize::try_from(bytes).ok());
-        let len = bytes.ok_or_else(too_large)? as usize;
-        let strides = strides.filter(|strides| len > 0 && !row_major(dtype, &shape, strides));
-        if strides.is_some() && !dtype.element_bits().is_multiple_of(8) {
-            return Err(Error::invalid(format!("elements of {dtype} can only be sent if they are contiguous")));
-        }
-        let start = NonNull::new(start).filter(|_| len > 0).unwrap_or(NonNull::dangling());
-        Ok(Self { start, dtype, shape, strides, len, writable, keeper })
+        let layout = Layout::new(dtype, shape, strides)?;
+        let start = NonNull::new(start).filter(|_| layout.len > 0).unwrap_or(NonNull::dangling());
+        Ok(Self { start, layout, writable, keeper })
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        self.dtype
+        self.layout.dtype
     }
 
     pub(crate) fn shape(&self) -> &[u64] {
-        &self.shape
+        &self.layout.shape
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.layout.len
     }
 
     pub(crate) fn writable(&self) -> bool {
@@ -79,7 +94,7 @@ impl Borrowed {
 
     /// True if the bytes lie as a tensor has them: row-major, without gaps.
     pub(crate) fn contiguous(&self) -> bool {
-        self.strides.is_none()
+        self.layout.strides.is_none()
     }
 
     /// Copies all elements to `target`, row-major.
@@ -87,15 +102,15 @@ impl Borrowed {
     /// # Panics
     /// If `target` is not exactly as long.
     pub(crate) fn copy_to(&self, target: &mut [u8]) {
-        assert_eq!(target.len(), self.len, "a copy has as many bytes");
-        match &self.strides {
+        assert_eq!(target.len(), self.layout.len, "a copy has as many bytes");
+        match &self.layout.strides {
             // SAFETY: `new`'s caller promised `len` readable bytes; the target is Rust's own.
-            None => unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), target.as_mut_ptr(), self.len) },
+            None => unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), target.as_mut_ptr(), self.layout.len) },
             Some(strides) => {
-                let element = (self.dtype.element_bits() / 8) as usize;
+                let element = (self.layout.dtype.element_bits() / 8) as usize;
                 // SAFETY: `new`'s caller promised that all elements at these strides are readable; the target has room
                 // for each of them.
-                unsafe { gather(self.start.as_ptr(), &self.shape, strides, element, &mut target.as_mut_ptr()) }
+                unsafe { gather(self.start.as_ptr(), &self.layout.shape, strides, element, &mut target.as_mut_ptr()) }
             }
         }
     }
@@ -119,7 +134,7 @@ impl Borrowed {
         // SAFETY: `new`'s caller promised `len` readable and writable bytes as long as the keeper is referred to, which
         // the lender does. That nothing else uses them is asked of the caller of `recv(out=...)`, as numpy asks of those
         // who pass `out`; if it does, what is read is torn, and nothing is decided by it.
-        unsafe { Buffer::lent(self.start, self.len, 0, keeper) }
+        unsafe { Buffer::lent(self.start, self.layout.len, 0, keeper) }
     }
 
     /// Sees to it that these bytes are the first of this memory, where they do not lie in it already.
@@ -130,7 +145,7 @@ impl Borrowed {
         if bytes.is_empty() || bytes.as_ptr() == self.start.as_ptr() {
             return;
         }
-        assert!(self.contiguous() && self.writable && bytes.len() <= self.len, "asked before");
+        assert!(self.contiguous() && self.writable && bytes.len() <= self.layout.len, "asked before");
         // SAFETY: `new`'s caller promised `len` writable bytes without gaps; `copy` allows that the two overlap.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.start.as_ptr(), bytes.len()) };
     }
@@ -141,7 +156,7 @@ struct InPlace(Borrowed);
 impl AsRef<[u8]> for InPlace {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `new`'s caller promised `len` readable bytes without gaps as long as the keeper is referred to.
-        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.layout.len) }
     }
 }
 

@@ -4,5 +4,5 @@
 mod borrowed;
 mod owned;
 
-pub(crate) use borrowed::{Borrowed, Strides};
+pub(crate) use borrowed::{Borrowed, Layout, Strides};
 pub(crate) use owned::Owned;

@@ -44,6 +44,23 @@ bool ArenaAllocator::Shares(const void* memory) const {
   return count > 0 && !unusable_ && ranges_[count - 1].Holds(memory);
 }
 
+bool ArenaAllocator::Pinned(int device) {
+  sealane_task* task = task_.load(std::memory_order_acquire);
+  if (task == nullptr) return false;
+  std::lock_guard lock(pinning_);
+  if (const int count = count_.load(); pinned_of_ != count) {
+    const absl::Status status = Take(sealane_pin(task, device));
+    pinned_of_ = count;
+    pinned_ = status.ok();
+    if (pinned_) {
+      LOG(INFO) << "Sealane: tensors of GPUs are copied to and from the arena, which is pinned";
+    } else {
+      LOG(WARNING) << "Sealane: tensors of GPUs are copied twice, as the arena is not pinned: " << status.message();
+    }
+  }
+  return pinned_;
+}
+
 absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   sealane_task* task = task_.load(std::memory_order_acquire);
   if (task == nullptr && unusable_) return absl::ResourceExhaustedError("Sealane: the task has no arena that can be used");

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "sealane.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/threadpool_device.h"
@@ -38,6 +40,10 @@ class ArenaAllocator : public tensorflow::Allocator {
   // Whether the daemon reads memory without a copy: it is of the arena that it shares now.
   bool Shares(const void* memory) const;
 
+  // Whether the CUDA driver has pinned the arena, so that GPUs copy from and to it as fast as they can. Asks it once an arena, in the
+  // context of this device.
+  bool Pinned(int device);
+
   // Makes a tensor of what came into the arena, without a copy; takes `came` over. False, and nothing is taken, where it came elsewhere, or
   // where too much of the arena is kept so: a variable may keep its value for ever, and what comes needs room.
   bool Keep(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes,
@@ -61,6 +67,9 @@ class ArenaAllocator : public tensorflow::Allocator {
   Range ranges_[kRanges];
   std::atomic<int> count_{0};
   std::atomic<size_t> kept_{0};
+  std::mutex pinning_;
+  int pinned_of_ ABSL_GUARDED_BY(pinning_) = 0;  // The arena that was asked for last, by its number from 1.
+  bool pinned_ ABSL_GUARDED_BY(pinning_) = false;
 };
 
 // The CPU, with an arena for what TensorFlow says will go to another task.

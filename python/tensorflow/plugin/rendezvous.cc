@@ -117,7 +117,10 @@ void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
   tensorflow::AllocatorAttributes host;
   host.set_on_host(true);
   host.set_gpu_compatible(true);
+  // Where it is sent from without another copy, if the device can copy there as fast.
+  ArenaAllocator* arena = rendezvous_->step()->endpoint()->arena();
   tensorflow::Allocator* allocator = device_->GetAllocator(host);
+  if (arena->Pinned(device_->parsed_name().id)) allocator = arena;
   original_ = tensor;
   tensor = Tensor(allocator, original_->dtype(), original_->shape());
   if (!tensor.IsInitialized()) return done(NoMemory(key, original_->TotalBytes()));

@@ -41,6 +41,21 @@ def library(tmp_path_factory):
     return str(made)
 
 
+@pytest.fixture(scope="session")
+def cuda_driver(tmp_path_factory):
+    """A CUDA driver of the tests' own."""
+    made = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    source = Path(__file__).parents[3] / "tests" / "fake_cuda" / "driver.c"
+    command = ["cc", "-O1", "-fPIC", "-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-o", made, source]
+    subprocess.run(command, check=True)
+    return str(made)
+
+
+def load(driver):
+    """Has this process find the driver by its name."""
+    ctypes.CDLL(driver)
+
+
 def make_server(library, task):
     """Makes this process's server, with the fake device."""
     global fake
@@ -52,12 +67,14 @@ def make_server(library, task):
     cluster.make_server(task)
 
 
-def start(job, library, protocol="grpc+sealane", **environment):
+def start(job, library, protocol="grpc+sealane", driver=None, **environment):
     """Both tasks of a job, with the device; the worker's environment."""
     nodes = [job.begin("ps", server=False), job.begin("worker", server=False, **environment)]
     for node in nodes:
         cluster.Pending(node, 0).result()
     for node, name in zip(nodes, ("ps", "worker")):
+        if driver is not None:
+            node.call(load, driver)
         node.call(make_server, library, (job.cluster, name, 0, protocol))
     return nodes
 
@@ -173,6 +190,22 @@ def test_every_shape_goes_there_and_back(both, shape, there, here):
     outcome, received, sent = both(echo, "float32", shape, there, here)
     assert not isinstance(outcome, Failed), outcome
     assert (received, sent) == (3, 1)
+
+
+def test_tensors_are_copied_into_an_arena_that_the_driver_has_pinned(make_job, library, cuda_driver):
+    job = make_job(ps=1, worker=1).start_daemons()
+    nodes = start(job, library, driver=cuda_driver, TF_CPP_MIN_LOG_LEVEL="0")
+    for shape in SHAPES:
+        values = outcome(nodes[1], echo, ("float32", shape, FAKE, FAKE))
+        assert not isinstance(values, Failed), values
+    nodes[1].wait_for_line("tensors of GPUs are copied to and from the arena, which is pinned")
+
+
+def test_an_arena_that_is_not_pinned_is_told_of(jobs):
+    values = outcome(jobs["grpc+sealane"][1], echo, ("float32", [50, 100], FAKE, FAKE))
+    assert not isinstance(values, Failed), values
+    for node in jobs["grpc+sealane"]:
+        node.wait_for_line("twice, as the arena is not pinned: Sealane: the CUDA driver is unavailable")
 
 
 def lists(there, here):

@@ -13,6 +13,7 @@ use super::{
     home::{self, Home},
 };
 use crate::device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind, OnDevice};
+use crate::dma_buf::DmaBuf;
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 /// Who lends memory that is no slab's, and hears when it is no longer used.
@@ -158,6 +159,28 @@ impl Buffer {
         match &self.0 {
             Storage::Device(device) => Some(&device.memory),
             _ => None,
+        }
+    }
+
+    /// The exported memory of a device that the bytes are in, and their address for a device that has registered it; `None` if
+    /// they are elsewhere, or have a [copy](Self::set_host_copy) in the host's memory.
+    #[inline]
+    pub fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
+        match &self.0 {
+            Storage::Device(device) => device.direct(),
+            _ => None,
+        }
+    }
+
+    /// Makes what a link has written itself visible to the [device](DeviceMemory::flush) that it is in, if it is in one.
+    ///
+    /// # Errors
+    /// The device could not.
+    #[inline]
+    pub fn flush(&self) -> Result<(), DeviceError> {
+        match &self.0 {
+            Storage::Device(device) => device.memory.flush(),
+            _ => Ok(()),
         }
     }
 

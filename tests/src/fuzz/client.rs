@@ -9,6 +9,7 @@ use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::node::{PushRequest, RecvRequest, RecvWaiter, SendWaiter};
 use sealane_fusion::{AcceptOptions, AcceptQueue, RecvOutcome, SendOutcome, Tensor};
 use sealane_transport::Meta;
+use sealane_transport::row_ids::{self, RowIds};
 use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
@@ -91,7 +92,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(21);
+        let kind = script.below(22);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -119,6 +120,11 @@ impl World {
             }
             8 => Submission::Pull { call, plan: number, min_version: step, timeout_ms, views: script.yes() },
             9 => Submission::ClosePlan { plan: number },
+            21 => {
+                row_ids::encode(&[script.number(), script.byte().into()], &mut packed);
+                let ids = RowIds::parse(&packed).expect("just encoded");
+                Submission::Rows { call, peer, min_version: step, timeout_ms, key, ids }
+            }
             10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
             11 => {
                 let (tensors_max, bytes_max) = (script.number() as u32, script.number());

@@ -1,9 +1,10 @@
 //! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
 
 use sealane_transport::limits::TRANSFERS_MAX;
+use sealane_transport::row_ids::{self, RowIds};
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
-    PushWant, Request, Response,
+    PushWant, Request, Response, RowsRequest,
 };
 use sealane_transport::{Handle, Meta};
 
@@ -13,7 +14,7 @@ use super::script::Script;
 pub(super) const KEYS: [&str; 4] = ["w0", "w1", "dense/kernel", ""];
 
 /// Kinds of frames that [`forge`] knows.
-pub(super) const KINDS: usize = 30;
+pub(super) const KINDS: usize = 31;
 /// Most entries of a frame of several.
 const ENTRIES_MAX: usize = 5;
 /// Longest payload, metadata or text that is made up, in bytes.
@@ -172,6 +173,15 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         28 => {
             let (stream, least) = (handle(script), script.number());
             writer.push_want(&PushWant { stream, least, all: script.number().max(least) });
+        }
+        29 => {
+            let (id, min_version, timeout_ms) = (handle(script), script.number() as i64, script.byte().into());
+            let (consumer, producer) = (script.below(3) as u16, script.below(3) as u16);
+            let numbers: Vec<u64> = (0..script.below(ENTRIES_MAX)).map(|_| script.number()).collect();
+            let mut ids = Vec::new();
+            row_ids::encode(&numbers, &mut ids);
+            let (key, ids) = (text(script), RowIds::parse(&ids).expect("just encoded"));
+            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, key, ids });
         }
         _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }

@@ -3,7 +3,8 @@
 use sealane_runtime::VolatileSlice;
 use sealane_transport::Handle;
 use sealane_transport::limits::{
-    FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, SET_KEYS_MAX,
+    FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, ROW_IDS_MAX,
+    SET_KEYS_MAX, TABLE_KEY_BYTES_MAX,
 };
 use sealane_transport::wire::{FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse, text};
 
@@ -49,6 +50,10 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
                 group.push(id, step, text("key", key)?);
             }
             group.end();
+        }
+        Frame::Rows(rows) => {
+            assert!(rows.key.len() <= TABLE_KEY_BYTES_MAX && rows.ids.len() <= ROW_IDS_MAX);
+            writer.rows(rows);
         }
         Frame::Response(response) => {
             assert!(response.meta.len() <= META_BYTES_MAX);

@@ -15,6 +15,7 @@ mod greeting;
 mod node;
 mod records;
 mod rings;
+mod rows;
 mod script;
 mod session;
 mod settings;
@@ -141,6 +142,14 @@ pub const TARGETS: &[Target] = &[
         seeds: rings::seeds,
         input_bytes_max: 2048,
         words: &[],
+    },
+    Target {
+        name: "rows",
+        reads: "numbers of rows and rows that were pushed, from peers and from clients",
+        run: rows::run,
+        seeds: rows::seeds,
+        input_bytes_max: 512,
+        words: &[b"SL-rows1"],
     },
     Target {
         name: "safetensors",

@@ -85,6 +85,8 @@ pub(super) struct Climate {
     pub(super) batches: usize,
     /// Plans that are opened.
     pub(super) plans: usize,
+    /// Pulls of rows of tables.
+    pub(super) row_pulls: usize,
     /// Queues that are pushed into.
     pub(super) queues: usize,
     /// The last task joins while the others work, and each host learns of it by itself.
@@ -151,6 +153,7 @@ impl Climate {
             exchanges: random.random_range(30..120),
             batches: random.random_range(2..10),
             plans: random.random_range(3..14),
+            row_pulls: random.random_range(10..80),
             queues: random.random_range(1..8),
             grows: tasks_per_host > 1 && random.random_bool(0.4),
         }

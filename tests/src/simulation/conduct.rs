@@ -75,6 +75,28 @@ impl Simulation {
             Deed::OpenQueue { id, options } => self.open_queue(id, options),
             Deed::Take { id, most } => self.take(id, most),
             Deed::CloseQueue(id) => self.close_queue(id),
+            Deed::PublishTable { task, key } => self.publish_table(task, key),
+            Deed::WithdrawTable { task, key } => self.withdraw_table(task, key),
+            Deed::WriteRows { task, key, rows } => {
+                self.write_rows(task, key, &rows);
+                Ok(())
+            }
+            Deed::BeginRow { task, key, row } => {
+                self.begin_row(task, key, row);
+                Ok(())
+            }
+            Deed::EndRow { task, key } => {
+                self.end_row(task, key);
+                Ok(())
+            }
+            Deed::PullRows { ask, producer, consumer, key, ids, ahead, timeout } => {
+                self.pull_rows(ask, (producer, consumer, key), ids, ahead, timeout).map(drop)
+            }
+            Deed::GiveUpRows { ask } => self.give_up_rows(ask),
+            Deed::DeafenRows { ask } => {
+                self.deafen_rows(ask);
+                Ok(())
+            }
             Deed::Push { pusher, to, lengths, timeout } => self.push(pusher, to, &lengths, timeout).map(drop),
         }
     }
@@ -208,6 +230,7 @@ impl Simulation {
         self.forget_plans_of(host);
         self.forget_pushes_of(host);
         self.forget_published_of(host);
+        self.forget_tables_of(host);
         for number in std::mem::take(&mut self.ledger.open_recvs[host]) {
             self.ledger.end_recv(number, self.now, End::Lost);
         }

@@ -1,6 +1,6 @@
 //! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks, partitions and denies, processes that
 //! restart, threads whose jobs reach a shard late, somebody who lies when it introduces itself, tasks that send, receive,
-//! publish, pull, push and accept at random, and a ledger that knows what each of them may be told. After every event the
+//! publish, pull, push and accept at random, write tables and pull their rows, and a ledger that knows what each of them may be told. After every event the
 //! nodes' queues and streams must agree with themselves and with each other.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
@@ -20,6 +20,7 @@ mod probes;
 mod published;
 mod pushes;
 mod run;
+mod tables;
 mod trace;
 mod verdict;
 mod wire;
@@ -54,6 +55,10 @@ pub struct Report {
     pub accepted: usize,
     /// Pushes that ended with an error, of one tensor or of many.
     pub unpushed: usize,
+    /// Rows of tables that came.
+    pub rows: usize,
+    /// Pulls of rows that ended with an error.
+    pub rows_missed: usize,
     /// Links that were lost.
     pub links_lost: u64,
     /// Sessions that were given up, or whose peer had restarted.

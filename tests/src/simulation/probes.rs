@@ -33,6 +33,10 @@ const CUT_BATCH: usize = 1000;
 const PROBE_QUEUE: u32 = 0;
 const PROBE_QUEUE_TENSORS: usize = 3;
 const PROBE_PUSHES: usize = 5;
+/// The table of the last pulls of rows, and their numbers.
+const PROBE_TABLE: u32 = 1000;
+const PROBE_ASK: usize = 1_000_000;
+const CUT_ASK: usize = 2_000_000;
 /// Between two looks into that queue.
 const PROBE_PAUSE: Duration = Duration::from_micros(300);
 
@@ -131,6 +135,41 @@ impl Simulation {
         Ok(self.pushes.is_taken(group))
     }
 
+    /// In fine weather every task pulls rows from every task.
+    pub(super) fn probe_rows(&mut self) -> Result<(), String> {
+        let tasks = self.tasks();
+        for producer in 0..tasks {
+            self.publish_table(producer, PROBE_TABLE)?;
+            for consumer in 0..tasks {
+                let ask = |attempt| PROBE_ASK + (producer * tasks + consumer) * PROBE_TRIES + attempt;
+                let mut well = false;
+                for attempt in 0..PROBE_TRIES {
+                    well = well || self.probe_row(ask(attempt), producer, consumer)?;
+                }
+                if !well {
+                    return Err(format!("task {consumer} cannot pull rows from task {producer} in fine weather"));
+                }
+            }
+            if self.climate.scarce {
+                self.withdraw_table(producer, PROBE_TABLE)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn probe_row(&mut self, ask: usize, producer: usize, consumer: usize) -> Result<bool, String> {
+        let at = (producer, consumer, PROBE_TABLE);
+        if !self.pull_rows(ask, at, vec![0, 7, 19], 0, PROBE_TIMEOUT)? {
+            return Err("the probe's host is down".into());
+        }
+        loop {
+            if let Some(well) = self.tables.outcome(ask) {
+                return Ok(well);
+            }
+            self.step()?;
+        }
+    }
+
     fn open_probed(&mut self, id: QueueId) -> Result<(), String> {
         self.open_queue(id, AcceptOptions { tensors_max: PROBE_QUEUE_TENSORS, ..AcceptOptions::default() })
     }
@@ -155,6 +194,8 @@ impl Simulation {
         self.open_probed(queue)?;
         let pushed = [PROBE_BYTES, PROBE_BYTES_MAX, PROBE_BYTES, 0, PROBE_BYTES_MAX];
         let group = self.push(producer, queue, &pushed, timeout)?.ok_or("the probe's host is down")?;
+        let rows = CUT_ASK + step as usize;
+        self.pull_rows(rows, (producer, consumer, PROBE_TABLE), vec![3, 5], 1, timeout)?;
         self.pause()?;
         self.trace.note(self.now, format_args!("all wires are cut"));
         self.air.cut();
@@ -164,13 +205,19 @@ impl Simulation {
             self.send(spot(key), bytes, timeout)?;
         }
         self.publish(producer, PROBE_KEY, 1, PROBE_BYTES)?;
+        self.publish_table(producer, PROBE_TABLE)?;
         let waiting = |open: &[Vec<usize>]| open.iter().any(|open| !open.is_empty());
         while self.plans.is_open(pull) || waiting(&self.ledger.open_recvs) || waiting(&self.ledger.open_sends) {
             self.step()?;
         }
-        while self.pushes.is_open(group) {
+        let mut came = None;
+        while came.is_none() || self.pushes.is_open(group) {
             self.run_until(self.now + PROBE_PAUSE)?;
             self.take_all()?;
+            came = came.or_else(|| self.tables.outcome(rows));
+        }
+        if came != Some(true) {
+            return Err(format!("the rows {rows} did not outlive their link"));
         }
         if !self.pushes.is_taken(group) {
             return Err(format!("push {group} did not outlive its link"));

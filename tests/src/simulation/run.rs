@@ -19,6 +19,7 @@ use super::plans::Plans;
 use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
 use super::published::Published;
 use super::pushes::Pushes;
+use super::tables::Tables;
 use super::trace::Trace;
 use super::wire::{Air, Clock, Join};
 use super::workload::{self, Deed, PROBE_STEP, STEPS};
@@ -53,6 +54,7 @@ pub(super) struct Simulation {
     pub(super) published: Published,
     pub(super) plans: Plans,
     pub(super) pushes: Pushes,
+    pub(super) tables: Tables,
     pub(super) lies: Lies,
     pub(super) agenda: Agenda,
     pub(super) trace: Trace,
@@ -85,6 +87,7 @@ impl Simulation {
             published: Published::default(),
             plans: Plans::default(),
             pushes: Pushes::default(),
+            tables: Tables::default(),
             lies: Lies::default(),
             agenda,
             trace: Trace::new(lines),
@@ -113,6 +116,7 @@ impl Simulation {
         self.probe_all()?;
         self.probe_plans()?;
         self.probe_pushes()?;
+        self.probe_rows()?;
         self.look_for_lost_links()?;
         if !self.climate.scarce {
             self.probe_cuts()?;
@@ -237,8 +241,12 @@ impl Simulation {
         if let Some(batch) = self.batches.left() {
             return Err(format!("fused receive {batch} never ended"));
         }
+        if let Some(ask) = self.tables.left() {
+            return Err(format!("the rows {ask} never came to an end"));
+        }
         self.close_plans(|_| true)?;
         self.withdraw_all()?;
+        self.withdraw_tables()?;
         self.run_until(self.now + CLOSING_TIME)
     }
 
@@ -282,6 +290,8 @@ impl Simulation {
             missed: self.plans.failed,
             accepted,
             unpushed,
+            rows: self.tables.rows,
+            rows_missed: self.tables.failed,
             links_lost: total(|counters| counters.links_lost, |host| host.links_lost),
             sessions_reset: total(|counters| counters.sessions_reset, |host| host.sessions_reset),
         }

@@ -13,7 +13,7 @@
 //! - A recv to which nobody listens any more takes no tensor; a fused receive keeps those that it has.
 //!
 //! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`,
-//! what pushes are in `pushes/verdict.rs`.
+//! what pushes are in `pushes/verdict.rs`, and what pulls of rows are in `tables/verdict.rs`.
 
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ impl Simulation {
         }
         self.ledger.open_sends[host] = left;
         self.look_at_pulls(host)?;
-        self.look_at_pushes(host)
+        self.look_at_pushes(host)?;
+        self.look_at_rows(host)
     }
 
     pub(super) fn recv_ended(&mut self, number: usize, outcome: RecvOutcome) -> Result<(), String> {

@@ -2,8 +2,9 @@
 
 use sealane_fusion::{AcceptOptions, Buffer, Code, Engine, Keys, MemoryKind, Task, Tensor};
 use sealane_transport::fake_device::{FakeDevice, bytes_of};
+use sealane_transport::verbs::PortCounters;
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total};
+use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until};
 use crate::verbs;
 
 /// In a frame and beside frames, in one chunk and in several.
@@ -121,6 +122,52 @@ fn a_copy_that_fails_ends_its_recv_alone() {
             pushing.wait().unwrap();
         }
     });
+    assert_eq!(device.in_use_bytes(), 0);
+}
+
+/// Over verbs; what is sent, received into, published and pulled lies in memory that the RDMA device registers.
+#[test]
+fn exported_memory_is_reached_without_copies_once_it_is_registered() {
+    let device = FakeDevice::default();
+    let export = device.export(32 << 20);
+    let engines = verbs::two_in_memory(|settings| settings.slab_send_bytes = 8 << 20);
+    let [ps, worker] = [0, 1].map(|number| engines[number].task(&task(number)).unwrap());
+    let len = 5_000_001;
+    let exported =
+        |seed| Tensor::new(tensor(len, seed).meta().clone(), export.with(&bytes(len, seed)).unwrap()).unwrap();
+    let mut plan = worker.plan(ps.name(), Keys::new(["weights"]).unwrap());
+    plan.tray_mut().set_destination(0, export.allocate(len).unwrap());
+    // Whether anything was copied.
+    let mut round = |step: i64| {
+        let before = device.copies();
+        let sending = ps.send(worker.name(), step, "key", exported(step as u64));
+        let place = export.allocate(len).unwrap();
+        let arrived = worker.recv_into(ps.name(), step, "key", place).wait().unwrap();
+        sending.wait().unwrap();
+        ps.publish("weights", step, exported(step as u64 + 100)).wait().unwrap();
+        plan.pull(step).wait().unwrap();
+        let is_copied = device.copies() != before;
+        assert!(bytes_in(arrived) == bytes(len, step as u64), "{len} bytes differ");
+        let mut read = vec![0; len];
+        plan.tray().get(0).unwrap().payload().read(0, (&mut read).into()).unwrap();
+        assert!(read == bytes(len, step as u64 + 100), "{len} bytes differ");
+        is_copied
+    };
+    assert!(round(1), "nothing is registered yet");
+    let direct = (2..1_000).find(|step| !round(*step)).expect("every shard registers it");
+    (direct + 1..direct + 10).for_each(|step| assert!(!round(step), "step {step}"));
+    // Shards that sleep look whether the last handle was dropped.
+    drop(plan);
+    ps.withdraw("weights").unwrap();
+    drop(export);
+    for engine in &engines {
+        let regions = || {
+            let shards = engine.counters().unwrap().into_iter();
+            shards.map(|shard| PortCounters::of_figures(&shard.kinds[0].figures).direct_regions).sum::<u64>()
+        };
+        until(engine, "device memory that is given up", |_| regions() == 0);
+        assert_empty(engine);
+    }
     assert_eq!(device.in_use_bytes(), 0);
 }
 

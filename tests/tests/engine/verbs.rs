@@ -63,6 +63,15 @@ pub(crate) fn two_with(tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine
     })
 }
 
+/// The same on devices in memory, also where there is a real one.
+pub(crate) fn two_in_memory(tweak: impl Fn(&mut EngineSettings)) -> Vec<Engine> {
+    let fabric = Fabric::new(1);
+    engines(2, |index, settings| {
+        settings.links = vec![Arc::new(fake_verbs(&fabric, index, VerbsSettings::default()))];
+        tweak(settings);
+    })
+}
+
 /// Two engines joined by verbs, and their fabric.
 fn two(verbs_settings: &VerbsSettings) -> (Engine, Engine, Fabric) {
     let fabric = Fabric::new(1);

@@ -15,11 +15,12 @@ use crate::arena::{Arena, Handle, reuse_key};
 use crate::chains::Chains;
 use crate::error::{Error, Operation};
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
-use crate::link::{Landing, LandingOf, Place};
+use crate::link::{Landing, LandingOf, Place, Spot};
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
+use crate::row_ids::RowIdsBuf;
 use crate::trace::{self, Moment, Recorder};
-use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
+use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
 #[derive(Debug)]
@@ -53,8 +54,11 @@ enum State {
 struct Wanted<W> {
     consumer: u16,
     producer: u32,
+    /// The oldest version that will do, of rows.
     step: i64,
     key: String,
+    /// The rows of a table that are wanted; `None` where a tensor is.
+    ids: Option<RowIdsBuf>,
     since: Instant,
     deadline: Instant,
     state: State,
@@ -81,6 +85,7 @@ impl<W> Wanted<W> {
             producer: 0,
             step: 0,
             key: String::new(),
+            ids: None,
             since: now,
             deadline: now,
             state: State::Queued,
@@ -91,6 +96,12 @@ impl<W> Wanted<W> {
             announced: false,
             waiter: None,
         }
+    }
+
+    /// True if rows of a table are wanted.
+    #[inline]
+    fn is_of_rows(&self) -> bool {
+        self.ids.is_some()
     }
 
     /// It is sent now.
@@ -116,6 +127,7 @@ impl Common {
     #[inline]
     fn has<W>(&self, wanted: &Wanted<W>, now: Instant) -> bool {
         (wanted.consumer, wanted.producer) == (self.consumer, self.producer)
+            && !wanted.is_of_rows()
             && (wanted.deadline == self.deadline || timeout_ms(wanted.deadline, now) == self.timeout_ms)
     }
 }
@@ -241,21 +253,32 @@ impl<W> Consumer<W> {
     /// alone. False if there is none.
     #[inline]
     pub(super) fn stage_requests(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
-        let fused = !self.to_ask_fused.is_empty();
-        let most = if fused { usize::MAX } else { self.window - self.in_flight };
-        if self.releases.is_full() || most == 0 {
+        if self.releases.is_full() {
             return false;
         }
-        let Some((common, id)) = self.next_asked(now, roster, fused) else { return false };
+        // What waits for the window has its turn also where those that do not are no longer wanted.
+        let next = match self.next_asked(now, roster, true) {
+            Some(next) => Some((next, true, usize::MAX)),
+            None if self.in_flight == self.window => None,
+            None => self.next_asked(now, roster, false).map(|next| (next, false, self.window - self.in_flight)),
+        };
+        let Some(((common, id), fused, most)) = next else { return false };
         let is_told = outbox.announces() || self.recorder.is_some();
         let Self { wanted, to_ask, to_ask_fused, group, .. } = self;
         let queue = if fused { to_ask_fused } else { to_ask };
         let mut count = 0;
-        if alone || most == 1 || queue.len() == 1 {
+        let of_rows = wanted.get(id).is_some_and(Wanted::is_of_rows);
+        if alone || most == 1 || queue.len() == 1 || of_rows {
             queue.pop_front();
             let (timeout_ms, consumer, producer) = (common.timeout_ms, common.consumer, common.place);
-            let Wanted { step, key, .. } = wanted.get_mut(id).expect("just looked at").begin();
-            outbox.stage(|writer| writer.request(&Request { id, step: *step, timeout_ms, consumer, producer, key }));
+            let Wanted { step, key, ids, .. } = wanted.get_mut(id).expect("just looked at").begin();
+            if let Some(ids) = ids.as_ref().map(RowIdsBuf::as_ids) {
+                let rows = RowsRequest { id, min_version: *step, timeout_ms, consumer, producer, key, ids };
+                outbox.stage(|writer| writer.rows(&rows));
+            } else {
+                let request = Request { id, step: *step, timeout_ms, consumer, producer, key };
+                outbox.stage(|writer| writer.request(&request));
+            }
             group.extend(is_told.then_some(id));
             count = 1;
         } else {
@@ -314,12 +337,10 @@ impl<W> Consumer<W> {
             if outbox.announces()
                 && let Some(destination) = &mut wanted.destination
                 && destination.len() > INLINE_PAYLOAD_BYTES
-                && destination.device().is_none()
+                && (destination.device().is_none() || outbox.reaches(destination.direct(), destination.len()))
             {
                 wanted.announced = true;
-                let (address, bytes) = (destination.volatile_mut().as_mut_ptr() as u64, destination.len());
-                let memory = destination.memory();
-                outbox.announce(Announcement { request, address, bytes, memory });
+                outbox.announce(Announcement { request, spot: Spot::of(destination) });
             }
         }
     }
@@ -397,6 +418,7 @@ impl<W> Consumer<W> {
     ) -> Vec<Handle> {
         let is_meant = |wanted: &Wanted<W>| {
             (wanted.consumer, wanted.step) == (consumer, step)
+                && !wanted.is_of_rows()
                 && producer.is_none_or(|number| number == wanted.producer)
         };
         let mut handles = self.steps.of((u32::from(consumer), step));
@@ -417,7 +439,8 @@ impl<W> Consumer<W> {
                 control.push(Control::Cancel(handle));
             }
             let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let error = Error::late(Operation::Recv, wanted.step, wanted.key.as_str(), waited);
+            let operation = if wanted.is_of_rows() { Operation::Pull } else { Operation::Recv };
+            let error = Error::late(operation, wanted.step, wanted.key.as_str(), waited);
             self.end(handle, error, events);
         }
         self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
@@ -444,7 +467,8 @@ impl<W> Consumer<W> {
         self.end(id, Error::from_wire(code, peer, step, reason), events);
     }
 
-    /// Finds the place for a tensor that begins to arrive. One that nobody waits for, or that does not fit, is read
+    /// Finds the place for a tensor that begins to arrive: in the memory of a device only with the outbox of a link that will write it
+    /// there. One that nobody waits for, or that does not fit, is read
     /// and goes back to its producer.
     ///
     /// # Errors
@@ -452,12 +476,12 @@ impl<W> Consumer<W> {
     pub(super) fn land<D>(
         &mut self,
         response: &Response<'_>,
-        moves_device: bool,
+        outbox: Option<&mut Outbox>,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
         self.check_flood(response.id)?;
-        let place = self.place(response, moves_device, memory, events);
+        let place = self.place(response, outbox, memory, events);
         let what = (LandingOf::Response, Meta::from_slice(response.meta));
         let bytes = (response.payload_bytes, response.transfer);
         Ok(Landing::new((response.id, response.token), what, place, bytes))
@@ -474,19 +498,27 @@ impl<W> Consumer<W> {
     fn place<D>(
         &mut self,
         response: &Response<'_>,
-        moves_device: bool,
+        outbox: Option<&mut Outbox>,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Place {
         let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
         let bytes = response.payload_bytes;
+        // What was announced is where the peer writes, whatever has become of the memory since.
+        let announced = wanted.announced && bytes > INLINE_PAYLOAD_BYTES as u64;
+        let reaches = |outbox: &mut Outbox, destination: &Buffer| {
+            announced || outbox.reaches(destination.direct(), bytes as usize)
+        };
         let refusal = if bytes > self.tensor_bytes_max {
             let limit = self.tensor_bytes_max;
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             match wanted.destination.take_if(|destination| destination.len() as u64 >= bytes) {
                 // The destination stays with its request, to be written when all has come.
-                Some(destination) if destination.device().is_some() && !moves_device => {
+                Some(destination)
+                    if destination.device().is_some()
+                        && !outbox.is_some_and(|outbox| reaches(outbox, &destination)) =>
+                {
                     wanted.destination = Some(destination);
                     match memory.allocate(wanted.consumer, bytes as usize) {
                         Ok(buffer) => return Place::Bounce(Box::new(buffer)),
@@ -535,7 +567,13 @@ impl<W> Consumer<W> {
         if announces && self.is_open(&landing) {
             return self.hold(landing);
         }
+        if announces && matches!(landing.place, Place::Bounce(_)) && self.is_announced(landing.request) {
+            return self.hold_on_device(landing, events);
+        }
         let is_taken = match landing.place {
+            Place::Buffer(buffer) if buffer.device().is_some() => {
+                self.land_directly(landing.request, (&landing.meta, landing.total), buffer, sink, events)
+            }
             Place::Buffer(mut buffer) => self.finish(landing.request, landing.total).is_some_and(|finished| {
                 buffer.truncate(landing.total);
                 deliver(finished, &landing.meta, buffer, sink, events)
@@ -544,6 +582,52 @@ impl<W> Consumer<W> {
             Place::Nowhere => false,
         };
         self.releases.push(landing.token, is_taken);
+    }
+
+    fn is_announced(&self, request: Handle) -> bool {
+        self.wanted.get(request).is_some_and(|wanted| wanted.announced)
+    }
+
+    /// An answer came into host memory, though the place of a device's was announced for it: it is copied there, and kept as any that
+    /// did not come as announced.
+    #[cold]
+    fn hold_on_device<D>(&mut self, mut landing: Landing, events: &mut VecDeque<Event<W, D>>) {
+        let wanted = self.wanted.get_mut(landing.request);
+        if let Place::Bounce(bounce) = &landing.place
+            && let Some(destination) = wanted.and_then(|wanted| wanted.destination.as_mut())
+        {
+            if let Err(error) = destination.write(0, bounce.volatile()) {
+                self.end(landing.request, error.into(), events);
+                self.releases.push(landing.token, false);
+                return;
+            }
+            let wanted = self.wanted.get_mut(landing.request);
+            let destination = wanted.and_then(|wanted| wanted.destination.take()).expect("just looked at");
+            landing.place = Place::Buffer(destination);
+        }
+        self.hold(landing);
+    }
+
+    /// A tensor is all there, where the link has written it in the memory of a device. False as with
+    /// [`land_on_device`](Self::land_on_device).
+    #[cold]
+    fn land_directly<D>(
+        &mut self,
+        id: Handle,
+        (meta, bytes): (&[u8], usize),
+        mut buffer: Buffer,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> bool {
+        if let Err(error) = buffer.flush() {
+            if let Some(wanted) = self.wanted.get_mut(id) {
+                (wanted.destination, wanted.announced) = (Some(buffer), false);
+            }
+            self.end(id, error.into(), events);
+            return false;
+        }
+        buffer.truncate(bytes);
+        self.finish(id, bytes).is_some_and(|finished| deliver(finished, meta, buffer, sink, events))
     }
 
     /// A tensor is all there, in host memory: it is copied to the device's that its request brought, and its waiter told. False if
@@ -591,10 +675,18 @@ impl<W> Consumer<W> {
         let SmallResponse { id, token, meta, payload } = *small;
         self.check_flood(id)?;
         let response = Response { id, token, payload_bytes: payload.len() as u64, transfer: 0, meta };
-        let mut buffer = match self.place(&response, false, memory, events) {
+        let mut buffer = match self.place(&response, None, memory, events) {
             Place::Buffer(buffer) => buffer,
             Place::Bounce(mut bounce) => {
                 bounce.volatile_mut().copy_from(payload);
+                if announces && self.is_announced(id) {
+                    let bytes = (payload.len() as u64, 0);
+                    let what = (LandingOf::Response, Meta::from_slice(meta));
+                    let mut landing = Landing::new((id, token), what, Place::Bounce(bounce), bytes);
+                    landing.advance(payload.len());
+                    self.hold_on_device(landing, events);
+                    return Ok(());
+                }
                 let is_taken = self.land_on_device(id, meta, &bounce, sink, events);
                 self.releases.push(token, is_taken);
                 return Ok(());
@@ -604,7 +696,7 @@ impl<W> Consumer<W> {
                 return Ok(());
             }
         };
-        if announces && self.wanted.get(id).is_some_and(|wanted| wanted.announced) {
+        if announces && self.is_announced(id) {
             let bytes = (payload.len() as u64, 0);
             let what = (LandingOf::Response, Meta::from_slice(meta));
             let mut landing = Landing::new((id, token), what, Place::Buffer(buffer), bytes);
@@ -627,6 +719,7 @@ impl<W> Consumer<W> {
         let finished = self.wanted.retire(handle, |wanted| {
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
             reuse_key(&mut wanted.key);
+            wanted.ids = None;
             wanted.destination = None;
             wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;

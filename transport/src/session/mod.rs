@@ -53,6 +53,7 @@ use crate::link::Landing;
 use crate::outbox::{Kept, Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
+use crate::row_ids::RowIdsBuf;
 use crate::tensor::Tensor;
 use crate::trace::Recorder;
 use crate::tray::Tray;
@@ -79,6 +80,8 @@ pub use server::{EmptyStore, Named, Store, Wait};
 pub enum Event<W, D> {
     /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
     Asked(Asked),
+    /// The peer requests rows of a table, which is answered in the same ways.
+    RowsAsked(Box<RowsAsked>),
     /// The peer no longer waits for a request that was parked.
     Withdrawn(Handle),
     /// A request of this side ended.
@@ -169,6 +172,25 @@ pub struct Asked {
     key: Range<usize>,
 }
 
+/// A request of the peer for rows of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowsAsked {
+    /// Names the request in the answer.
+    pub id: Handle,
+    /// The peer's task that wants the rows, by the owner's number.
+    pub consumer: u32,
+    /// The task of this side that has the table, by its index in this side's list.
+    pub producer: u16,
+    /// The oldest version of the table that will do.
+    pub min_version: i64,
+    /// How long the peer still waits, in milliseconds.
+    pub timeout_ms: u32,
+    /// The table.
+    pub key: Box<str>,
+    /// The rows.
+    pub ids: RowIdsBuf,
+}
+
 /// A received tensor.
 #[derive(Debug)]
 pub struct Arrived {
@@ -232,7 +254,7 @@ pub struct Session<W, D> {
     /// Whose turn it is to be staged first: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
-    /// [`Asked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
+    /// [`Asked`] and [`RowsAsked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
     undecided: usize,
     /// Keys of the [`Asked`] events in the queue, one after the other.
     event_keys: String,
@@ -462,7 +484,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// The next thing that the owner must know.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         let event = self.events.pop_front();
-        if let Some(Event::Asked(_)) = event {
+        if let Some(Event::Asked(_) | Event::RowsAsked(_)) = event {
             self.undecided -= 1;
         }
         event

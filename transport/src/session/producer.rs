@@ -30,6 +30,8 @@ struct Served<D> {
     in_flight: bool,
     /// The release, if it came while the link still had the payload.
     settled: Option<bool>,
+    /// It lies in memory that was taken for the answer alone, and counts as such.
+    is_gathered: bool,
 }
 
 /// Bytes of tensors that were handed to the link and not released: the peer's credit.
@@ -53,6 +55,8 @@ pub(super) struct Producer<D> {
     to_answer_in_chunks: VecDeque<Handle>,
     in_flight: Flight,
     in_flight_in_chunks: Flight,
+    /// Bytes of answers that were gathered for the peer and not released.
+    gathered_bytes: usize,
     chunk_bytes: usize,
     /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
@@ -75,6 +79,7 @@ impl<D> Producer<D> {
             to_answer_in_chunks: VecDeque::new(),
             in_flight: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
+            gathered_bytes: 0,
             chunk_bytes: limits.chunk_bytes,
             stale: HashMap::new(),
             share: Share::of(quota),
@@ -334,11 +339,15 @@ impl<D> Producer<D> {
             if served.meta.spilled() {
                 served.meta = Meta::new();
             }
-            (served.deposit.take(), served.payload.take().unwrap_or_default(), served.in_flight)
+            let payload = served.payload.take().unwrap_or_default();
+            (served.deposit.take(), payload, served.in_flight, served.is_gathered)
         });
-        let Some((deposit, payload, in_flight)) = taken else { return };
+        let Some((deposit, payload, in_flight, is_gathered)) = taken else { return };
         if in_flight {
             self.count_landed(payload.len());
+        }
+        if is_gathered {
+            self.gathered_bytes -= payload.len();
         }
         if let Some(deposit) = deposit {
             sink.taken(deposit, payload);
@@ -353,8 +362,12 @@ impl<D> Producer<D> {
             return;
         }
         let served = self.served.remove(token).expect("just found");
+        let bytes = served.payload.as_ref().map_or(0, Payload::len);
         if served.in_flight {
-            self.count_landed(served.payload.as_ref().map_or(0, Payload::len));
+            self.count_landed(bytes);
+        }
+        if served.is_gathered {
+            self.gathered_bytes -= bytes;
         }
         if !self.stale.is_empty() {
             self.stale.remove(&served.request);
@@ -436,15 +449,39 @@ impl<W, D: PartialEq> Session<W, D> {
             deposit: None,
             in_flight: false,
             settled: None,
+            is_gathered: false,
         };
         let (token, served) = self.producer.served.renew(nothing).expect("just looked");
         served.request = id;
         served.meta = meta;
         served.payload = Some(payload);
         served.deposit = Some(deposit);
-        (served.in_flight, served.settled) = (false, None);
+        (served.in_flight, served.settled, served.is_gathered) = (false, None, false);
         self.producer.queue(token, bytes);
         Ok(token)
+    }
+
+    /// [`answer`](Self::answer) with a tensor in memory that was taken for it alone: see [`gathered_bytes`](Self::gathered_bytes).
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn answer_gathered(
+        &mut self,
+        id: Handle,
+        meta: Meta,
+        payload: Payload,
+        deposit: D,
+    ) -> Result<Handle, (Meta, Payload, D)> {
+        let bytes = payload.len();
+        let token = self.answer(id, meta, payload, deposit)?;
+        self.producer.served.get_mut(token).expect("just answered").is_gathered = true;
+        self.producer.gathered_bytes += bytes;
+        Ok(token)
+    }
+
+    /// Bytes of such answers that the peer has not released.
+    pub fn gathered_bytes(&self) -> usize {
+        self.producer.gathered_bytes
     }
 
     /// A tensor was not answered with after all: it comes back as [`Event::Settled`], as if the consumer had returned it.

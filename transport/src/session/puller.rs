@@ -284,7 +284,7 @@ impl<W> Puller<W> {
     pub(super) fn land<D>(
         &mut self,
         part: &Part,
-        moves_device: bool,
+        outbox: Option<&mut Outbox>,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
@@ -303,7 +303,7 @@ impl<W> Puller<W> {
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             let allocate = |len| memory.allocate_to_stay(set.consumer, len);
-            match pull.tray.lend_for(index, known.len, moves_device, allocate) {
+            match pull.tray.lend_for(index, known.len, outbox, allocate) {
                 Ok(memory) => {
                     let (index, version, known) = (part.index, part.version, known.clone());
                     return Ok(landing(LandingOf::Part { index, version, known }, Place::Buffer(memory)));

@@ -5,13 +5,13 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Event, Session};
+use super::{Asked, Event, RowsAsked, Session};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::Tensor;
-use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, WireError};
+use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, RowsRequest, WireError};
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
@@ -149,7 +149,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Every kind but those that bring tensors, requests or releases.
     fn handle_frame(&mut self, now: Instant, frame: Frame<'_>) -> Result<(), WireError> {
         match frame {
-            Frame::Request(_) | Frame::Requests(_) => unreachable!("the caller takes these in"),
+            Frame::Request(_) | Frame::Requests(_) | Frame::Rows(_) => unreachable!("the caller takes these in"),
             Frame::Response(_) | Frame::Responses(_) | Frame::Chunk(_) => unreachable!("the caller lands these"),
             Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
@@ -223,10 +223,10 @@ impl<W, D: PartialEq> Session<W, D> {
 
 impl<W, D: PartialEq> Inbound<'_, W, D> {
     #[inline]
-    fn land(&mut self, response: &Response<'_>) -> Result<Landing, WireError> {
+    fn land(&mut self, response: &Response<'_>, is_aside: bool) -> Result<Landing, WireError> {
         let session = &mut *self.session;
-        let moves_device = session.outbox.moves_device(response.payload_bytes as usize);
-        session.consumer.land(response, moves_device, self.memory, &mut session.events)
+        let outbox = Some(&mut session.outbox).filter(|_| is_aside);
+        session.consumer.land(response, outbox, self.memory, &mut session.events)
     }
 
     /// Takes in requests that have these in common.
@@ -253,6 +253,21 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
         Ok(())
     }
 
+    /// Takes in a request for rows.
+    fn rows_asked(&mut self, rows: &RowsRequest<'_>) -> Result<(), WireError> {
+        let RowsRequest { id, min_version, timeout_ms, consumer, producer, key, ids } = *rows;
+        let session = &mut *self.session;
+        if let Some(consumer) = session.asking(consumer, producer)?
+            && session.admit(id)
+        {
+            session.undecided += 1;
+            let (key, ids) = (key.into(), ids.into());
+            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, key, ids };
+            session.events.push_back(Event::RowsAsked(Box::new(asked)));
+        }
+        Ok(())
+    }
+
     fn released(&mut self, release: &Release<'_>) -> Result<(), WireError> {
         let session = &mut *self.session;
         let entries = release.entries.iter();
@@ -271,10 +286,12 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
             consumed += length;
             self.session.came.messages += 1;
+            // No bytes of a payload that the link moves by itself are among the frames.
+            let is_aside = |transfer| transfer == 0 && consumed == bytes.len();
             let mut landing = match frame {
                 Frame::Response(response) => {
                     self.session.landings.check(response.transfer, response.payload_bytes)?;
-                    self.land(&response)?
+                    self.land(&response, is_aside(response.transfer))?
                 }
                 Frame::Pull(PullFrame::Parts(parts)) => {
                     let session = &mut *self.session;
@@ -293,8 +310,8 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 Frame::Pull(PullFrame::Part(part)) => {
                     let session = &mut *self.session;
                     session.landings.check(part.transfer, part.payload_bytes)?;
-                    let moves_device = session.outbox.moves_device(part.payload_bytes as usize);
-                    session.puller.land(&part, moves_device, self.memory, &mut session.events)?
+                    let outbox = Some(&mut session.outbox).filter(|_| is_aside(part.transfer));
+                    session.puller.land(&part, outbox, self.memory, &mut session.events)?
                 }
                 Frame::Chunk(chunk) => self.session.landings.resume(chunk)?,
                 Frame::Responses(responses) => {
@@ -313,6 +330,10 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 Frame::Request(Request { id, step, timeout_ms, consumer, producer, key }) => {
                     let request = std::iter::once(Ok((id, step, key.as_bytes())));
                     self.asked((consumer, producer, timeout_ms), request)?;
+                    continue;
+                }
+                Frame::Rows(rows) => {
+                    self.rows_asked(&rows)?;
                     continue;
                 }
                 Frame::Requests(requests) => {

@@ -8,6 +8,7 @@ mod device;
 mod hostile;
 mod passing;
 mod resuming;
+mod rows;
 
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ const SLAB_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 enum Event {
     Asked(Asked),
+    RowsAsked(Box<super::RowsAsked>),
     Withdrawn(Handle),
     Answered { waiter: u32, answer: Result<Arrived, Unanswered> },
     Settled { deposit: &'static str, tensor: (Meta, Payload), taken: bool },
@@ -41,6 +43,7 @@ impl From<super::Event<u32, &'static str>> for Event {
         use super::Event as Told;
         match event {
             Told::Asked(asked) => Event::Asked(asked),
+            Told::RowsAsked(asked) => Event::RowsAsked(asked),
             Told::Withdrawn(id) => Event::Withdrawn(id),
             Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
             Told::Settled { deposit, tensor, taken } => Event::Settled { deposit, tensor: *tensor, taken },
@@ -261,6 +264,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
             Frame::Pull(frame) => format!("{frame:?}"),
             Frame::Push(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
+            Frame::Rows(rows) => format!("rows {} of {}", rows.ids.len(), rows.key),
             Frame::Response(response) => {
                 skip += if response.transfer == 0 { response.payload_bytes as usize } else { 0 };
                 format!("response {}", response.payload_bytes)

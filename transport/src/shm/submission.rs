@@ -8,7 +8,10 @@ use super::{
     limits::{INLINE_BYTES_MAX, KEY_LIST_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
 };
-use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+use crate::limits::{
+    KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, ROW_IDS_BYTES_MAX, TABLE_KEY_BYTES_MAX,
+};
+use crate::row_ids::RowIds;
 
 /// The `timeout_ms` of a call that waits as long as it takes.
 pub const NO_TIMEOUT: u32 = u32::MAX;
@@ -126,6 +129,21 @@ pub enum Submission<'a> {
         timeout_ms: u32,
         /// Large tensors in the arenas of other clients may be viewed there: see [`Completion::Viewed`](super::Completion::Viewed).
         views: bool,
+    },
+    /// Asks for rows of a table, which come as one tensor into the receive area. They do not count against the window.
+    Rows {
+        /// The call.
+        call: u32,
+        /// The producer's number.
+        peer: u16,
+        /// The oldest version of the table that will do.
+        min_version: i64,
+        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        timeout_ms: u32,
+        /// The table.
+        key: &'a str,
+        /// The rows.
+        ids: RowIds<'a>,
     },
     /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
     ClosePlan {
@@ -253,6 +271,7 @@ mod kind {
     pub(super) const ELSEWHERE: u8 = 19;
     pub(super) const PLAN_PLACE: u8 = 20;
     pub(super) const PUBLISHED_AGAIN: u8 = 21;
+    pub(super) const ROWS: u8 = 22;
 
     /// The flags that records of a kind may have.
     #[inline]
@@ -293,6 +312,9 @@ fixed_parts! {
     struct PlanKeysFixed { plan: u32, bytes: u32 }
     struct PlanPlaceFixed { call: u32, plan: u32, index: Number, span: Span }
     struct PullFixed { min_version: i64, call: u32, timeout_ms: u32, plan: Number }
+    struct RowsFixed {
+        min_version: i64, call: u32, timeout_ms: u32, peer: u16, key_bytes: u16, ids_bytes: u16, unused: Unused<2>,
+    }
     struct OpenQueueFixed { queue: u32, tensors_max: u32, bytes_max: u64, name_bytes: u16, unused: Unused<6> }
     struct GrantFixed { queue: u32, tensors: u32, bytes: u64 }
     struct ElsewhereFixed { peer: u16, unused: Unused<6>, sent: Moved, received: Moved }
@@ -366,6 +388,12 @@ impl<'a> Submission<'a> {
                 let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
                 into.fill(kind::PULL, if views { FLAG_VIEWS } else { 0 }, fixed, &[]);
             }
+            Submission::Rows { call, peer, min_version, timeout_ms, key, ids } => {
+                let key_bytes = at_most("key", key.len(), TABLE_KEY_BYTES_MAX)?;
+                let ids_bytes = at_most("numbers of rows", ids.as_bytes().len(), ROW_IDS_BYTES_MAX)?;
+                let fixed = RowsFixed { min_version, call, timeout_ms, peer, key_bytes, ids_bytes, unused: [0; _] };
+                into.fill(kind::ROWS, 0, fixed, &[ids.as_bytes(), key.as_bytes()]);
+            }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
                 let fixed = CallFixed { timeout_ms, peer, ..CallFixed::new(0, call) };
@@ -401,6 +429,7 @@ impl<'a> Submission<'a> {
             | Submission::Publish { call, .. }
             | Submission::Pull { call, .. }
             | Submission::PlanPlace { call, .. }
+            | Submission::Rows { call, .. }
             | Submission::Push { call, .. } => Some(call),
             _ => None,
         }
@@ -411,6 +440,7 @@ impl<'a> Submission<'a> {
         if let Submission::Send { timeout_ms, .. }
         | Submission::Recv { timeout_ms, .. }
         | Submission::Pull { timeout_ms, .. }
+        | Submission::Rows { timeout_ms, .. }
         | Submission::Push { timeout_ms, .. } = &mut self
         {
             *timeout_ms = left_ms;
@@ -496,6 +526,14 @@ impl<'a> Submission<'a> {
                 let (fixed, sections) = record.parts()?;
                 let PlanPlaceFixed { call, plan, index: Number { number: index, .. }, span } = fixed;
                 (Submission::PlanPlace { call, plan, index, span }, sections)
+            }
+            kind::ROWS => {
+                let (fixed, mut sections) = record.parts()?;
+                let RowsFixed { min_version, call, timeout_ms, peer, key_bytes, ids_bytes, .. } = fixed;
+                let ids = sections.bytes("numbers of rows", ids_bytes, ROW_IDS_BYTES_MAX)?;
+                let ids = RowIds::parse(ids).map_err(|_| Malformed { what: "numbers of rows" })?;
+                let key = sections.text("key", key_bytes, TABLE_KEY_BYTES_MAX)?;
+                (Submission::Rows { call, peer, min_version, timeout_ms, key, ids }, sections)
             }
             kind::CLOSE_PLAN => {
                 let (Number { number: plan, .. }, sections) = record.parts()?;

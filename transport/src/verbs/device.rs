@@ -8,8 +8,9 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-pub use sealane_runtime::MemoryKind;
+pub use sealane_runtime::{DmaBuf, MemoryKind};
 
 /// Memory that the device may read and write, by its two keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -284,6 +285,8 @@ pub struct Attributes {
     pub completion_depth: u32,
     /// How device, port and GID were chosen, for a person.
     pub chosen: String,
+    /// Whether it registers memory of other devices, by dma-buf; else why not, for a person.
+    pub direct: Result<(), String>,
 }
 
 /// What came of [`Device::begin_register`] and [`Device::begin_deregister`].
@@ -358,8 +361,7 @@ pub unsafe trait Device {
     /// The port has none that fits; the attributes are as before.
     fn refresh(&mut self) -> Result<(), VerbsError>;
 
-    /// Registers memory. That of devices (by dma-buf, or by peer memory) would change nothing else: a link sees regions, keys and
-    /// addresses only.
+    /// Registers memory of the host.
     ///
     /// # Errors
     /// The system's word; for want of lockable memory it says so with the remedy. Memory of a kind that it does not register.
@@ -393,6 +395,12 @@ pub unsafe trait Device {
         bytes: usize,
         access: Access,
     ) -> Result<(), VerbsError>;
+
+    /// The same for memory of another device, which the kernel keeps as long as it is registered.
+    ///
+    /// # Errors
+    /// It could not be begun; nothing is told then. [`Attributes::direct`] says why if none is registered.
+    fn begin_register_direct(&mut self, ticket: u64, memory: Arc<DmaBuf>, access: Access) -> Result<(), VerbsError>;
 
     /// Ends a registration on another thread; told likewise. No posted request uses it, and no window is bound to it.
     fn begin_deregister(&mut self, region: u32);

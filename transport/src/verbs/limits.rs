@@ -58,6 +58,12 @@ pub const DRAIN_WITHIN: Duration = Duration::from_millis(500);
 /// How often a shard that sleeps looks whether a registration that it has begun is done.
 pub const REGISTERED_LOOK: Duration = Duration::from_millis(10);
 
+/// Regions of devices' memory that a shard registers: allocations, not tensors.
+pub const DIRECT_REGIONS_MAX: usize = 1024;
+
+/// How often a shard that sleeps looks whether the last handle to such memory was dropped.
+pub const DIRECT_LOOK: Duration = Duration::from_secs(1);
+
 /// How long a shard waits for the flushed work requests of a queue pair that it has stopped. The queue pair is destroyed at
 /// once if they take longer: memory that they name may be given back then.
 pub const FLUSH_WITHIN: Duration = Duration::from_millis(5);

@@ -24,6 +24,9 @@
 //! - **Registration** (`regions.rs`): slabs once; a client's arena and area at first use, as a whole, on a separate thread per
 //!   device; everything else for one transfer, and with `verbs.registration = "dynamic"` everything. Memory that cannot be
 //!   registered is copied into messages.
+//! - **Memory of devices** (`direct.rs`), where it is exported as a dma-buf: registered at first use as well, and deregistered when
+//!   there is no handle to it any more. Payloads and destinations in it are moved as those in host memory, under the same
+//!   windows. Until it is registered, and where it cannot be, the session copies it through the host's memory.
 //! - **Windows** (`windows.rs`). Regions are not open to peers. A peer writes or reads through a type 2B memory window, bound
 //!   through its queue pair to the bytes of one transfer, and invalidated before the tensor is delivered or the payload
 //!   returned; also when a response does not use its announced place.
@@ -40,6 +43,7 @@
 
 mod credits;
 pub mod device;
+mod direct;
 mod failures;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;

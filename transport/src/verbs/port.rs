@@ -28,7 +28,7 @@ use super::credits::Buffers;
 use super::device::{Access, AsyncEvent, Attributes, Completion, Device, Piece, Status, VerbsError};
 use super::failures::Failures;
 use super::limits::{
-    COMPLETIONS_PER_TURN, MESSAGE_BYTES, REGISTERED_LOOK, SEND_BUFFERS, SEND_DEPTH, WINDOW_MIN, WORKS_MAX,
+    COMPLETIONS_PER_TURN, DIRECT_LOOK, MESSAGE_BYTES, REGISTERED_LOOK, SEND_BUFFERS, SEND_DEPTH, WINDOW_MIN, WORKS_MAX,
 };
 use super::regions::Regions;
 use super::settings::VerbsSettings;
@@ -69,6 +69,10 @@ pub struct PortCounters {
     pub draining: u64,
     /// Queue pairs that were destroyed before the device said that they held none.
     pub undrained: u64,
+    /// Regions of devices' memory that stand, registered by dma-buf.
+    pub direct_regions: u64,
+    /// Those that could not be registered.
+    pub direct_refused: u64,
 }
 
 /// What has come for a link.
@@ -231,6 +235,8 @@ impl Port {
             regions,
             registrations: state.regions.passing_made,
             draining: state.draining.len() as u64,
+            direct_regions: state.regions.direct.count() as u64,
+            direct_refused: state.regions.direct.refusals(),
             receives_promised: state.buffers.promised().into(),
             works: state.works.into(),
             send_buffers: (SEND_BUFFERS - state.free_send_buffers.len()) as u64,
@@ -354,7 +360,8 @@ impl Port {
     pub fn next_timeout(&self) -> Option<Instant> {
         let state = self.state();
         let registered = state.regions.awaits().then(|| Instant::now() + REGISTERED_LOOK);
-        registered.into_iter().chain(state.draining.front().map(|draining| draining.until)).min()
+        let direct = (!state.regions.direct.is_empty()).then(|| Instant::now() + DIRECT_LOOK);
+        registered.into_iter().chain(direct).chain(state.draining.front().map(|draining| draining.until)).min()
     }
 }
 

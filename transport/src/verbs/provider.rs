@@ -239,6 +239,8 @@ impl PortCounters {
         figure("send_buffers", false, "Message send buffers in use."),
         figure("draining", false, "Queue pairs of closed links that may still hold receive buffers."),
         figure("undrained", true, "Queue pairs destroyed before the device confirmed that they held no receive buffer."),
+        figure("direct_regions", false, "Registered regions of devices' memory (dma-buf), which RDMA reaches directly."),
+        figure("direct_refused", true, "Regions of devices' memory that could not be registered: their tensors are copied through host memory."),
     ];
 
     /// As the figures of an interface.

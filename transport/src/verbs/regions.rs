@@ -1,20 +1,24 @@
-//! Memory registered with a shard's device: slabs for their lifetime, clients' memory from first use, other memory for one
-//! transfer.
+//! Memory registered with a shard's device: slabs for their lifetime, clients' memory from first use, that of devices likewise
+//! (`direct.rs`), other memory for one transfer.
 //!
 //! Registration and deregistration take time proportional to size: for clients' memory the device does both on another thread.
 //! Bounded by what the device registers; a lookup is a binary search among a few.
 
 use std::any::Any;
+use std::sync::Weak;
+
+use sealane_runtime::DmaBuf;
 
 use super::device::{Access, Device, MemoryKind, Region, RegistrationEvent, VerbsError};
+use super::direct::DirectRegions;
 use super::settings::Registration;
+use crate::link::Spot;
 
 /// How memory is lent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lending {
     pub(super) access: Access,
     pub(super) registration: Registration,
-    pub(super) memory: MemoryKind,
 }
 
 /// A region that someone uses; to be given back with [`Regions::release`].
@@ -62,6 +66,8 @@ pub(super) struct Regions {
     begun: Vec<(u64, Box<dyn Any>)>,
     /// Whose registration ends: by the region.
     ending: Vec<(u32, Box<dyn Any>)>,
+    /// Memory of devices.
+    pub(super) direct: DirectRegions,
     /// Registrations of those that stand which are in progress.
     waited_for: usize,
     next_ticket: u64,
@@ -124,7 +130,13 @@ impl Regions {
     /// True if the device is to tell of registrations.
     #[inline]
     pub(super) fn awaits(&self) -> bool {
-        self.waited_for > 0 || !self.begun.is_empty() || !self.ending.is_empty()
+        self.waited_for > 0 || !self.begun.is_empty() || !self.ending.is_empty() || self.direct.awaits()
+    }
+
+    /// Begins to register a device's memory.
+    pub(super) fn begin_direct(&mut self, device: &mut dyn Device, memory: Weak<DmaBuf>, access: Access) {
+        self.next_ticket += 1;
+        self.direct.begin(device, self.next_ticket, memory, access);
     }
 
     /// Takes in what the device tells of registrations.
@@ -152,7 +164,13 @@ impl Regions {
                 if let Ok(region) = region {
                     self.end(device, region, owner);
                 }
+            } else {
+                self.direct.take(told, &region);
             }
+        }
+        while let Some(region) = self.direct.next_gone() {
+            // The kernel keeps the memory as long as it is registered.
+            self.end(device, region, Box::new(()));
         }
     }
 
@@ -164,7 +182,8 @@ impl Regions {
     }
 
     /// The region that holds all of these bytes; registered for this use alone where none does, or where that is
-    /// the setting. A client's memory is not: it may be large, its client may have gone, and this would be on the turn.
+    /// the setting. A client's memory is not, nor a device's: it may be large, its client may have gone, and this would be on the
+    /// turn.
     ///
     /// # Errors
     /// The device does not register more, or a client's memory not yet or not any more: the bytes can travel by copy.
@@ -175,9 +194,13 @@ impl Regions {
     pub(super) unsafe fn lend(
         &mut self,
         device: &mut dyn Device,
-        (start, bytes): (u64, usize),
-        Lending { access, registration, memory }: Lending,
+        spot: &Spot,
+        Lending { access, registration }: Lending,
     ) -> Result<Use, VerbsError> {
+        if let Some(memory) = &spot.direct {
+            return self.direct.lend(memory);
+        }
+        let Spot { address: start, bytes, memory, .. } = *spot;
         let wait = |reason| Err(VerbsError::new("registration of a client's memory", reason));
         if registration == Registration::Static {
             let at = self.standing.partition_point(|known| known.start <= start);
@@ -193,6 +216,7 @@ impl Regions {
                     Is::Refused => return wait("refused before"),
                     Is::Unused => {}
                 }
+                self.next_ticket += 1;
                 let (ticket, length) = (self.next_ticket, (known.end - known.start) as usize);
                 // SAFETY: the owner stays with it until the device has told how it went, and that it has ended.
                 if let Err(error) = unsafe { device.begin_register(ticket, known.start, length, access) } {
@@ -200,7 +224,6 @@ impl Regions {
                     known.is = Is::Refused;
                     return Err(error);
                 }
-                self.next_ticket += 1;
                 self.waited_for += 1;
                 known.is = Is::Begun(ticket);
                 return wait("it begins");
@@ -224,6 +247,9 @@ impl Regions {
             known.uses -= 1;
             return;
         }
+        if self.direct.release(used) {
+            return;
+        }
         let Some(at) = self.passing.iter().position(|known| known.region.id == id) else { return };
         self.passing[at].uses -= 1;
         if self.passing[at].uses == 0 {
@@ -238,6 +264,6 @@ impl Regions {
     /// Regions that stand, and those that pass.
     pub(super) fn counts(&self) -> (usize, usize) {
         let standing = self.standing.iter().filter(|known| matches!(known.is, Is::Registered(_))).count();
-        (standing, self.passing.len())
+        (standing + self.direct.count(), self.passing.len())
     }
 }

@@ -363,6 +363,9 @@ impl SettledLink {
                 let (device, port_number) = (&attributes.device, attributes.port);
                 self.reason =
                     format!("{device} port {port_number} GID {}: {}", attributes.gid_index, attributes.chosen);
+                if let Err(reason) = &attributes.direct {
+                    self.reason += &format!("; devices' memory is copied through the host's: {reason}");
+                }
                 if tcp.is_encrypted() {
                     self.reason += "; TLS is set, but this travels in plain text (security.plaintext_rdma)";
                 }

@@ -3,12 +3,15 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::group::{Requests, Responses};
+use super::group::{Requests, Responses, split};
 use super::pull::PullFrame;
 use super::push::PushFrame;
 use super::{WireError, fixed, text};
 use crate::arena::Handle;
-use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
+use crate::limits::{
+    FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, TABLE_KEY_BYTES_MAX,
+};
+use crate::row_ids::RowIds;
 
 /// Bytes before every frame's body.
 pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
@@ -43,6 +46,7 @@ pub(super) const KIND_PUSH_FAILURE: u8 = 27;
 pub(super) const KIND_PUSH_CLOSE: u8 = 28;
 const KIND_CHUNK: u8 = 29;
 pub(super) const KIND_PUSH_WANT: u8 = 30;
+const KIND_ROWS: u8 = 31;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -65,6 +69,16 @@ struct RequestFixed {
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
+struct RowsFixed {
+    min_version: I64,
+    timeout_ms: U32,
+    consumer: U16,
+    producer: U16,
+    key_bytes: U16,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
 struct ResponseFixed {
     token: U64,
     payload_bytes: U64,
@@ -81,6 +95,7 @@ struct AbortFixed {
 const _: () = {
     assert!(size_of::<Header>() == 16);
     assert!(size_of::<RequestFixed>() == 16);
+    assert!(size_of::<RowsFixed>() == 18);
     assert!(size_of::<ResponseFixed>() == 16);
     assert!(size_of::<AbortFixed>() == 12);
 };
@@ -100,6 +115,25 @@ pub struct Request<'a> {
     pub producer: u16,
     /// The tensor's name within the step.
     pub key: &'a str,
+}
+
+/// A consumer asks for rows of a published table; it is answered as a [`Request`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsRequest<'a> {
+    /// The consumer's handle; comes back with the answer.
+    pub id: Handle,
+    /// The oldest version of the table that will do.
+    pub min_version: i64,
+    /// Milliseconds that the consumer still waits.
+    pub timeout_ms: u32,
+    /// The asking task: its place in the list of tasks of the asker's greeting.
+    pub consumer: u16,
+    /// The asked task: its place in the list of tasks of the asked side's greeting.
+    pub producer: u16,
+    /// The table.
+    pub key: &'a str,
+    /// The rows.
+    pub ids: RowIds<'a>,
 }
 
 /// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame, or come in chunks.
@@ -184,6 +218,7 @@ pub struct GoAway<'a> {
 pub enum Frame<'a> {
     Request(Request<'a>),
     Requests(Requests<'a>),
+    Rows(RowsRequest<'a>),
     Response(Response<'a>),
     Responses(Responses<'a>),
     Failure(Failure<'a>),
@@ -240,6 +275,19 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
                 consumer: fields.consumer.get(),
                 producer: fields.producer.get(),
                 key: text("key", key)?,
+            })
+        }
+        KIND_ROWS => {
+            let (fields, rest) = fixed::<RowsFixed>("request for rows", body)?;
+            let (key, ids) = split("key", rest, usize::from(fields.key_bytes.get()), TABLE_KEY_BYTES_MAX)?;
+            Frame::Rows(RowsRequest {
+                id,
+                min_version: fields.min_version.get(),
+                timeout_ms: fields.timeout_ms.get(),
+                consumer: fields.consumer.get(),
+                producer: fields.producer.get(),
+                key: text("key", key)?,
+                ids: RowIds::parse(ids)?,
             })
         }
         KIND_RESPONSE => {
@@ -310,6 +358,22 @@ impl FrameWriter<'_> {
             producer: U16::new(request.producer),
         };
         self.frame(KIND_REQUEST, 0, request.id.to_bits(), fields.as_bytes(), request.key.as_bytes());
+    }
+
+    /// Writes a request for rows.
+    pub fn rows(&mut self, rows: &RowsRequest<'_>) {
+        let fields = RowsFixed {
+            min_version: I64::new(rows.min_version),
+            timeout_ms: U32::new(rows.timeout_ms),
+            consumer: U16::new(rows.consumer),
+            producer: U16::new(rows.producer),
+            key_bytes: U16::new(rows.key.len() as u16),
+        };
+        let start = self.begin(KIND_ROWS, rows.id.to_bits());
+        self.0.extend_from_slice(fields.as_bytes());
+        self.0.extend_from_slice(rows.key.as_bytes());
+        self.0.extend_from_slice(rows.ids.as_bytes());
+        self.end(start);
     }
 
     /// Writes a response's frame; its payload is the caller's to send next.
@@ -448,9 +512,14 @@ mod tests {
         let response =
             Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, transfer: 8, meta: b"meta" };
         let failure = Failure { id, code: 14, reason: "gone" };
+        let mut ids = Vec::new();
+        crate::row_ids::encode(&[3, 9, 1 << 33], &mut ids);
+        let ids = RowIds::parse(&ids).unwrap();
+        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, key: "user", ids };
         let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
         for (bytes, frame) in [
             (written(|w| w.request(&request)), Frame::Request(request)),
+            (written(|w| w.rows(&rows)), Frame::Rows(rows)),
             (written(|w| w.response(&response)), Frame::Response(response)),
             (written(|w| w.failure(&failure)), Frame::Failure(failure)),
             (written(|w| w.parked(id)), Frame::Parked { id }),

@@ -11,7 +11,7 @@ mod push;
 
 pub use frame::{
     Abort, Chunk, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response,
-    parse,
+    RowsRequest, parse,
 };
 pub use greeting::{
     FEATURE_PROBE, FEATURE_VERBS, Greeting, Hello, MAGIC, PREFACE_BYTES, PROOF_BYTES, Reject, RejectCode, VERSION_MAX,

@@ -78,6 +78,7 @@ mod devices {
         verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows, verbs_read_without_windows,
         tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read: run {
         device_memory_is_copied_at_each_end,
+        exported_memory_is_reached_once_it_is_registered,
     });
 }
 

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use sealane_runtime::{Buffer, MemoryKind, Slab, SlabSettings};
+use sealane_runtime::{Buffer, MemoryKind, Reach, Slab, SlabSettings};
 use sealane_transport::error::{Code, Error};
-use sealane_transport::fake_device::{Copies, FakeDevice, bytes_of};
+use sealane_transport::fake_device::{Copies, FakeDevice, FakeExport, bytes_of};
+use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
 use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
 use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
 
@@ -49,6 +50,48 @@ enum Memory {
     Own,
     Foreign,
     Device,
+    /// The same, exported for RDMA devices.
+    Exported,
+}
+
+/// Bytes of the memory that is exported.
+const EXPORTED: usize = 64 << 20;
+/// Turns in which a device in memory has registered it.
+const REGISTERING_TURNS: usize = 1_000;
+
+/// Tensors move from and to exported memory: once the link has registered it without a copy, except in frames; and with one
+/// at each end that is there before that, and over any link that does not.
+pub fn exported_memory_is_reached_once_it_is_registered(make: Make) {
+    let mut run = Run::new(make, 0);
+    for is_first in [true, false] {
+        for (source, into) in
+            [(Memory::Exported, Memory::Exported), (Memory::Exported, Memory::Own), (Memory::Own, Memory::Exported)]
+        {
+            for (number, length) in SIZES.into_iter().enumerate().skip(1) {
+                let (before, side) = (run.device.copies(), number % 2);
+                let bytes = run.memory_of(source, contents(run.sides[side].asked.len() as u32, length));
+                let destination = run.memory_of(into, vec![0; length]);
+                run.ask_for(side, (bytes, Manner::Answers), Some(destination), FOREVER);
+                run.settle();
+                assert_eq!(run.sides[side].asked.last(), Some(&Fate::Arrived), "{length} bytes {source:?} {into:?}");
+                if is_first {
+                    continue;
+                }
+                let is_copied = !run.is_reached() || length <= INLINE_PAYLOAD_BYTES;
+                let [out, back] = [source, into].map(|memory| u64::from(memory == Memory::Exported));
+                let (to_host, from_host) = if is_copied { (out + back, back) } else { (back, 0) };
+                let wanted = Copies { to_host: before.to_host + to_host, from_host: before.from_host + from_host };
+                assert_eq!(run.device.copies(), wanted, "{length} bytes {source:?} {into:?}");
+            }
+        }
+        for _ in 0..REGISTERING_TURNS {
+            run.turn();
+        }
+        let [one, _] = run.links.as_ref().expect("they stand");
+        assert_eq!(run.is_reached(), one.traits().reacher.is_some() && !crate::verbs::is_real());
+    }
+    assert_eq!(run.epoch, 1, "no link was lost");
+    run.check();
 }
 
 /// Tensors of every size move from and into the memory of a device, with one copy at each end that is there; and a copy that
@@ -134,6 +177,7 @@ struct Run {
     sides: [Side; 2],
     epoch: u32,
     device: FakeDevice,
+    export: FakeExport,
     /// Copies of the device fail now and then.
     copies_fail: bool,
 }
@@ -254,12 +298,22 @@ impl Run {
         };
         let sides = [Side::new(limits()), Side::new(limits())];
         let device = FakeDevice::default();
-        Self { make, random, now: Instant::now(), links: None, sides, epoch: 0, device, copies_fail: false }
+        let export = device.export(EXPORTED);
+        Self { make, random, now: Instant::now(), links: None, sides, epoch: 0, device, export, copies_fail: false }
+    }
+
+    /// True if both links have registered the exported memory.
+    fn is_reached(&self) -> bool {
+        let reachers = self.links.iter().flatten().map(|link| link.traits().reacher);
+        let mut reach = reachers.map(|reacher| reacher.map(|reacher| self.export.region().reach(reacher)));
+        reach.all(|reach| reach == Some(Reach::Yes))
     }
 
     /// A process's own memory, a client's, or a device's.
     fn memory(&mut self, bytes: Vec<u8>) -> Buffer {
-        let kinds = [Memory::Own, Memory::Own, Memory::Foreign, Memory::Device];
+        // A copy that fails in a transfer, for want of a window or of a client's registration, ends the link.
+        let exported = if self.copies_fail { Memory::Device } else { Memory::Exported };
+        let kinds = [Memory::Own, Memory::Own, Memory::Foreign, Memory::Device, exported];
         let kind = kinds[self.random.random_range(0..kinds.len())];
         self.memory_of(kind, bytes)
     }
@@ -268,7 +322,8 @@ impl Run {
         match kind {
             Memory::Own => Buffer::from_vec(bytes),
             Memory::Foreign => foreign(bytes),
-            Memory::Device => self.device.with(&bytes),
+            Memory::Exported if let Some(buffer) = self.export.with(&bytes) => buffer,
+            Memory::Device | Memory::Exported => self.device.with(&bytes),
         }
     }
 

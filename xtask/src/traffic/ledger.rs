@@ -59,6 +59,19 @@ pub(crate) enum What {
         bytes: usize,
     },
     Accept,
+    /// Rows of the task's table.
+    Write {
+        version: i64,
+    },
+    /// Rows of the tables of two tasks.
+    PullRows {
+        from: [usize; 2],
+        min: i64,
+    },
+    PushRows {
+        to: [usize; 2],
+    },
+    AcceptRows,
 }
 
 /// How a call ended.
@@ -69,7 +82,7 @@ pub(crate) enum Outcome {
     Got {
         life: u32,
     },
-    /// A pull got the right bytes: a version for each key, or none where it failed.
+    /// A pull got the right bytes: a version for each key or owner, or none where it failed.
     Pulled(Vec<Option<i64>>),
     /// An accept took so many.
     Took(usize),

@@ -1,5 +1,5 @@
 //! What tasks do while their cluster is harmed: this very program in a hidden role, a process a task. It sends and receives,
-//! publishes and pulls, pushes and accepts without a pause, knows every byte that may come, and keeps a ledger of what it
+//! publishes and pulls, pushes and accepts, and writes a table of which others pull rows, without a pause, knows every byte that may come, and keeps a ledger of what it
 //! called and what it was told. Nobody agrees on anything: what two tasks exchange, and when, follows from their numbers and
 //! the clock, so that one which was killed or stopped meets the others again by itself.
 
@@ -8,6 +8,7 @@ mod meet;
 mod orders;
 mod publish;
 mod push;
+mod tables;
 mod tensors;
 
 use std::ffi::OsString;
@@ -58,6 +59,11 @@ fn number(name: &str) -> Option<usize> {
     name.strip_prefix("task")?.strip_suffix(":2222")?.parse().ok()
 }
 
+/// Whose publications a task pulls, and whom it pushes to.
+fn owners(task: usize) -> [usize; 2] {
+    [1, 3].map(|distance| (task + distance) % TASKS)
+}
+
 /// Who this process is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Role {
@@ -95,16 +101,19 @@ impl Role {
         };
         ledger.attached();
         let actor = &Actor { task, me: self.task, life: self.life, ledger, orders };
-        let publishers = [1, 3].map(|distance| (self.task + distance) % TASKS);
         thread::scope(|scope| {
             scope.spawn(|| meet::send(actor));
             scope.spawn(|| meet::receive(actor));
             scope.spawn(|| publish::publish(actor));
-            for peer in publishers {
+            for peer in owners(self.task) {
                 scope.spawn(move || publish::pull(actor, peer));
                 scope.spawn(move || push::push(actor, peer));
             }
             scope.spawn(|| push::accept(actor));
+            scope.spawn(|| tables::write(actor));
+            scope.spawn(|| tables::pull(actor));
+            scope.spawn(|| tables::push(actor));
+            scope.spawn(|| tables::accept(actor));
             if let Some(engine) = &engine {
                 scope.spawn(move || sample(actor, engine));
             }
@@ -171,7 +180,9 @@ impl Actor {
     fn arena_is_free(&self) -> Outcome {
         let until = Instant::now() + FREE_WITHIN;
         loop {
-            let free = publish::withdraw(self).and_then(|()| self.task.alloc(ARENA_BYTES as usize));
+            let free = publish::withdraw(self)
+                .and_then(|()| tables::withdraw(self))
+                .and_then(|()| self.task.alloc(ARENA_BYTES as usize));
             match free {
                 Ok(_) => return Ok(true),
                 Err(error) if Instant::now() > until => return Err(format!("all is over, and yet: {error}")),

@@ -60,6 +60,7 @@ pub(super) enum Kind {
     Sent = 1,
     Published = 2,
     Pushed = 3,
+    Row = 4,
 }
 
 /// Which tensor of its kind: a step or version or number, and a key.
@@ -73,7 +74,7 @@ pub(super) struct Label {
 }
 
 impl Label {
-    fn head(self, bytes: usize) -> [u64; HEAD_WORDS] {
+    pub(super) fn head(self, bytes: usize) -> [u64; HEAD_WORDS] {
         let mark = 0x5ea1_a9e0_0000_0000 | self.kind as u64;
         let who = (self.from as u64) << 32 | u64::from(self.life);
         [mark, who, self.number, u64::from(self.key) << 32 | bytes as u64]
@@ -98,7 +99,7 @@ fn meta(life: u32, bytes: usize) -> Result<TensorMeta, Error> {
 }
 
 /// Bytes that follow from the head: a different sequence for each tensor.
-fn fill(bytes: &mut [u8], head: &[u64; HEAD_WORDS]) {
+pub(super) fn fill(bytes: &mut [u8], head: &[u64; HEAD_WORDS]) {
     for (index, chunk) in bytes.chunks_mut(8).enumerate() {
         chunk.copy_from_slice(&word(head, index).to_le_bytes()[..chunk.len()]);
     }
@@ -122,6 +123,12 @@ pub(super) fn read(tensor: &Tensor, wanted: Label, bytes: usize) -> Result<Label
         let life = shape.get(1).and_then(|&life| u32::try_from(life).ok()?.checked_sub(1));
         return life.map(|life| Label { life, ..wanted }).ok_or_else(|| format!("shape {shape:?}"));
     }
+    read_bytes(data, wanted)
+}
+
+/// [`read`] of bytes, of which there are some.
+pub(super) fn read_bytes(data: &[u8], wanted: Label) -> Result<Label, String> {
+    let bytes = data.len();
     let mut head = [0; HEAD_WORDS];
     for (word, chunk) in head.iter_mut().zip(data.chunks_exact(8)) {
         *word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));

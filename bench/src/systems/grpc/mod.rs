@@ -8,6 +8,7 @@
 
 mod codec;
 mod consumer;
+pub(super) mod rows;
 mod service;
 mod streaming;
 pub(super) mod training;

@@ -103,12 +103,25 @@ pub(super) async fn serve<C>(ps: Arc<Ps>, connections: impl Stream<Item = io::Re
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
+    serve_with(Methods(ps), connections).await
+}
+
+/// The same by another service.
+pub(super) async fn serve_with<C, S>(
+    service: S,
+    connections: impl Stream<Item = io::Result<C>>,
+) -> Result<(), BenchError>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
     Server::builder()
         .initial_stream_window_size(GRPC_WINDOW_BYTES)
         .initial_connection_window_size(GRPC_WINDOW_BYTES)
         .http2_adaptive_window(Some(false))
         .max_frame_size(GRPC_FRAME_BYTES)
-        .serve_with_incoming(Methods(ps), connections)
+        .serve_with_incoming(service, connections)
         .await
         .map_err(failed("serve"))
 }

@@ -3,13 +3,14 @@
 //! tensor, or one call a ps, whose message has all tensors.
 
 use std::future::pending;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use futures_util::stream;
-use tokio::net::TcpListener;
+use futures_util::stream::{self, Stream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
@@ -43,7 +44,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 }
 
 /// A channel of every worker with every ps, worker by worker.
-fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
+pub(super) fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
     let mut channels = Vec::new();
     let mut congestion = String::new();
     for _ in 0..training::of(plan).size.workers {
@@ -77,10 +78,8 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         let _spinner = plan.polling.then(grpc::spin);
         let mut ports = Vec::new();
         for share in training::shares(plan) {
-            let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
-            ports.push(sockets::port(&listener)?);
-            listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
-            let listener = TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?;
+            let (listener, port) = listen(plan)?;
+            ports.push(port);
             let ps = Ps::new(share.pulled.into_iter(), &share.pushed, training.size.workers);
             tokio::spawn(serve_one(ps, listener));
         }
@@ -89,15 +88,27 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     })
 }
 
-async fn serve_one(ps: Arc<Ps>, listener: TcpListener) {
-    let connections = stream::unfold(listener, async |listener| {
+/// A listener of the runtime that this is called in, and its port.
+pub(super) fn listen(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
+    let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
+    let port = sockets::port(&listener)?;
+    listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
+    Ok((TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?, port))
+}
+
+/// All connections that come.
+pub(super) fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
+    Box::pin(stream::unfold(listener, async |listener| {
         let accepted = listener.accept().await.and_then(|(stream, _)| {
             stream.set_nodelay(true)?;
             Ok(stream)
         });
         Some((accepted, listener))
-    });
-    if let Err(error) = service::serve(ps, Box::pin(connections)).await {
+    }))
+}
+
+async fn serve_one(ps: Arc<Ps>, listener: TcpListener) {
+    if let Err(error) = service::serve(ps, connections(listener)).await {
         eprintln!("a ps no longer serves: {error}");
     }
 }

@@ -9,6 +9,7 @@ mod consumer;
 pub(super) mod fanin;
 mod pieces;
 mod producer;
+pub(super) mod rows;
 mod shared;
 mod verbs;
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
+use sealane_fusion::metrics::SHOW_INTERVAL;
 use sealane_fusion::{Buffer, EndpointMap, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine};
 use sealane_runtime::{Pin, Polling};
 use sealane_transport::provider::LinkProvider;
@@ -19,6 +20,7 @@ use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::machine::RdmaDevice;
 use crate::plan::{Bench, Fuse, Keys, Link, Plan};
+use crate::systems::training::Moved;
 
 /// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
 pub(super) const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -80,6 +82,18 @@ pub(super) fn on_shard<T: Send + 'static>(
     ended.map_err(BenchError::sealane(operation))
 }
 
+/// What has moved between these engines and their peers, as they show it once that is newer than the question.
+pub(super) fn moved<'a>(engines: impl Iterator<Item = &'a Engine> + Clone) -> Result<Moved, BenchError> {
+    let pass = |engine: &Engine| engine.on_shard(0, async |shard| shard.shard().sleep(2 * SHOW_INTERVAL).await);
+    let passing: Vec<_> = engines.clone().map(pass).collect();
+    passing.into_iter().try_for_each(|job| job.wait().map_err(BenchError::sealane("train")))?;
+    let peers = engines.flat_map(Engine::figures).flat_map(|shard| shard.peers);
+    Ok(peers.fold(Moved::default(), |moved, peer| Moved {
+        messages: moved.messages + peer.counters.messages_sent + peer.counters.messages_received,
+        bytes: moved.bytes + peer.counters.bytes_sent + peer.counters.bytes_received,
+    }))
+}
+
 /// Engines that rest in this process: a spinning shard would take its CPU from whoever is measured next, so its thread is
 /// held.
 #[derive(Default)]
@@ -122,7 +136,6 @@ pub(super) fn start_pair(
     if let Some(keys) = keys {
         settings.authentication = keys.authentication()?;
     }
-    settings.slab_receive_bytes = 1 << 20;
     settings.fuse = fuse(plan);
     if matches!(plan.link, Link::Shm | Link::Loopback) {
         settings.session.parked_requests_max = settings.session.parked_requests_max.max(plan.window * 2);

@@ -8,6 +8,7 @@ mod engine;
 pub(super) mod fanin;
 mod peers;
 mod producer;
+pub(super) mod rows;
 pub(super) mod streams;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::cpus::Cpus;
+use super::gpus::Gpus;
 use super::host::{MemoryLock, Tcp};
 use super::io_uring::IoUring;
 use super::memory::Memory;
@@ -53,6 +54,7 @@ pub(super) struct Report {
     pub(super) io_uring: IoUring,
     pub(super) rdma: Vec<Device>,
     pub(super) verbs: Verbs,
+    pub(super) gpus: Gpus,
     pub(super) tcp: Tcp,
     pub(super) security: Security,
     pub(super) settings: Vec<SettingReport>,

@@ -30,6 +30,8 @@ pub(super) struct Chosen {
     gid_index: u8,
     gid: String,
     mtu_bytes: u16,
+    /// Why it does not reach the memory of devices such as GPUs, which is then copied through the host's; `null` if it does.
+    device_memory_copied: Option<String>,
 }
 
 impl Verbs {
@@ -41,9 +43,10 @@ impl Verbs {
 
     fn of(built_in: bool, library: Option<bool>, opened: Result<Attributes, VerbsError>) -> Verbs {
         match opened {
-            Ok(Attributes { device: name, port, gid_index, gid, mtu, chosen, .. }) => {
+            Ok(Attributes { device: name, port, gid_index, gid, mtu, chosen, direct, .. }) => {
                 let gid = Ipv6Addr::from(gid).to_string();
-                let device = Some(Chosen { name, port, gid_index, gid, mtu_bytes: mtu });
+                let device =
+                    Some(Chosen { name, port, gid_index, gid, mtu_bytes: mtu, device_memory_copied: direct.err() });
                 Verbs { built_in, library, device, reason: chosen }
             }
             // Which step failed says nothing where there is none.
@@ -69,8 +72,11 @@ impl Verbs {
     pub(super) fn finding(&self, require: Require, asked: &str, has_device: bool) -> Finding {
         const NAME: &str = "verbs";
         if let Some(chosen) = &self.device {
-            let Chosen { name, port, gid_index, gid, mtu_bytes } = chosen;
-            let path = format!("{name} port {port}, GID {gid_index} ({gid}), MTU {mtu_bytes}");
+            let Chosen { name, port, gid_index, gid, mtu_bytes, device_memory_copied } = chosen;
+            let mut path = format!("{name} port {port}, GID {gid_index} ({gid}), MTU {mtu_bytes}");
+            if let Some(reason) = device_memory_copied {
+                path += &format!(", devices' memory is copied ({reason})");
+            }
             return match require {
                 Require::Tcp => Finding::ok(NAME, format!("not used: {asked}; available: {path}")),
                 _ => Finding::ok(NAME, format!("{path}; {}", self.reason)),
@@ -114,6 +120,7 @@ pub(super) mod tests {
             receive_depth: 1024,
             completion_depth: 5120,
             chosen: "device rxe0 (the first with an active port)".to_owned(),
+            direct: Err("ibv_reg_dmabuf_mr: not supported".to_owned()),
         };
         Verbs::of(true, Some(true), Ok(attributes))
     }
@@ -137,9 +144,11 @@ pub(super) mod tests {
             (finding.verdict, finding.says.as_str()),
             (
                 Verdict::Ok,
-                "rxe0 port 1, GID 1 (::ffff:10.9.0.1), MTU 1024; device rxe0 (the first with an active port)"
+                "rxe0 port 1, GID 1 (::ffff:10.9.0.1), MTU 1024, devices' memory is copied (ibv_reg_dmabuf_mr: not \
+                 supported); device rxe0 (the first with an active port)"
             )
         );
+        assert_eq!(device["device_memory_copied"], "ibv_reg_dmabuf_mr: not supported");
         let unused = found.finding(Require::Tcp, "transport.require is tcp (--set)", true);
         assert!(unused.says.starts_with("not used: transport.require is tcp (--set); "), "{}", unused.says);
     }

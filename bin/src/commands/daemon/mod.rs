@@ -7,7 +7,7 @@ mod drain;
 mod gate;
 mod hand_over;
 mod instruments;
-mod metrics;
+pub(super) mod metrics;
 mod next;
 mod readiness;
 mod reload;

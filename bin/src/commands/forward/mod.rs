@@ -1,6 +1,7 @@
 //! `sealane forward`: carries the TCP connections of programs that cannot be changed over Sealane's links, from one task to another.
 
 mod carry;
+mod figures;
 mod job;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use sealane::{Attach, EndpointMap, StreamOptions, Streams};
 use tokio::net::TcpListener;
 
-use super::daemon::{allow_many_descriptors, socket_override};
+use super::daemon::{allow_many_descriptors, metrics::serve, socket_override};
 use crate::flags::SettingsFlags;
 use crate::settings::TF_CONFIG;
 use crate::{Context, Failure};
@@ -53,6 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "forward")]
     name: String,
 
+    /// Serve figures of what is carried, by peer, over HTTP here, at /metrics; port 0 for any free one, which is printed
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+
     /// The socket of the daemon to attach to [default: this host's daemon]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -75,9 +80,17 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     runtime.block_on(async {
         let incoming = args.target.map(|_| streams.listen(&name, StreamOptions::default()));
         let incoming = incoming.transpose().map_err(Failure::work)?;
+        let mut metrics = String::new();
+        if let Some(address) = args.metrics {
+            let shown = streams.clone();
+            let (listener, address) = listen(address, "no metrics can be served", "--metrics").await?;
+            tokio::spawn(serve(listener, move |path| figures::page(path, &shown)));
+            metrics = format!("metrics at http://{address}/metrics\n");
+        }
         let mut addresses = BTreeMap::new();
         for (address, to) in routes {
-            let (listener, address) = listen(address, &to).await?;
+            let (listener, address) =
+                listen(address, &format!("no connections to {to} can be taken"), "--listen").await?;
             tokio::spawn(carry::carry_out(listener, streams.clone(), to.as_str().into(), name.clone()));
             addresses.insert(to, address);
         }
@@ -89,6 +102,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             for (to, address) in addresses {
                 context.print(&format!("connections to {address} are carried to {to}\n"))?;
             }
+            context.print(&metrics)?;
         }
         let (Some(incoming), Some(target)) = (incoming, args.target) else { return std::future::pending().await };
         if !args.map {
@@ -108,16 +122,14 @@ fn routes(args: &Args, map: &std::path::Path) -> Result<Vec<(SocketAddr, String)
     Ok(others.map(|task| (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), task)).collect())
 }
 
-async fn listen(address: SocketAddr, to: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+async fn listen(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let bound = TcpListener::bind(address).await.and_then(|listener| {
         let address = listener.local_addr()?;
         Ok((listener, address))
     });
     let what_to_do = match address.port() {
-        0 => "free some ports of this host, or name fewer tasks with --listen and --to",
-        _ => "choose another --listen",
+        0 => "free some ports of this host, or name fewer tasks with --listen and --to".to_owned(),
+        _ => format!("choose another {flag}"),
     };
-    bound.map_err(|error| {
-        Failure::work(format!("no connections to {to} can be taken at {address} ({error}); {what_to_do}"))
-    })
+    bound.map_err(|error| Failure::work(format!("{what} at {address} ({error}); {what_to_do}")))
 }

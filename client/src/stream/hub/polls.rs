@@ -102,7 +102,7 @@ impl Hub {
     pub(in crate::stream) fn poll_flush(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
         self.poll(key, |connection| match &connection.error {
             Some(error) => Poll::Ready(Err(error.clone())),
-            None if connection.outgoing.waiting.is_empty() => Poll::Ready(Ok(())),
+            None if connection.outgoing.waiting.is_empty() && !connection.refused.holds() => Poll::Ready(Ok(())),
             None => {
                 connection.writer = Some(context.waker().clone());
                 Poll::Pending

@@ -25,7 +25,7 @@ use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
-use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter};
+use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, RowsRequest, SendWaiter};
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
@@ -306,6 +306,26 @@ impl Client {
                         }
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+                }
+            }
+            Submission::Rows { call, peer, min_version, timeout_ms, key, ids } => {
+                let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
+                if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
+                    return Err(Misconduct(format!("call {call} is already in flight")));
+                }
+                self.under_way += 1;
+                let deadline = until(now, timeout_ms);
+                match pair {
+                    Ok(pair) => {
+                        let ticket = node.pull_rows(now, RowsRequest { pair, key, ids, min_version, deadline, waiter });
+                        if ticket.is_some()
+                            && let Some(receiving) = self.receiving.get_mut(call)
+                        {
+                            receiving.ticket = ticket;
+                        }
+                    }
+                    Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error))),
                 }
             }
             Submission::Pull { call, plan, min_version, timeout_ms, views } => {

@@ -16,6 +16,7 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
 use super::context::{Context, draining};
+use super::lookups::RowsRequest;
 use super::outcomes::Outcomes;
 use super::pairs::{Pairs, STRANGER};
 use super::peers::{PeerSession, Peers};
@@ -138,6 +139,7 @@ impl Exchange {
         let (session, request) = match ticket {
             Ticket::Peer { session, request } => (session, request),
             Ticket::Local(handle) => return self.cancel_here(handle),
+            Ticket::Rows(_) => unreachable!("the node looks for rows"),
         };
         match peers.session_mut(session).and_then(|with| with.cancel(request)) {
             Some(_) => {
@@ -146,6 +148,38 @@ impl Exchange {
             }
             // It may no longer be where its ticket says.
             None => self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, peers)),
+        }
+    }
+
+    /// Where a request is now.
+    pub(super) fn follow(&self, mut ticket: Ticket) -> Ticket {
+        while let Some(next) = self.moved.get(&ticket) {
+            ticket = *next;
+        }
+        ticket
+    }
+
+    /// Asks the peer of a session for rows of a table.
+    pub(super) fn rows_there(
+        &mut self,
+        now: Instant,
+        session: Handle,
+        rows: RowsRequest<'_>,
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let RowsRequest { pair, key, ids, min_version: step, deadline, waiter } = rows;
+        let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
+        let ask = Ask { consumer, producer, step, key, deadline, destination: None, waiter };
+        let with = context.peers.session_mut(session).expect("the caller found it");
+        match with.request_rows(now, ask, ids) {
+            Ok(request) => {
+                context.asked(now, session, deadline);
+                Some(Ticket::Peer { session, request })
+            }
+            Err((Unanswered { error, destination }, waiter)) => {
+                context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                None
+            }
         }
     }
 
@@ -160,7 +194,7 @@ impl Exchange {
         let moved = &self.moved;
         let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
-            Ticket::Local(_) => false,
+            Ticket::Local(_) | Ticket::Rows(_) => false,
         };
         let ended = |mut ticket: Ticket| {
             while let Some(next) = moved.get(&ticket) {

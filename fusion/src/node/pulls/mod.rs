@@ -7,12 +7,14 @@ mod store;
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::session::{Named, Store, Wait};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
 
 use super::cells::{PullWaiter, RecvWaiter};
 use super::context::{Context, draining};
+use super::lookups::Table;
 use super::pairs::STRANGER;
 use super::peers::Peers;
 use super::reporter::Reporter;
@@ -85,6 +87,15 @@ impl Pulls {
     #[inline]
     pub(super) fn published(&self) -> &impl Store {
         &self.store
+    }
+
+    /// A published tensor as a table, with the locks of its rows if they are published too; the name of these goes into `locks_key`.
+    pub(super) fn table(&mut self, task: u16, key: &str, locks_key: &mut String) -> Option<Table> {
+        let (version, meta, payload) = self.store.share_in_place(task, key)?;
+        locks_key.clear();
+        locks_key.extend([key, LOCKS_SUFFIX]);
+        let locks = self.store.share_in_place(task, locks_key).map(|(_, _, locks)| locks);
+        Some(Table { version, meta, payload, locks })
     }
 
     /// Tensors that are published.

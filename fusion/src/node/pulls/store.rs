@@ -5,6 +5,7 @@
 //! keys that nobody has published, of which a quarter is kept for plans of this node.
 
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::{Buffer, DeviceError};
@@ -96,6 +97,17 @@ impl PublishedStore {
         let labels = &self.labels;
         let same = |slot: &u32| labels[*slot as usize].as_ref().is_some_and(|of| of.task == task && *of.key == *key);
         (hash, self.index.find(hash, same).copied())
+    }
+
+    /// What lies under a task's key: version, metadata, and the bytes where they lie, however few. Whoever has published them may write
+    /// them at any time, and a copy here would be made without a look at their locks.
+    pub(super) fn share_in_place(&mut self, task: u16, key: &str) -> Option<(i64, TensorMeta, Payload)> {
+        let slot = self.find(task, key).1?;
+        let Published { version, meta, payload, .. } = self.slots[slot as usize].as_mut()?;
+        if let Payload::Owned(buffer) = payload {
+            *payload = Payload::Shared(Arc::new(std::mem::take(buffer)));
+        }
+        Some((*version, meta.clone(), payload.share()))
     }
 
     /// Slots in which nothing lies: plans name them.
@@ -353,6 +365,18 @@ mod tests {
         store.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
         assert_ne!(store.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
         assert!(ready.is_empty());
+    }
+
+    #[test]
+    fn a_table_is_read_where_it_lies_however_small_it_is() {
+        for bytes in [1, 100, INLINE_PAYLOAD_BYTES, INLINE_PAYLOAD_BYTES + 1] {
+            let mut store = PublishedStore::new(8);
+            store.publish(0, "w", 3, tensor(&vec![7; bytes]), &mut Vec::new()).unwrap();
+            let [first, second] = [(); 2].map(|()| store.share_in_place(0, "w").unwrap().2);
+            assert_eq!(first.volatile().as_ptr(), second.volatile().as_ptr(), "{bytes} bytes were copied");
+            assert_eq!(second.as_ref(), vec![7; bytes]);
+            assert!(store.share_in_place(1, "w").is_none());
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Connections: made when wanted, one of two that cross, missed, lost, given up.
 
+use super::pushing::push_to;
 use super::*;
 
 const PS: (usize, &str) = (0, "ps:1");
@@ -350,14 +351,42 @@ fn callers_over_the_limit_are_told_to_come_back() {
 }
 
 #[test]
+fn what_was_asked_of_a_host_that_is_gone_from_the_map_ends_with_its_link() {
+    let mut net = Net::pair();
+    let pushed = |net: &mut Net| push_to(net, WORKER, "q", [1], 100);
+    let (asked, followed) = (net.recv(WORKER, "ps:1", "w"), pushed(&mut net));
+    net.rest();
+    // The tasks move, and move again before anybody is reached.
+    for to in ["=10.0.0.7:7000", "=10.0.0.8:7000"] {
+        let moved = MAP.replace("=10.0.0.1:7000", to);
+        net.nodes[1].set_map(Arc::new(EndpointMap::parse(&moved, "moved").unwrap()), Vec::new()).unwrap();
+        net.rest();
+        net.failure = DialFailureKind::Transient;
+        let peers = net.nodes[1].context.peers.select(|peer| peer.has_link());
+        peers.into_iter().for_each(|peer| net.nodes[1].lose(net.now, peer, &sealane_transport::LinkError::Closed));
+        net.rest();
+    }
+    let error = asked.error();
+    assert!(error.code() == Code::Unavailable && error.to_string().contains("no task any more"), "{error}");
+    assert!(followed.waits(), "it was never sent");
+    let none = EndpointMap::parse("worker:1=10.0.0.2:7000\n", "without").unwrap();
+    net.nodes[1].set_map(Arc::new(none), Vec::new()).unwrap();
+    net.rest();
+    assert_eq!(followed.error().code(), Code::Unavailable);
+}
+
+#[test]
 fn a_new_map_sends_later_requests_elsewhere() {
     let mut net = Net::pair();
     let moved = MAP.replace("nowhere:1=10.0.0.9", "nowhere:1=10.0.0.2");
     net.failure = DialFailureKind::Transient;
-    let _lost = net.recv(PS, "nowhere:1", "w");
+    let left_behind = net.recv(PS, "nowhere:1", "w");
     net.rest();
+    assert!(left_behind.waits());
     net.nodes[0].set_map(Arc::new(EndpointMap::parse(&moved, "moved").unwrap()), Vec::new()).unwrap();
     let asked = net.recv(PS, "nowhere:1", "v");
     net.rest();
     assert!(asked.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
+    // It had not reached anybody, and has followed the task.
+    assert!(left_behind.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
 }

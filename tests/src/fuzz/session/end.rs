@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Slab};
-use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::limits::{KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
 use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::session::{Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait};
 use sealane_transport::tray::Stored;
@@ -325,6 +325,18 @@ impl<'s> End<'s> {
                             self.parked.push(asked.id);
                         }
                         _ => self.answer(asked.id, script.one_of(&SIZES)),
+                    }
+                }
+                Event::RowsAsked(asked) => {
+                    let ids = asked.ids.as_ids();
+                    assert!(usize::from(asked.producer) < TASKS && asked.key.len() <= TABLE_KEY_BYTES_MAX);
+                    match script.below(4) {
+                        0 => self.session.refuse(asked.id, &Error::invalid("not here")),
+                        1 => {
+                            self.session.park(asked.id);
+                            self.parked.push(asked.id);
+                        }
+                        _ => self.answer(asked.id, ids.len()),
                     }
                 }
                 Event::Withdrawn(id) => {

@@ -3,6 +3,7 @@
 mod fused;
 mod published;
 mod pushed;
+mod tables;
 
 use std::time::Duration;
 
@@ -143,6 +144,46 @@ pub(super) enum Deed {
         lengths: Vec<usize>,
         timeout: Duration,
     },
+    /// A table, or its next version.
+    PublishTable {
+        task: usize,
+        key: u32,
+    },
+    WithdrawTable {
+        task: usize,
+        key: u32,
+    },
+    WriteRows {
+        task: usize,
+        key: u32,
+        rows: Vec<u64>,
+    },
+    /// A row is half written until `EndRow`.
+    BeginRow {
+        task: usize,
+        key: u32,
+        row: u64,
+    },
+    EndRow {
+        task: usize,
+        key: u32,
+    },
+    /// `ahead`: how much newer the table must be than it is now.
+    PullRows {
+        ask: usize,
+        producer: usize,
+        consumer: usize,
+        key: u32,
+        ids: Vec<u64>,
+        ahead: i64,
+        timeout: Duration,
+    },
+    GiveUpRows {
+        ask: usize,
+    },
+    DeafenRows {
+        ask: usize,
+    },
 }
 
 fn length(random: &mut SmallRng) -> usize {
@@ -237,6 +278,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     fused::plan(climate, random, agenda);
     published::plan(climate, random, agenda);
     pushed::plan(climate, random, agenda);
+    tables::plan(climate, random, agenda);
     lies::plan(climate, random, agenda);
     let mut when = Duration::ZERO;
     while when < STORM {
@@ -313,6 +355,11 @@ pub(super) fn seed_of_published(task: usize, key: u32, version: i64) -> u64 {
 /// What the bytes of a pushed tensor follow from.
 pub(super) fn seed_of_pushed(pusher: usize, to: QueueId, number: usize) -> u64 {
     mixed((pusher as u64) << 32 | to.task as u64) ^ mixed(u64::from(to.queue) << 48 ^ number as u64)
+}
+
+/// What the bytes of a row of a table follow from.
+pub(super) fn seed_of_row(task: usize, key: u32, row: u64) -> u64 {
+    mixed((task as u64) << 32 | u64::from(key)) ^ mixed(row)
 }
 
 /// The bytes of a tensor: its number, then what follows from the seed.

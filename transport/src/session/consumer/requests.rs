@@ -7,7 +7,8 @@ use sealane_runtime::Buffer;
 use super::{Ask, HAS_WAITER, QUEUE_SLACK, State, Wanted, not_served};
 use crate::arena::Handle;
 use crate::error::Error;
-use crate::limits::KEY_BYTES_MAX;
+use crate::limits::{KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
+use crate::row_ids::{RowIds, RowIdsBuf};
 use crate::session::control::Control;
 use crate::session::{Session, Unanswered};
 use crate::trace::{self, Moment};
@@ -33,6 +34,21 @@ impl<W, D: PartialEq> Session<W, D> {
         self.request_as(now, ask, true)
     }
 
+    /// Requests rows of a table that the peer has published; the key is the table's, the step the oldest version that will do. It
+    /// is answered as [`request_fused`](Self::request_fused) is.
+    ///
+    /// # Errors
+    /// Those of [`request`](Self::request).
+    pub fn request_rows(&mut self, now: Instant, ask: Ask<'_, W>, ids: RowIds<'_>) -> Result<Handle, (Unanswered, W)> {
+        if ask.key.len() > TABLE_KEY_BYTES_MAX {
+            let reason = format!("a table's key has {} bytes, at most {TABLE_KEY_BYTES_MAX}", ask.key.len());
+            return Err((Unanswered { error: Error::invalid(reason), destination: ask.destination }, ask.waiter));
+        }
+        let handle = self.request_as(now, ask, true)?;
+        self.consumer.wanted.get_mut(handle).expect("just asked for").ids = Some(ids.into());
+        Ok(handle)
+    }
+
     /// Either, as `fused` says.
     ///
     /// # Errors
@@ -51,6 +67,7 @@ impl<W, D: PartialEq> Session<W, D> {
         wanted.brought = ask.destination.is_some();
         wanted.destination = ask.destination;
         wanted.waiter = Some(ask.waiter);
+        debug_assert!(!wanted.is_of_rows(), "the tensor would be asked for as rows");
         let (step, key) = (ask.step, ask.key);
         trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
         consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
@@ -137,11 +154,11 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
     /// another session: its pair turned out to live on another of the peer's shards. With each goes whether it was
-    /// [fused](Self::request_fused).
+    /// [fused](Self::request_fused), and its [rows](Self::request_rows) if it asks for some.
     pub fn take_requests(
         &mut self,
         mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, Ask<'_, W>, bool),
+        mut each: impl FnMut(Handle, Ask<'_, W>, bool, Option<RowIdsBuf>),
     ) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
@@ -157,7 +174,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 destination: wanted.destination,
                 waiter: wanted.waiter.expect(HAS_WAITER),
             };
-            each(handle, ask, wanted.fused);
+            each(handle, ask, wanted.fused, wanted.ids);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use sealane_runtime::{Reach, Reacher};
+
 use super::passing::{Both, Entry};
 use super::*;
 use crate::error::{Code, Error};
@@ -147,16 +149,20 @@ fn a_link_lost_on_the_way_takes_neither_memory_along() {
 }
 
 #[test]
-fn a_link_that_moves_device_memory_gets_it_as_it_is() {
+fn a_link_gets_device_memory_that_it_reaches_as_it_is() {
     let device = FakeDevice::default();
+    let export = device.export(1 << 20);
+    let reacher = Reacher::new();
+    assert_eq!(export.region().reach(reacher), Reach::New);
+    export.region().set_reached(reacher);
     let mut pair = Pair::new();
-    let traits = Traits { aside: true, moves_device: true, ..Traits::STREAM };
+    let traits = Traits { aside: true, reacher: Some(reacher), ..Traits::STREAM };
     for bytes in [INLINE_PAYLOAD_BYTES, INLINE_PAYLOAD_BYTES + 1] {
         for end in [&mut pair.asking, &mut pair.answering] {
             end.session.outbox().set_traits(traits);
         }
-        let id = ask_into(&mut pair, 1, Some(device.allocate(bytes)));
-        pair.answering.answer(id, device.with(&pattern(bytes)), "w");
+        let id = ask_into(&mut pair, 1, export.allocate(bytes));
+        pair.answering.answer(id, export.with(&pattern(bytes)).unwrap(), "w");
         let before = device.copies();
         pair.answering.session.fill(pair.answering.now, false);
         let outbox = pair.answering.session.outbox();
@@ -181,6 +187,7 @@ fn a_link_that_moves_device_memory_gets_it_as_it_is() {
             let Place::Buffer(place) = &mut landing.place else { panic!("the consumer's own") };
             payload.copy_to(place, 0..bytes).unwrap();
             landing.advance(bytes);
+            landing.is_closed = true;
             inbound.landed(landing);
             pair.answering.session.outbox().give_back(owner, payload);
             pair.answering.session.collect_written();

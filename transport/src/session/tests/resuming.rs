@@ -247,7 +247,7 @@ fn requests_move_to_another_session_with_all_that_they_brought() {
     let mut moved = Vec::new();
     asking.session.take_requests(
         |consumer, producer| consumer == 3 && producer == PEER_TASK,
-        |_, ask, _| {
+        |_, ask, _, _| {
             moved.push((ask.key.to_owned(), ask.waiter, ask.destination.map(|buffer| buffer.len()), ask.deadline))
         },
     );

@@ -109,10 +109,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_8_of_attaching_has_them() {
-    let mut lines = include_str!("version_8.txt").lines();
+fn records_lie_in_memory_as_version_9_of_attaching_has_them() {
+    let mut lines = include_str!("version_9.txt").lines();
     each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 8));
+    assert_eq!((lines.next(), VERSION), (None, 9));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::memory::{Memory, copy_inline};
 use super::queues::bell;
 use super::settings::FakeSettings;
 use crate::verbs::device::{
-    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
+    Access, AsyncEvent, Attributes, Completion, Device, DmaBuf, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
     RegistrationEvent, VerbsError, Window, Work,
 };
 
@@ -59,6 +59,11 @@ impl FakeDevice {
             send_depth: settings.send_depth,
             receive_depth: settings.receive_depth,
             completion_depth: settings.completion_depth,
+            direct: if settings.registers_direct {
+                Ok(())
+            } else {
+                Err("this fake device registers no dma-buf".into())
+            },
         };
         Self {
             fabric: fabric.clone(),
@@ -143,6 +148,13 @@ unsafe impl Device for FakeDevice {
         let memory = unsafe { Memory::new(address, bytes as u64) };
         let memory = memory.ok_or_else(|| Verb::Register.error("invalid argument: no bytes, or too many"))?;
         self.begin(bytes as u64, Begun::Register { ticket, memory, access });
+        Ok(())
+    }
+
+    fn begin_register_direct(&mut self, ticket: u64, memory: Arc<DmaBuf>, access: Access) -> Result<(), VerbsError> {
+        self.attributes.direct.clone().map_err(|reason| Verb::Register.error(reason))?;
+        let (bytes, memory) = (memory.bytes(), Memory::of_device(memory.as_ref())?);
+        self.begin(bytes, Begun::Register { ticket, memory, access });
         Ok(())
     }
 

@@ -18,6 +18,8 @@ pub struct FakeSettings {
     pub inline_bytes: u32,
     /// Windows can be bound. Default true.
     pub has_windows: bool,
+    /// Memory of other devices can be registered, by dma-buf. Default true.
+    pub registers_direct: bool,
     /// Reads that a queue pair answers at the same time. Default 16.
     pub reads: u8,
     /// Path MTU in bytes. Default 1024.
@@ -49,6 +51,7 @@ impl Default for FakeSettings {
             send_depth: 128,
             inline_bytes: 64,
             has_windows: true,
+            registers_direct: true,
             reads: 16,
             mtu: 1024,
             work_bytes_max: 1 << 30,

@@ -5,6 +5,7 @@ use std::io;
 use nix::sys::resource::{Resource, getrlimit};
 use rdma_sys::ibv_access_flags as flags;
 
+use super::owned::{Domain, MemoryRegion};
 use crate::verbs::device::{Access, VerbsError};
 
 /// What the device may do with a region.
@@ -18,9 +19,24 @@ pub(super) fn access_flags(access: Access, has_windows: bool) -> u32 {
 }
 
 /// The error of a registration that failed.
-pub(super) fn refused(bytes: usize, error: &io::Error) -> VerbsError {
+pub(super) fn refused(verb: &'static str, bytes: usize, error: &io::Error) -> VerbsError {
     let limit = getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft);
-    VerbsError::new("ibv_reg_mr", reason(bytes, error, limit))
+    VerbsError::new(verb, reason(bytes, error, limit))
+}
+
+/// Whether library, driver and kernel register dma-bufs, else why not. What no descriptor is they refuse as such if they do.
+pub(super) fn registers_direct(domain: &Domain) -> Result<(), String> {
+    // SAFETY: the domain lives; there are no bytes.
+    let error = match unsafe { MemoryRegion::register_direct_in(domain.as_ptr(), (0, 0, 0), -1, 0) } {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS) => Err(format!(
+            "ibv_reg_dmabuf_mr: {error}: it takes rdma-core 34 and Linux 5.12 or newer, and a driver that has it"
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn reason(bytes: usize, error: &io::Error, limit: Option<u64>) -> String {
@@ -53,7 +69,7 @@ mod tests {
         assert!(reason(1, &full, Some(libc::RLIM_INFINITY)).contains("is unlimited"));
         let other = io::Error::from_raw_os_error(libc::EFAULT);
         assert!(!reason(1, &other, None).contains("MEMLOCK"));
-        assert!(refused(1, &full).to_string().starts_with("ibv_reg_mr: "));
+        assert!(refused("ibv_reg_mr", 1, &full).to_string().starts_with("ibv_reg_mr: "));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod work;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use rdma_sys as sys;
@@ -36,7 +37,7 @@ use self::windows::Windows;
 use self::work::{ReceiveList, SendList};
 use super::VerbsSettings;
 use super::device::{
-    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
+    Access, AsyncEvent, Attributes, Completion, Device, DmaBuf, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
     RegistrationEvent, Remote, STOPPED, VerbsError, Window, Work,
 };
 
@@ -76,6 +77,17 @@ struct Pair {
 }
 
 impl IbDevice {
+    /// The thread that registers memory.
+    fn registrar(&mut self) -> Result<&Registrar, VerbsError> {
+        let registrar = match self.registrar.take() {
+            Some(registrar) => registrar,
+            // SAFETY: the fields' order drops it before the domain.
+            None => unsafe { Registrar::start(&self.domain) }
+                .map_err(|error| VerbsError::system("thread for registrations", &error))?,
+        };
+        Ok(self.registrar.insert(registrar))
+    }
+
     /// Takes at most `most` entries out of the completion queue, with one call of the library.
     fn take(&mut self, most: usize) -> Result<&[sys::ibv_wc], VerbsError> {
         let most = most.min(self.polled.len());
@@ -133,7 +145,7 @@ unsafe impl Device for IbDevice {
         let access = memory::access_flags(access, self.attributes.has_windows);
         // SAFETY: the caller keeps the bytes mapped; the fields' order drops regions before the domain.
         let region = unsafe { MemoryRegion::register(&self.domain, address, bytes, access) }
-            .map_err(|error| memory::refused(bytes, &error))?;
+            .map_err(|error| memory::refused("ibv_reg_mr", bytes, &error))?;
         let (lkey, rkey) = region.keys();
         Ok(Region { id: self.regions.insert(region), lkey, rkey })
     }
@@ -149,16 +161,17 @@ unsafe impl Device for IbDevice {
         bytes: usize,
         access: Access,
     ) -> Result<(), VerbsError> {
-        if self.registrar.is_none() {
-            // SAFETY: the fields' order drops it before the domain.
-            let started = unsafe { Registrar::start(&self.domain) };
-            self.registrar = Some(started.map_err(|error| VerbsError::system("thread for registrations", &error))?);
-        }
         let access = memory::access_flags(access, self.attributes.has_windows);
-        if let Some(registrar) = &self.registrar {
-            // SAFETY: the caller keeps the bytes mapped.
-            unsafe { registrar.register(ticket, address, bytes, access) };
-        }
+        // SAFETY: the caller keeps the bytes mapped.
+        unsafe { self.registrar()?.register(ticket, address, bytes, access) };
+        Ok(())
+    }
+
+    fn begin_register_direct(&mut self, ticket: u64, memory: Arc<DmaBuf>, access: Access) -> Result<(), VerbsError> {
+        let can = self.attributes.direct.clone();
+        can.map_err(|reason| VerbsError::new("registration of a device's memory", reason))?;
+        let access = memory::access_flags(access, self.attributes.has_windows);
+        self.registrar()?.register_direct(ticket, memory, access);
         Ok(())
     }
 
@@ -171,8 +184,8 @@ unsafe impl Device for IbDevice {
 
     fn next_registered(&mut self) -> Option<RegistrationEvent> {
         Some(match self.registrar.as_ref()?.next()? {
-            Done::Registered { ticket, bytes, region } => {
-                let region = region.map_err(|error| memory::refused(bytes, &error)).map(|Moved(region)| {
+            Done::Registered { ticket, region } => {
+                let region = region.map(|Moved(region)| {
                     let (lkey, rkey) = region.keys();
                     Region { id: self.regions.insert(region), lkey, rkey }
                 });

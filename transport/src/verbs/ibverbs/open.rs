@@ -7,6 +7,7 @@ use rdma_sys as sys;
 
 use super::IbDevice;
 use super::choose::{self, DeviceSummary};
+use super::memory;
 use super::owned::{Channel, CompletionQueue, DeviceList, Domain, SharedReceiveQueue, never_block};
 use super::slots::Slots;
 use super::windows::Windows;
@@ -83,6 +84,7 @@ impl IbDevice {
             // The queue may be larger than what was asked for; code that relies on more than that would fail on others.
             completion_depth: completion_depth.min(completions.depth()),
             chosen: choice.sentence,
+            direct: memory::registers_direct(&domain),
         };
         Ok(IbDevice {
             windows: Windows::new(),

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -372,6 +372,22 @@ impl MemoryRegion {
     ) -> io::Result<Self> {
         // SAFETY: as the caller promises. The library checks the range.
         let region = unsafe { sys::ibv_reg_mr(domain, address, bytes, access.cast_signed()) };
+        NonNull::new(region).map(Self).ok_or_else(io::Error::last_os_error)
+    }
+
+    /// The same for memory of another device: bytes from an offset of a dma-buf on, and their address for work requests.
+    ///
+    /// # Safety
+    /// The domain lives, and is dropped after it.
+    pub(super) unsafe fn register_direct_in(
+        domain: *mut sys::ibv_pd,
+        (offset, bytes, address): (u64, usize, u64),
+        descriptor: RawFd,
+        access: u32,
+    ) -> io::Result<Self> {
+        // SAFETY: as the caller promises. Library and kernel check the descriptor and the range.
+        let region =
+            unsafe { sys::ibv_reg_dmabuf_mr(domain, offset, bytes, address, descriptor, access.cast_signed()) };
         NonNull::new(region).map(Self).ok_or_else(io::Error::last_os_error)
     }
 

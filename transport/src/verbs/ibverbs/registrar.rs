@@ -2,6 +2,7 @@
 //!
 //! One per open device, from first use until the device is closed. Bounded by the number of shared memories.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,7 +13,9 @@ use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rdma_sys as sys;
 
+use super::memory::refused;
 use super::owned::{Domain, MemoryRegion};
+use crate::verbs::device::{DmaBuf, VerbsError};
 
 /// A domain's pointer on its way to the thread.
 struct DomainPointer(*mut sys::ibv_pd);
@@ -28,12 +31,13 @@ unsafe impl Send for Moved {}
 
 enum Job {
     Register { ticket: u64, address: u64, bytes: usize, access: u32 },
+    RegisterDirect { ticket: u64, memory: Arc<DmaBuf>, access: u32 },
     Deregister { id: u32, region: Moved },
 }
 
 /// What a job came to.
 pub(super) enum Done {
-    Registered { ticket: u64, bytes: usize, region: io::Result<Moved> },
+    Registered { ticket: u64, region: Result<Moved, VerbsError> },
     Deregistered { id: u32 },
 }
 
@@ -71,6 +75,10 @@ impl Registrar {
         self.give(Job::Register { ticket, address, bytes, access });
     }
 
+    pub(super) fn register_direct(&self, ticket: u64, memory: Arc<DmaBuf>, access: u32) {
+        self.give(Job::RegisterDirect { ticket, memory, access });
+    }
+
     pub(super) fn deregister(&self, id: u32, region: MemoryRegion) {
         self.give(Job::Deregister { id, region: Moved(region) });
     }
@@ -106,12 +114,21 @@ fn work(domain: &DomainPointer, jobs: &Receiver<Job>, done: &Sender<Done>, closi
     for job in jobs {
         let outcome = match job {
             // It takes seconds, and would be undone at once.
-            Job::Register { .. } if closing.load(Ordering::Relaxed) => continue,
+            Job::Register { .. } | Job::RegisterDirect { .. } if closing.load(Ordering::Relaxed) => continue,
             Job::Register { ticket, address, bytes, access } => {
                 let address = ptr::with_exposed_provenance_mut(address as usize);
                 // SAFETY: the domain outlives this thread; the job's owner keeps the memory valid.
                 let region = unsafe { MemoryRegion::register_in(domain.0, address, bytes, access) };
-                Done::Registered { ticket, bytes, region: region.map(Moved) }
+                let region = region.map_err(|error| refused("ibv_reg_mr", bytes, &error));
+                Done::Registered { ticket, region: region.map(Moved) }
+            }
+            Job::RegisterDirect { ticket, memory, access } => {
+                let (descriptor, bytes) = (memory.as_fd().as_raw_fd(), memory.bytes() as usize);
+                let range = (memory.offset(), bytes, memory.address());
+                // SAFETY: the domain outlives this thread.
+                let region = unsafe { MemoryRegion::register_direct_in(domain.0, range, descriptor, access) };
+                let region = region.map_err(|error| refused("ibv_reg_dmabuf_mr", bytes, &error));
+                Done::Registered { ticket, region: region.map(Moved) }
             }
             Job::Deregister { id, region } => {
                 drop(region);

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use super::places::Places;
 use super::queue::Then;
 use super::tools::Tools;
+use crate::error::LinkError;
 use crate::link::{Landing, LandingOf};
 use crate::verbs::device::{Grant, Piece, Remote, Work};
 use crate::verbs::limits::{PIECE_BYTES, PIECES_AHEAD_BYTES, TRANSFERS_MAX};
@@ -18,6 +19,8 @@ use crate::verbs::windows::{Opened, Windows};
 
 struct Transfer {
     landing: Landing,
+    /// Where it goes, for what is moved by address; 0 if it is discarded.
+    address: u64,
     used: Option<Use>,
     /// What the peer can reach: to be closed before the payload is handed on. `None`: nothing of this side's, or what was
     /// opened for another purpose.
@@ -89,11 +92,10 @@ impl Incoming {
             landed.push(landing);
             return Err(BadMessage::new("length of a payload", bytes));
         }
-        let Some(memory) = landing.memory() else {
+        let Some(spot) = landing.spot() else {
             return self.begin_unwanted(tools, (number, how), landing, landed);
         };
-        let mut place = landing.target().expect("it has a buffer");
-        let (address, length) = (place.as_mut_ptr() as u64, place.len());
+        let address = spot.address;
         // However it comes, the place that was announced for it is closed when it has come.
         if let Some((used, opened)) = places.take(landing.request.to_bits(), address) {
             landing.is_closed = true;
@@ -109,7 +111,7 @@ impl Incoming {
                 }
                 How::Streamed => Step::Streamed,
             };
-            let transfer = Transfer { landing, used: Some(used), opened: Some(opened), step };
+            let transfer = Transfer { landing, address, used: Some(used), opened: Some(opened), step };
             self.transfers[usize::from(number)] = Some(transfer);
             return Ok(());
         }
@@ -120,12 +122,12 @@ impl Incoming {
             return Err(BadMessage::new("transfer into a place that was not announced", u64::from(number)));
         }
         if how == How::Streamed {
-            let transfer = Transfer { landing, used: None, opened: None, step: Step::Streamed };
+            let transfer = Transfer { landing, address, used: None, opened: None, step: Step::Streamed };
             self.transfers[usize::from(number)] = Some(transfer);
             return Ok(());
         }
         // SAFETY: the landing keeps the memory, and stays here until the use is released.
-        let used = unsafe { tools.lend(address, length, memory) };
+        let used = unsafe { tools.lend(&spot) };
         let (used, step) = match (used, how) {
             (Err(error), _) => {
                 tracing::debug!(%error, bytes, "a payload comes by copy");
@@ -141,7 +143,7 @@ impl Incoming {
                 (Some(used), Step::Opening)
             }
         };
-        self.transfers[usize::from(number)] = Some(Transfer { landing, used, opened: None, step });
+        self.transfers[usize::from(number)] = Some(Transfer { landing, address, used, opened: None, step });
         Ok(())
     }
 
@@ -168,7 +170,7 @@ impl Incoming {
                 return Ok(());
             }
         };
-        self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, opened: None, step });
+        self.transfers[usize::from(number)] = Some(Transfer { landing, address: 0, used: None, opened: None, step });
         Ok(())
     }
 
@@ -198,11 +200,12 @@ impl Incoming {
         number: u16,
         bytes: &[u8],
         landed: &mut Vec<Landing>,
-    ) -> Result<(), BadMessage> {
+    ) -> Result<(), LinkError> {
         let wrong = BadMessage::new("transfer that comes in messages", u64::from(number));
         let transfer = self.get(number).filter(|transfer| transfer.step == Step::Streamed).ok_or(wrong)?;
-        if transfer.landing.take(bytes) < bytes.len() {
-            return Err(BadMessage::new("length of a payload in messages", bytes.len() as u64));
+        let copied = transfer.landing.copy(bytes).map_err(|error| LinkError::Verbs(error.to_string()))?;
+        if copied < bytes.len() {
+            return Err(BadMessage::new("length of a payload in messages", bytes.len() as u64).into());
         }
         if transfer.landing.is_complete() {
             self.finish(tools, number, landed);
@@ -281,8 +284,7 @@ impl Incoming {
     /// Opens the place of a payload; false if all windows are in use.
     fn open(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
-        let mut place = transfer.landing.target().expect("it has a buffer");
-        let (address, length) = (place.as_mut_ptr() as u64, place.len());
+        let (address, length) = (transfer.address, transfer.landing.missing());
         let used = transfer.used.expect("what is opened is registered");
         let answer = match tools.open(used, address, length, Grant::Write) {
             Ok(None) => return false,
@@ -304,20 +306,16 @@ impl Incoming {
     fn ask_piece(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
         let Step::Reading { from, asked, .. } = &mut transfer.step else { return true };
-        let mut place = transfer.landing.target().expect("it has a buffer");
+        let bytes = transfer.landing.missing();
         let lkey = transfer.used.expect("what is read is registered").region.lkey;
-        let piece = (place.len() - *asked).min(PIECE_BYTES);
-        let into = Piece {
-            address: place.reborrow().range(*asked..*asked + piece).as_mut_ptr() as u64,
-            bytes: piece as u32,
-            lkey,
-        };
+        let piece = (bytes - *asked).min(PIECE_BYTES);
+        let into = Piece { address: transfer.address + *asked as u64, bytes: piece as u32, lkey };
         let from = Remote { address: from.address.wrapping_add(*asked as u64), rkey: from.rkey };
         tools.push(Work::Read { into, from }, Then::Read { transfer: number, bytes: piece as u32 });
         *asked += piece;
         self.ahead += piece;
         tools.state.counters.bytes_placed += piece as u64;
-        *asked == place.len()
+        *asked == bytes
     }
 
     /// The link ends: says what was open, so that it can be closed before the places are given back.

@@ -25,6 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
+use sealane_runtime::Reacher;
 use socket2::Socket;
 
 use super::credits::Credits;
@@ -61,6 +62,8 @@ pub(super) struct VerbsLink {
     port: Rc<Port>,
     peer: Box<str>,
     socket: Socket,
+    /// Whose registrations of devices' memory are the port's.
+    reacher: Reacher,
     /// The port has something for this link.
     has_news: Rc<Cell<bool>>,
     /// The socket is readable: the peer has closed it, most likely.
@@ -113,9 +116,10 @@ impl VerbsLink {
         let has_news = port.state().entry(link).has_news.clone();
         // What came before the link was settled is still to be heard.
         has_news.set(true);
-        let (depth, reads) = {
+        let (depth, reads, reacher) = {
             let state = port.state();
-            (state.device.attributes().send_depth, state.settings.transfer == super::Transfer::Read)
+            let reads = state.settings.transfer == super::Transfer::Read;
+            (state.device.attributes().send_depth, reads, state.regions.direct.reacher())
         };
         let side = Side {
             link,
@@ -139,6 +143,7 @@ impl VerbsLink {
             port,
             peer,
             socket,
+            reacher,
             has_news,
             look_at_socket: true,
             side,
@@ -311,7 +316,7 @@ impl Link for VerbsLink {
     }
 
     fn traits(&self) -> Traits {
-        Traits { aside: true, tells_of_room: true, ..Traits::STREAM }
+        Traits { aside: true, tells_of_room: true, reacher: Some(self.reacher), ..Traits::STREAM }
     }
 
     fn adopt(&mut self, name: Handle) {

@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use sealane_runtime::DeviceError;
+
 use super::places::TheirPlace;
 use super::queue::Then;
 use super::tools::Tools;
@@ -21,6 +23,8 @@ use crate::verbs::windows::{Opened, Windows};
 struct Transfer {
     owner: Owner,
     payload: Payload,
+    /// Where it lies, for what is moved by address.
+    address: u64,
     /// `None` if the payload goes in messages.
     used: Option<Use>,
     step: Step,
@@ -81,9 +85,10 @@ impl Outgoing {
     pub(super) fn begin(&mut self, tools: &mut Tools<'_>, aside: Aside, place: Option<TheirPlace>) -> (u16, How) {
         let number = self.free.pop().expect("the caller has seen room");
         let Aside { owner, request, payload } = aside;
-        let (address, bytes) = (payload.volatile().as_ptr() as u64, payload.len());
+        let (spot, bytes) = (payload.spot(), payload.len());
+        let address = spot.address;
         // SAFETY: the payload keeps the memory, and stays here until the use is released.
-        let used = unsafe { tools.lend(address, bytes, payload.memory()) };
+        let used = unsafe { tools.lend(&spot) };
         let streamed = (None, How::Streamed, Step::Streaming { sent: 0, offered: None });
         let (used, how, step) = match used {
             Err(error) => {
@@ -113,7 +118,7 @@ impl Outgoing {
             Step::Streaming { .. } => self.streaming.push_back(number),
             _ => {}
         }
-        self.transfers[usize::from(number)] = Some(Transfer { owner, payload, used, step });
+        self.transfers[usize::from(number)] = Some(Transfer { owner, payload, address, used, step });
         (number, how)
     }
 
@@ -257,15 +262,15 @@ impl Outgoing {
         let Some(&number) = self.writing.front() else { return };
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return };
         let Step::Writing { to, posted, .. } = &mut transfer.step else { return };
-        let bytes = transfer.payload.volatile();
+        let bytes = transfer.payload.len();
         let lkey = transfer.used.expect("what is written is registered").region.lkey;
         while self.ahead < PIECES_AHEAD_BYTES && tools.has_room(1) {
-            let piece = (bytes.len() - *posted).min(PIECE_BYTES);
-            let is_last = *posted + piece == bytes.len();
+            let piece = (bytes - *posted).min(PIECE_BYTES);
+            let is_last = *posted + piece == bytes;
             if is_last && !credits.may_send() {
                 break;
             }
-            let from = Piece { address: bytes.range(*posted..bytes.len()).as_ptr() as u64, bytes: piece as u32, lkey };
+            let from = Piece { address: transfer.address + *posted as u64, bytes: piece as u32, lkey };
             let to = Remote { address: to.address.wrapping_add(*posted as u64), rkey: to.rkey };
             let word = is_last.then_some(u32::from(number));
             let then = Then::Written { transfer: number, bytes: piece as u32, is_last };
@@ -284,22 +289,32 @@ impl Outgoing {
     }
 
     /// Puts bytes of payloads that go by copy into a message.
+    ///
+    /// # Errors
+    /// They are in a device's memory, which cannot be copied: the frame that announces them has left.
     pub(super) fn stream(
         &mut self,
         tools: &mut Tools<'_>,
         writer: &mut Writer<'_>,
         returned: &mut Vec<(Owner, Payload)>,
-    ) {
+    ) -> Result<(), DeviceError> {
         while writer.room() > PART_BYTES
             && let Some(&number) = self.streaming.front()
         {
             let transfer = self.transfers[usize::from(number)].as_mut().expect("what streams is there");
             let Step::Streaming { sent, offered } = &mut transfer.step else { unreachable!("it streams") };
-            let bytes = transfer.payload.volatile();
-            let count = (bytes.len() - *sent).min(writer.room() - PART_BYTES);
-            writer.push_bytes(number, bytes.range(*sent..*sent + count));
+            let bytes = transfer.payload.len();
+            let count = (bytes - *sent).min(writer.room() - PART_BYTES);
+            match transfer.payload.host_bytes() {
+                Some(bytes) => writer.push_bytes(number, bytes.range(*sent..*sent + count)),
+                None => {
+                    let mut copied = vec![0; count];
+                    transfer.payload.read(*sent, (&mut copied).into())?;
+                    writer.push_bytes(number, (&copied).into());
+                }
+            }
             *sent += count;
-            if *sent < bytes.len() {
+            if *sent < bytes {
                 break;
             }
             let offered = *offered;
@@ -309,6 +324,7 @@ impl Outgoing {
                 None => self.finish(tools, number, returned),
             }
         }
+        Ok(())
     }
 
     /// The link ends: says what was open, so that it can be closed before the payloads are given back.

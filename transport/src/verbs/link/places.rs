@@ -62,10 +62,11 @@ impl Places {
         if !self.announces || self.ours.len() >= WINDOWS_MAX / 2 || !tools.has_room(2) {
             return;
         }
-        let Announcement { request, address, bytes, memory } = announcement;
+        let Announcement { request, spot } = announcement;
+        let (address, bytes) = (spot.address, spot.bytes);
         // SAFETY: the session keeps the destination where it is until an answer has taken it, which then keeps it, or gives
         // it here when it revokes the place; and the use is released before either lets it go.
-        let Ok(used) = (unsafe { tools.lend(address, bytes, memory) }) else { return };
+        let Ok(used) = (unsafe { tools.lend(&spot) }) else { return };
         let Ok(Some(opened)) = tools.open(used, address, bytes, Grant::Write) else {
             return tools.release(used);
         };

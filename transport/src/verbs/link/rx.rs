@@ -1,5 +1,7 @@
 //! The receiving half of a link: parses messages, passes frames to the session and payloads to their places.
 
+use sealane_runtime::MemoryKind;
+
 use super::Side;
 use super::places::TheirPlace;
 use super::tools::Tools;
@@ -108,6 +110,13 @@ impl Side {
     #[inline]
     fn hear_frames(&mut self, receiver: &mut dyn Receiver, mut bytes: &[u8]) -> Result<(), LinkError> {
         if let Some(mut landing) = self.current.take() {
+            if matches!(landing.memory(), Some(MemoryKind::Device(_))) {
+                // Kept to be given back: the peer may be writing there.
+                self.current = Some(landing);
+                return Err(
+                    BadMessage::new("byte of a payload that travels beside the frames", bytes.len() as u64).into()
+                );
+            }
             let count = landing.take(bytes);
             bytes = &bytes[count..];
             if !landing.is_complete() {

@@ -1,6 +1,7 @@
 //! Tests of the link on fake devices: two sessions over two ports, or one against a peer that says what it likes.
 
 mod credit;
+mod direct;
 mod failures;
 mod harness;
 mod hostile;

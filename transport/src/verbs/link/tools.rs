@@ -3,7 +3,8 @@
 
 use super::ToSay;
 use super::queue::{Queue, Then};
-use crate::verbs::device::{Grant, MemoryKind, VerbsError, Work};
+use crate::link::Spot;
+use crate::verbs::device::{Grant, VerbsError, Work};
 use crate::verbs::message::Part;
 use crate::verbs::port::State;
 use crate::verbs::regions::{Lending, Use};
@@ -33,18 +34,18 @@ impl Tools<'_> {
         self.to_say.push_back(part);
     }
 
-    /// The region that holds these bytes, registered for this use if none does and they are not a client's.
+    /// The region that holds these bytes, registered for this use if none does and they are neither a client's nor a device's.
     ///
     /// # Errors
-    /// The device registers no more, or a client's memory not yet or not any more: the bytes can travel by copy.
+    /// The device registers no more, or such memory not yet or not any more: the bytes can travel by copy.
     ///
     /// # Safety
     /// The memory stays mapped until the use is released.
-    pub(super) unsafe fn lend(&mut self, address: u64, bytes: usize, memory: MemoryKind) -> Result<Use, VerbsError> {
+    pub(super) unsafe fn lend(&mut self, spot: &Spot) -> Result<Use, VerbsError> {
         let (access, registration) = (self.state.access(), self.state.settings.registration);
-        let how = Lending { access, registration, memory };
+        let how = Lending { access, registration };
         // SAFETY: as the caller promises.
-        unsafe { self.state.regions.lend(&mut *self.state.device, (address, bytes), how) }
+        unsafe { self.state.regions.lend(&mut *self.state.device, spot, how) }
     }
 
     pub(super) fn release(&mut self, used: Use) {

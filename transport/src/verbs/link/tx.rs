@@ -20,6 +20,10 @@ impl Side {
         let tools = &mut Tools { state: &mut *state, queue, windows, to_say };
         // In this order: a request may be given up while its place waits here to be announced, and memory that is let go
         // must not be announced after that.
+        let access = tools.state.access();
+        for memory in outbox.unregistered().drain(..) {
+            tools.state.regions.begin_direct(&mut *tools.state.device, memory, access);
+        }
         for announcement in outbox.announced().drain(..) {
             places.announce(tools, announcement);
         }
@@ -29,7 +33,7 @@ impl Side {
         self.pump(state);
         let mut total = 0;
         while self.has_something(outbox) && self.credits.may_send() {
-            let Some(taken) = self.say_message(state, Some(outbox), budget - total) else { break };
+            let Some(taken) = self.say_message(state, Some(outbox), budget - total)? else { break };
             total = (total + taken).min(budget);
             if taken == 0 && self.to_say.is_empty() && !self.outgoing.streams() {
                 break;
@@ -53,7 +57,7 @@ impl Side {
     pub(super) fn answer(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.pump(state);
         while (!self.to_say.is_empty() || self.outgoing.streams()) && self.credits.may_send() {
-            if self.say_message(state, None, 0).is_none() {
+            if self.say_message(state, None, 0)?.is_none() {
                 break;
             }
         }
@@ -100,12 +104,17 @@ impl Side {
 
     /// One message; the bytes of the outbox that it took. `None` if there is no room for a message: the link is told when
     /// there is.
-    fn say_message(&mut self, state: &mut State, mut outbox: Option<&mut Outbox>, budget: usize) -> Option<usize> {
+    fn say_message(
+        &mut self,
+        state: &mut State,
+        mut outbox: Option<&mut Outbox>,
+        budget: usize,
+    ) -> Result<Option<usize>, LinkError> {
         // A message, and a window that its last part may need.
         let buffer = if self.queue.has_room(state, 2) { state.take_send_buffer() } else { None };
         let Some(buffer) = buffer else {
             state.wait(self.link);
-            return None;
+            return Ok(None);
         };
         let mut memory = state.lift_send_buffer(buffer);
         let mut writer = Writer::new(&mut memory[..self.message_bytes]);
@@ -144,20 +153,22 @@ impl Side {
                 }
             }
         }
+        let mut streamed = Ok(());
         if self.outgoing.streams() {
             let Self { queue, windows, to_say, outgoing, returned, .. } = self;
             let tools = &mut Tools { state: &mut *state, queue, windows, to_say };
-            outgoing.stream(tools, &mut writer, returned);
+            streamed = outgoing.stream(tools, &mut writer, returned);
         }
         let is_empty = writer.is_empty();
         let bytes = writer.finish(if is_empty { 0 } else { self.credits.tell() });
         state.put_down_send_buffer(buffer, memory);
-        if is_empty {
+        if is_empty || streamed.is_err() {
             state.free_send_buffer(buffer);
-            return None;
+            streamed.map_err(|error| LinkError::Verbs(error.to_string()))?;
+            return Ok(None);
         }
         self.send(state, buffer, bytes);
-        Some(total)
+        Ok(Some(total))
     }
 
     /// Puts a message into the queue.

@@ -97,42 +97,45 @@ fn may_be_lost_with_a_consumer(send: &Call, to: usize, asked: &[&Call], history:
 }
 
 pub(super) fn pulls(books: &Books, history: &History, verdict: &mut Verdict) {
-    let published: HashSet<(usize, i64)> = books
+    let published: HashSet<(usize, bool, i64)> = books
         .calls()
         .filter_map(|call| match call.what {
-            What::Publish { version } => Some((call.task, version)),
+            What::Publish { version } => Some((call.task, false, version)),
+            What::Write { version } => Some((call.task, true, version)),
             _ => None,
         })
         .collect();
-    // By consumer, producer and key.
+    // By consumer, producer and key: of tables one that no tensor has.
     let mut newest: HashMap<(usize, usize, usize), i64> = HashMap::new();
     for call in books.calls() {
-        match call.what {
-            What::Publish { .. } => verdict.violations.extend(unprovoked(call, &[call.task], history)),
-            What::Pull { from, min } => {
-                verdict.violations.extend(unprovoked(call, &[from, call.task], history));
-                let Some(Outcome::Pulled(versions)) = call.outcome() else { continue };
-                let mut blame = |what: &str| verdict.violations.push(format!("{what} {call}"));
-                let is_calm = || history.is_calm(&[from, call.task], call.began, call.over());
-                if versions.iter().any(Option::is_none) && call.began >= history.start && is_calm() {
-                    blame("nothing was done to those two, and not all came");
-                }
-                for (key, version) in versions.iter().enumerate() {
-                    let Some(version) = *version else { continue };
-                    if version < min {
-                        blame("older than it was asked for");
-                    }
-                    if !published.contains(&(from, version)) {
-                        blame("a version that was never published");
-                    }
-                    let newest = newest.entry((call.task, from, key)).or_insert(version);
-                    if version < *newest {
-                        blame("a version went back");
-                    }
-                    *newest = version.max(*newest);
-                }
+        let (peers, min) = match call.what {
+            What::Publish { .. } | What::Write { .. } => (vec![call.task], i64::MIN),
+            What::Pull { from, min } => (vec![from, call.task], min),
+            What::PullRows { from: [one, other], min } => (vec![one, other, call.task], min),
+            _ => continue,
+        };
+        verdict.violations.extend(unprovoked(call, &peers, history));
+        let Some(Outcome::Pulled(versions)) = call.outcome() else { continue };
+        let mut blame = |what: &str| verdict.violations.push(format!("{what} {call}"));
+        let is_calm = || history.is_calm(&peers, call.began, call.over());
+        if versions.iter().any(Option::is_none) && call.began >= history.start && is_calm() {
+            blame("nothing was done to them, and not all came");
+        }
+        let is_table = matches!(call.what, What::PullRows { .. });
+        for (index, version) in versions.iter().enumerate() {
+            let Some(version) = *version else { continue };
+            let (from, key) = if is_table { (peers[index], usize::MAX) } else { (peers[0], index) };
+            if version < min {
+                blame("older than it was asked for");
             }
-            _ => {}
+            if !published.contains(&(from, is_table, version)) {
+                blame("a version that was never published");
+            }
+            let newest = newest.entry((call.task, from, key)).or_insert(version);
+            if version < *newest {
+                blame("a version went back");
+            }
+            *newest = version.max(*newest);
         }
     }
 }
@@ -157,6 +160,9 @@ pub(super) fn pushes(books: &Books, history: &History, verdict: &mut Verdict) {
         }
     }
     for call in books.calls() {
+        if let What::PushRows { to: [one, other] } = call.what {
+            verdict.violations.extend(unprovoked(call, &[one, other, call.task], history));
+        }
         let What::Push { to, number, .. } = call.what else { continue };
         verdict.violations.extend(unprovoked(call, &[to, call.task], history));
         let is_accepted = accepted.remove(&(to, call.task, call.life, number)).is_some();

@@ -8,6 +8,7 @@
 //!   A send that failed was not received, unless something was done to one of the two: then nobody can know.
 //! - **Pulls** (`calls::pulls`) bring whole versions that were published, at least the one that was asked for, and never an older one
 //!   than before.
+//! - **Rows** (`calls::pulls`) are whole, of a version that was written, at least the one that was asked for, and never older than before.
 //! - **Pushes** (`calls::pushes`) are accepted in their order, each once. One that ended well was accepted, unless the acceptor
 //!   or its daemon was killed afterwards: its queue is theirs.
 //! - **Where nothing is done, nothing fails**: calls between tasks to whom nothing was done for a while all go well, so
@@ -58,8 +59,16 @@ fn kinds(books: &Books, history: &History, verdict: &mut Verdict) {
         }
         let drained = |done: &Done| matches!(done.deed, Deed::DrainDaemon(_));
         let is_drained = || history.felt(&[call.task], call.began, call.over()).any(drained);
+        // Whoever is stopped in the middle of a row leaves it half written.
+        let is_half_written = || match call.what {
+            What::PullRows { from, .. } => {
+                let ends = |done: &Done| done.deed.stops() || done.deed.kills();
+                history.felt(&from, call.began, call.over()).any(ends)
+            }
+            _ => false,
+        };
         let is_unexplained = unexplained.iter().any(|&code| outcome.is_failed_with(code));
-        if is_unexplained || outcome.is_failed_with(Code::Aborted) && !is_drained() {
+        if is_unexplained || outcome.is_failed_with(Code::Aborted) && !is_drained() && !is_half_written() {
             verdict.violations.push(format!("an error that nothing explains {call}"));
         }
     }
@@ -91,6 +100,10 @@ pub(crate) fn outcomes(books: &Books) -> BTreeMap<&'static str, BTreeMap<String,
             What::Pull { .. } => "pull",
             What::Push { .. } => "push",
             What::Accept => "accept",
+            What::Write { .. } => "write rows",
+            What::PullRows { .. } => "pull rows",
+            What::PushRows { .. } => "push rows",
+            What::AcceptRows => "accept rows",
         };
         let outcome = match call.outcome() {
             Some(Outcome::Ok | Outcome::Got { .. } | Outcome::Took(_)) => "ok".to_string(),

@@ -51,7 +51,7 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     let excused = history.standstill(call.task, from, until) + held;
     let late = at.saturating_sub(call.until).saturating_sub(excused);
     // A publication has no deadline, and an accept that ends at its own has just found nothing.
-    if late > 0 && !matches!(call.what, What::Publish { .. } | What::Accept) {
+    if late > 0 && !matches!(call.what, What::Publish { .. } | What::Write { .. } | What::Accept | What::AcceptRows) {
         verdict.times.entry(LATE).or_default().push(late);
     }
     if late > micros(GRACE + ATTACH_TIMEOUT + BUSY) {

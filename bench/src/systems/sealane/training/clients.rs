@@ -72,16 +72,7 @@ fn polling(plan: &Plan) -> Polling {
 
 impl Trainees for Clients {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        let outcomes: Vec<_> = thread::scope(|scope| {
-            let begun: Vec<_> = self.0.iter_mut().map(|worker| scope.spawn(|| worker.train(steps))).collect();
-            begun.into_iter().map(|worker| worker.join().expect("a worker's thread does not panic")).collect()
-        });
-        for (worker, outcome) in outcomes.into_iter().enumerate() {
-            for (began, ended) in outcome.map_err(BenchError::sealane("train"))? {
-                log.completed(worker, began, ended);
-            }
-        }
-        Ok(())
+        training::in_threads(&mut self.0, log, |worker| worker.train(steps).map_err(BenchError::sealane("train")))
     }
 
     /// Records in rings are no messages, and nobody counts them.

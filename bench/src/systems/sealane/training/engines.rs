@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use sealane_fusion::metrics::SHOW_INTERVAL;
 use sealane_fusion::{DType, Engine, Error, LocalEngine, LocalPair, LocalSending, Tensor, TensorMeta};
 use sealane_runtime::Polling;
 use sealane_transport::verbs::Verbs;
@@ -146,19 +145,8 @@ impl Trainees for Engines {
         Ok(())
     }
 
-    /// As every engine shows it of its peers, once what it shows is newer than the question.
     fn moved(&self) -> Result<Option<Moved>, BenchError> {
-        let pass = |(engine, _): &(Engine, Worker)| {
-            engine.on_shard(0, async |shard| shard.shard().sleep(2 * SHOW_INTERVAL).await)
-        };
-        let passing: Vec<_> = self.workers.iter().map(pass).collect();
-        passing.into_iter().try_for_each(|job| job.wait().map_err(BenchError::sealane("train")))?;
-        let shards = self.workers.iter().flat_map(|(engine, _)| engine.figures());
-        let moved = shards.flat_map(|shard| shard.peers).fold(Moved::default(), |moved, peer| Moved {
-            messages: moved.messages + peer.counters.messages_sent + peer.counters.messages_received,
-            bytes: moved.bytes + peer.counters.bytes_sent + peer.counters.bytes_received,
-        });
-        Ok(Some(moved))
+        engine::moved(self.workers.iter().map(|(engine, _)| engine)).map(Some)
     }
 
     fn resume(&mut self) {

@@ -14,7 +14,7 @@ use crate::figures::{Figures, Histogram, Peer, State, Traffic};
 use crate::links::KINDS;
 
 /// The media type of [`exposition`].
-pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(in crate::commands) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 const NANOSECONDS: f64 = 1e9;
 

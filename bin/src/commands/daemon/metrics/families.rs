@@ -74,6 +74,8 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     family(Gauge, "deposits", "Tensors that wait for their recv or are lent to a peer.", &[(None, |shard| shard.counters.deposits)]),
     family(Gauge, "parked_requests", "Requests of peers that wait for their send.", &[(None, |shard| shard.counters.parked)]),
     family(Gauge, "published_tensors", "Published tensors.", &[(None, |shard| shard.counters.published)]),
+    family(Counter, "rows_served", "Rows of published tables that were gathered for those who pulled them.", &[(None, |shard| shard.counters.rows_served)]),
+    family(Counter, "row_bytes_served", "Bytes of these rows.", &[(None, |shard| shard.counters.row_bytes_served)]),
     family(Counter, "callers_refused", "Incoming connections that did not become links.", &[
         (Some(("reason", "unauthenticated")), |shard| shard.counters.callers.unauthenticated),
         (Some(("reason", "turned_away")), |shard| shard.counters.callers.turned_away),

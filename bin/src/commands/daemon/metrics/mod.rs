@@ -22,7 +22,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
-use self::exposition::{MEDIA_TYPE, exposition};
+pub(in crate::commands) use self::exposition::MEDIA_TYPE;
+use self::exposition::exposition;
 use super::instruments::Instruments;
 use crate::Failure;
 use crate::figures::State;
@@ -39,7 +40,7 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Pause after a connection could not be accepted, as for want of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const TEXT: &str = "text/plain; charset=utf-8";
+pub(in crate::commands) const TEXT: &str = "text/plain; charset=utf-8";
 
 /// A socket that listens for readers of metrics, before there are any.
 pub(super) struct MetricsListener(TcpListener);
@@ -161,13 +162,20 @@ fn run(
         };
         drop(tell.send(Ok(())));
         tokio::select! {
-            () = accept(listener, instruments) => {}
+            () = serve(listener, move |path| self::path(path, &instruments)) => {}
             _ = stopped => {}
         }
     });
 }
 
-async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
+/// What there is at a path: status, media type and text.
+pub(in crate::commands) type Page = (StatusCode, &'static str, String);
+
+/// Answers requests for pages, without end.
+pub(in crate::commands) async fn serve(
+    listener: tokio::net::TcpListener,
+    pages: impl Fn(&str) -> Page + Clone + Send + 'static,
+) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -179,10 +187,10 @@ async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
                 continue;
             }
         };
-        let instruments = instruments.clone();
+        let pages = pages.clone();
         tokio::spawn(async move {
             let answer = service_fn(move |request: Request<_>| {
-                let answer = answer(request.method(), request.uri().path(), &instruments);
+                let answer = answer(request.method(), request.uri().path(), &pages);
                 async { Ok::<_, Infallible>(answer) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
@@ -199,31 +207,36 @@ async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
 }
 
 /// What a request gets.
-fn answer(method: &Method, path: &str, instruments: &Instruments) -> Response<Full<Bytes>> {
+fn answer(method: &Method, path: &str, pages: impl Fn(&str) -> Page) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
-        let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into());
+        let mut answer = page((StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into()));
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }
+    page(pages(path))
+}
+
+/// The daemon's pages.
+fn path(path: &str, instruments: &Instruments) -> Page {
     match path {
         "/metrics" => match exposition(instruments.figures()) {
-            Ok(text) => page(StatusCode::OK, MEDIA_TYPE, text),
-            Err(error) => page(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+            Ok(text) => (StatusCode::OK, MEDIA_TYPE, text),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },
         // Alive as long as it does what it is for, or is about to end in good order.
         "/healthz" => state(instruments.state(), |state| state != State::Failed),
         "/readyz" => state(instruments.state(), |state| state == State::Serving),
-        "/" => page(StatusCode::OK, TEXT, "A Sealane daemon. See /metrics, /healthz and /readyz.\n".into()),
-        _ => page(StatusCode::NOT_FOUND, TEXT, "see /metrics, /healthz and /readyz\n".into()),
+        "/" => (StatusCode::OK, TEXT, "A Sealane daemon. See /metrics, /healthz and /readyz.\n".into()),
+        _ => (StatusCode::NOT_FOUND, TEXT, "see /metrics, /healthz and /readyz\n".into()),
     }
 }
 
-fn state(state: State, is_well: impl Fn(State) -> bool) -> Response<Full<Bytes>> {
+fn state(state: State, is_well: impl Fn(State) -> bool) -> Page {
     let status = if is_well(state) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    page(status, TEXT, format!("{}\n", state.name()))
+    (status, TEXT, format!("{}\n", state.name()))
 }
 
-fn page(status: StatusCode, media_type: &'static str, text: String) -> Response<Full<Bytes>> {
+fn page((status, media_type, text): Page) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::new(Bytes::from(text)));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));

@@ -9,8 +9,9 @@ use socket2::{Domain, Socket, Type};
 use crate::Meta;
 use crate::arena::Handle;
 use crate::error::{Code, LinkError};
+use crate::fake_device::{FakeExport, bytes_of};
 use crate::limits::SessionLimits;
-use crate::link::Link;
+use crate::link::{Link, Spot};
 use crate::payload::Payload;
 use crate::provider::Told;
 use crate::session::{Ask, Event, Roster, Session};
@@ -119,6 +120,8 @@ pub(super) enum Into {
     Heap,
     /// A block of the slab.
     Slab,
+    /// Exported memory of a device.
+    Device,
 }
 
 /// What became of a request.
@@ -138,6 +141,10 @@ pub(super) struct Side {
     pub(super) parks: bool,
     /// Tensors that are sent lie in the slab.
     pub(super) sends_from_slab: bool,
+    /// Tensors that are sent lie in the exported memory of a device.
+    pub(super) sends_from_device: bool,
+    /// That memory.
+    pub(super) export: Option<FakeExport>,
     pub(super) parked: Vec<(Handle, u32, usize)>,
     pub(super) fates: Vec<(u32, Fate)>,
     /// Tensors that came home, and whether the peer has them.
@@ -157,6 +164,8 @@ impl Side {
             told: Vec::new(),
             parks: false,
             sends_from_slab: false,
+            sends_from_device: false,
+            export: None,
             parked: Vec::new(),
             fates: Vec::new(),
             home: Vec::new(),
@@ -208,8 +217,10 @@ impl Side {
                 Event::Answered { waiter, answer } => {
                     let fate = match *answer {
                         Ok(arrived) => {
-                            let (bytes, address) = (arrived.buffer.len(), arrived.buffer.as_ptr() as usize);
-                            assert!(arrived.buffer[..] == pattern(waiter, bytes), "tensor {waiter}");
+                            let (bytes, place) = (arrived.buffer.len(), arrived.buffer.direct());
+                            let address =
+                                place.map_or_else(|| arrived.buffer.as_ptr() as u64, |(_, address)| address) as usize;
+                            assert!(bytes_of(&arrived.buffer) == pattern(waiter, bytes), "tensor {waiter}");
                             Fate::Arrived { bytes, address }
                         }
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
@@ -228,6 +239,8 @@ impl Side {
             let mut block = self.slab.allocate(size).expect("room");
             block.copy_from_slice(&bytes);
             Payload::from(block)
+        } else if self.sends_from_device && size > 0 {
+            Payload::from(self.export.as_ref().and_then(|export| export.with(&bytes)).expect("room"))
         } else {
             Payload::from(bytes)
         };
@@ -247,8 +260,9 @@ impl Side {
             Into::Anywhere => None,
             Into::Heap => Some(Buffer::from_vec(vec![0; size])),
             Into::Slab => Some(self.slab.allocate(size).expect("room")),
+            Into::Device => Some(self.export.as_ref().and_then(|export| export.allocate(size)).expect("room")),
         };
-        let address = destination.as_mut().map_or(0, |destination| destination.as_mut_ptr() as usize);
+        let address = destination.as_mut().map_or(0, |destination| Spot::of(destination).address as usize);
         let (deadline, key) = (now + Duration::from_secs(60), format!("{number} {size}"));
         let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
         (self.session.request(now, ask).expect("accepted"), address)

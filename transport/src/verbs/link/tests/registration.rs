@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::harness::{Fate, Into, LARGE, Manner, NAMES, Pair};
+use crate::link::Spot;
 use crate::shm::SharedMemory;
 use crate::verbs::device::MemoryKind;
 use crate::verbs::regions::Lending;
@@ -25,11 +26,12 @@ fn slow() -> Manner {
 fn use_some(pair: &Pair, memory: &SharedMemory) -> bool {
     let state = &mut *pair.sides[0].port.state();
     let (access, registration) = (state.access(), state.settings.registration);
-    let range = (memory.base().as_ptr() as u64 + 4096, LARGE);
-    let how = Lending { access, registration, memory: MemoryKind::Foreign };
+    let address = memory.base().as_ptr() as u64 + 4096;
+    let spot = Spot { address, bytes: LARGE, memory: MemoryKind::Foreign, direct: None };
+    let how = Lending { access, registration };
     // SAFETY: the memory stays mapped until the end of the test, and the use is released at once.
     #[allow(unsafe_code)]
-    let used = unsafe { state.regions.lend(&mut *state.device, range, how) };
+    let used = unsafe { state.regions.lend(&mut *state.device, &spot, how) };
     let is_registered = used.is_ok();
     if let Ok(used) = used {
         state.regions.release(&mut *state.device, used);

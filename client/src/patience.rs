@@ -18,7 +18,7 @@ const INTERRUPTED: u32 = FUTILE_SPINS_MAX;
 const PAID: u32 = 2;
 
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// Spins that did not pay, less what those that did make up for.
     futile: u32,
     /// Waits that begin without a spin.
@@ -28,19 +28,19 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    pub(super) fn new(cpus: usize) -> Self {
+    pub(crate) fn new(cpus: usize) -> Self {
         Self { futile: 0, skips: 0, cpus }
     }
 
     /// Whether the wait that begins now begins with a spin.
-    pub(super) fn may_spin(&mut self) -> bool {
+    pub(crate) fn may_spin(&mut self) -> bool {
         let may = self.cpus > 1 && self.skips == 0;
         self.skips = self.skips.saturating_sub(1);
         may
     }
 
     /// A spin has ended that was to last for [`Attach::IDLE_SPIN`], with or without an answer.
-    pub(super) fn has_spun(&mut self, answered: bool, took: Duration) {
+    pub(crate) fn has_spun(&mut self, answered: bool, took: Duration) {
         let worst = FUTILE_SPINS_MAX + SPINS_SKIPPED_MAX.ilog2();
         self.futile = match answered {
             // The thread cannot have looked all that time.

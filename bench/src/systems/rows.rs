@@ -1,0 +1,159 @@
+//! What `rows` measures: workers that pull rows of tables, step after step. Here is what all systems do the same: which rows a worker
+//! names, what they look like, and whether what came is that.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rand_distr::Zipf;
+
+use crate::error::BenchError;
+use crate::plan::{Plan, Skew, Tables};
+
+/// Steps whose rows a worker knows before the first round; it names them again and again.
+const STEPS: usize = 8;
+
+/// The tables of a plan that has some.
+pub(super) fn tables(plan: &Plan) -> Tables {
+    plan.tables.expect("a plan of rows has tables")
+}
+
+/// The rows that a worker names in its steps, table by table.
+pub(super) struct Wanted {
+    tables: Tables,
+    steps: Vec<Vec<Vec<u64>>>,
+    next: usize,
+}
+
+impl Wanted {
+    /// Of the worker with this number; the same in every run.
+    pub(super) fn new(plan: &Plan, worker: usize) -> Self {
+        let tables = tables(plan);
+        let mut random = SmallRng::seed_from_u64(worker as u64);
+        let mut step = || (0..tables.tables).map(|_| draw(&tables, &mut random)).collect();
+        Self { tables, steps: (0..STEPS).map(|_| step()).collect(), next: 0 }
+    }
+
+    /// What the next step names of each table.
+    pub(super) fn advance(&mut self) -> &[Vec<u64>] {
+        self.next += 1;
+        &self.steps[(self.next - 1) % STEPS]
+    }
+
+    /// Looks whether these are the rows of one table that the last step has named.
+    pub(super) fn check(&self, system: &'static str, table: usize, rows: &[u8]) -> Result<(), BenchError> {
+        let named = &self.steps[(self.next - 1) % STEPS][table];
+        let mut pairs = named.iter().zip(rows.chunks_exact(self.tables.row_bytes()));
+        let right = pairs
+            .all(|(&row, bytes)| bytes.as_chunks().0.iter().all(|of| f32::from_ne_bytes(*of) == element(table, row)));
+        match right && rows.len() == named.len() * self.tables.row_bytes() {
+            true => Ok(()),
+            false => Err(BenchError::WrongBytes { system, tensor: table }),
+        }
+    }
+}
+
+/// The rows of a batch. Those that are popular lie anywhere in the table.
+fn draw(tables: &Tables, random: &mut SmallRng) -> Vec<u64> {
+    let rows = tables.rows;
+    let rank = |random: &mut SmallRng| match tables.skew {
+        Skew::Uniform => random.random_range(0..rows),
+        Skew::Zipf(exponent) => {
+            let zipf = Zipf::new(rows as f64, exponent).expect("the plan was checked");
+            (random.sample(zipf) as u64).clamp(1, rows) - 1
+        }
+    };
+    (0..tables.batch).map(|_| rank(random).wrapping_mul(0x9e37_79b9_7f4a_7c15) % rows).collect()
+}
+
+/// Each element of a row.
+pub(super) fn element(table: usize, row: u64) -> f32 {
+    ((table as u64 * 7_919 + row) & 0xf_ffff) as f32
+}
+
+/// Writes rows of a table, by their numbers.
+pub(super) fn fill(memory: &mut [u8], tables: &Tables, table: usize, rows: impl Iterator<Item = u64>) {
+    for (target, row) in memory.chunks_exact_mut(tables.row_bytes()).zip(rows) {
+        target.as_chunks_mut().0.fill(element(table, row).to_ne_bytes());
+    }
+}
+
+/// All tables, in this process's own memory.
+pub(super) struct Memory {
+    tables: Tables,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Memory {
+    /// Those rows of each table that `rows` yields.
+    pub(super) fn new<R: Iterator<Item = u64>>(plan: &Plan, rows: impl Fn() -> R) -> Self {
+        let tables = tables(plan);
+        let table = |table| {
+            let mut memory = vec![0; rows().count() * tables.row_bytes()];
+            fill(&mut memory, &tables, table, rows());
+            memory
+        };
+        Self { tables, contents: (0..tables.tables).map(table).collect() }
+    }
+
+    /// How many.
+    pub(super) fn tables(&self) -> usize {
+        self.contents.len()
+    }
+
+    /// Copies rows of one table behind each other, as fast as a compiler makes of it.
+    pub(super) fn gather(&self, table: usize, ids: impl Iterator<Item = u64>, target: &mut [u8]) {
+        /// Rows whose size the compiler knows are copied without a call.
+        fn of<const N: usize>(contents: &[u8], ids: impl Iterator<Item = u64>, target: &mut [u8]) {
+            let rows = contents.as_chunks::<N>().0;
+            target.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(target, id)| *target = rows[id as usize]);
+        }
+        let contents = &self.contents[table];
+        match self.tables.row_bytes() {
+            64 => of::<64>(contents, ids, target),
+            128 => of::<128>(contents, ids, target),
+            256 => of::<256>(contents, ids, target),
+            bytes => {
+                let rows = ids.map(|id| &contents[id as usize * bytes..][..bytes]);
+                target.chunks_exact_mut(bytes).zip(rows).for_each(|(target, row)| target.copy_from_slice(row));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Bench;
+
+    #[test]
+    fn what_is_gathered_is_what_was_named() {
+        for dim in [16, 32, 64, 3] {
+            let tables = Tables { tables: 2, rows: 500, dim, batch: 100, skew: Skew::Zipf(1.05) };
+            let plan = Plan { tables: Some(tables), ..Plan::new(Bench::Rows) };
+            let memory = Memory::new(&plan, || 0..500);
+            let mut wanted = Wanted::new(&plan, 3);
+            for _ in 0..2 * STEPS {
+                let named = wanted.advance()[1].clone();
+                let mut rows = vec![0; 100 * tables.row_bytes()];
+                memory.gather(1, named.into_iter(), &mut rows);
+                assert!(wanted.check("raw", 1, &rows).is_ok());
+                assert!(wanted.check("raw", 0, &rows).is_err());
+                rows[50] ^= 1;
+                assert!(wanted.check("raw", 1, &rows).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_are_popular_with_zipf_and_none_is_without() {
+        let distinct = |skew| {
+            let tables = Tables { tables: 1, rows: 100_000, dim: 1, batch: 10_000, skew };
+            let mut rows = draw(&tables, &mut SmallRng::seed_from_u64(1));
+            assert!(rows.iter().all(|&row| row < 100_000));
+            rows.sort_unstable();
+            rows.dedup();
+            rows.len()
+        };
+        let (zipf, uniform) = (distinct(Skew::Zipf(1.05)), distinct(Skew::Uniform));
+        assert!(zipf < 6_000 && uniform > 9_000, "{zipf} {uniform}");
+    }
+}

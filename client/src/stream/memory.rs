@@ -1,0 +1,66 @@
+//! Memory that bytes leave from: the task's, or the streams' own where that is the heap, which would give pages back and take them
+//! again all the time.
+
+use std::sync::Arc;
+
+use sealane_runtime::Buffer;
+use sealane_transport::shm::{SharedMemory, limits::INLINE_BYTES_MAX};
+
+use crate::{
+    Task,
+    memory::{Arena, ForkMark},
+};
+
+/// See the module.
+pub(super) enum Source {
+    Task(Task),
+    Own(Arc<Arena>),
+}
+
+impl Source {
+    /// Of a task; `bytes` are as many as may be on their way, where the memory is to be made.
+    pub(super) fn of(task: &Task, bytes: u64) -> Source {
+        let own = || {
+            let (memory, _) = SharedMemory::create("sealane-streams", bytes, false).ok()?;
+            Some(Arc::new(Arena::new(memory, Arc::new(ForkMark::new().ok()?))))
+        };
+        match if task.is_attached() { None } else { own() } {
+            Some(arena) => Source::Own(arena),
+            None => Source::Task(task.clone()),
+        }
+    }
+
+    /// The bytes of both parts. Where there is no room, they lie in the heap, and are copied as those of any tensor that does.
+    pub(super) fn filled(&self, first: &[u8], rest: &[u8]) -> Buffer {
+        let bytes = first.len() + rest.len();
+        // So few travel in the ring.
+        let memory = match self {
+            _ if bytes <= INLINE_BYTES_MAX => None,
+            Source::Task(task) => task.is_attached().then(|| task.alloc(bytes).ok()).flatten(),
+            Source::Own(arena) => arena.allocate(bytes),
+        };
+        let Some(mut memory) = memory else { return Buffer::from_vec([first, rest].concat()) };
+        memory[..first.len()].copy_from_slice(first);
+        memory[first.len()..].copy_from_slice(rest);
+        memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_its_own_holds_what_fits_and_the_heap_the_rest() {
+        let (memory, _) = SharedMemory::create("test", 64 << 10, false).unwrap();
+        let arena = Arc::new(Arena::new(memory, Arc::new(ForkMark::new().unwrap())));
+        let source = Source::Own(arena.clone());
+        let (first, rest) = ([1; 24], vec![2; 40 << 10]);
+        let [large, more, few] = [&rest[..], &rest, &rest[..8]].map(|rest| source.filled(&first, rest));
+        assert_eq!([&large, &more, &few].map(|memory| arena.is_of(memory)), [true, false, false]);
+        for memory in [large, more, few] {
+            assert!(memory[..24] == first && memory[24..].iter().all(|byte| *byte == 2));
+        }
+        assert_eq!(arena.size_and_free(), (64 << 10, 64 << 10));
+    }
+}

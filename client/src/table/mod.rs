@@ -1,0 +1,16 @@
+//! Tables: tensors of which tasks pull rows, by number, from whoever has them. Runs on the callers' threads; pure but for the calls
+//! that it makes of a task.
+
+mod places;
+mod published;
+mod pulling;
+mod pushed;
+mod sharding;
+mod shares;
+
+pub use self::{
+    published::{Table, TableOptions},
+    pulling::{MissingRows, PulledRows, PullingRows, RowsOptions},
+    pushed::{RowUpdate, SumRows, TableRows},
+    sharding::{ShardedTable, Sharding},
+};

@@ -1,0 +1,197 @@
+//! The memory that pulled rows go to. What an owner answers is checked before it is looked at: it may be any tensor. Pure.
+
+use std::{hint::black_box, ops::Range};
+
+use sealane_runtime::{Buffer, MemoryKind};
+use sealane_transport::{
+    Error, Tensor, TensorMeta,
+    tensor::{DType, Shape},
+};
+
+use super::shares::Share;
+use crate::limits::ARENA_BYTES;
+
+/// See the module.
+pub(super) struct Places {
+    /// There once it is known what rows are.
+    memory: Option<Buffer>,
+    named: usize,
+    /// Bytes of a row: guessed until the first rows have come.
+    row_bytes: Option<usize>,
+    /// What all of them together are, once the first have come.
+    meta: Option<TensorMeta>,
+}
+
+impl Places {
+    /// For so many rows, in memory of the caller's or of the heap. `row_bytes` is what a row had at another time.
+    pub(super) fn new(memory: Option<Buffer>, named: usize, row_bytes: Option<usize>) -> Self {
+        let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named)).filter(|&bytes| bytes > 0);
+        Self { memory, named, row_bytes: of_memory.or(row_bytes), meta: None }
+    }
+
+    /// Bytes of a row, as far as that is known.
+    pub(super) fn row_bytes(&self) -> Option<usize> {
+        self.row_bytes
+    }
+
+    pub(super) fn take_memory(&mut self) -> Option<Buffer> {
+        self.memory.take()
+    }
+
+    /// All rows; `None` if none has come, or they were taken.
+    pub(super) fn take(&mut self) -> Option<Result<Tensor, Error>> {
+        let meta = self.meta.take()?;
+        Some(Tensor::new(meta, self.memory.take()?))
+    }
+
+    /// Puts rows that came to their places.
+    ///
+    /// # Errors
+    /// Unavailable naming the owner, if they are not as many rows as it was asked for; InvalidArgument if they are not what the others
+    /// are, or do not fill the caller's memory; ResourceExhausted if there is no memory for all.
+    pub(super) fn put(
+        &mut self,
+        share: &Share,
+        (first, count): (usize, usize),
+        rows: &Tensor,
+        (owner, key): (&str, &str),
+    ) -> Result<(), Error> {
+        let Some((row, row_bytes)) = rows_in(rows, count) else {
+            let reason = format!("it sent {:?} of {} bytes for {count} rows of '{key}'", rows.meta(), rows.len());
+            return Err(Error::unavailable(owner, reason));
+        };
+        match &self.meta {
+            Some(meta) if meta.dtype() == rows.dtype() && meta.shape()[1..] == row[..] => {}
+            Some(meta) => {
+                let (of, other) = (meta.shape(), meta.dtype());
+                let (of, dtype) = (&of[1..], rows.dtype());
+                let reason = format!("the parts of '{key}' differ: rows of {other} {of:?} and of {dtype} {row:?}");
+                return Err(Error::invalid(reason));
+            }
+            None => self.begin(rows.dtype(), &row, row_bytes, key)?,
+        }
+        let Some(to) = self.memory.as_mut().filter(|_| count > 0) else { return Ok(()) };
+        let (from, indices) = (rows.bytes(), first..first + count);
+        match row_bytes {
+            0 => {}
+            16 => scatter::<16>(from, to, share, indices),
+            32 => scatter::<32>(from, to, share, indices),
+            64 => scatter::<64>(from, to, share, indices),
+            128 => scatter::<128>(from, to, share, indices),
+            256 => scatter::<256>(from, to, share, indices),
+            _ => {
+                for (row, index) in from.chunks_exact(row_bytes).zip(indices) {
+                    for &place in share.places_of(index) {
+                        to[place as usize * row_bytes..][..row_bytes].copy_from_slice(row);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rows have come, of that type and shape each.
+    fn begin(&mut self, dtype: DType, row: &[u64], row_bytes: usize, key: &str) -> Result<(), Error> {
+        let named = self.named;
+        let all = named.checked_mul(row_bytes).ok_or_else(|| Error::invalid("too many rows"))?;
+        let shape: Shape = std::iter::once(named as u64).chain(row.iter().copied()).collect();
+        let meta = TensorMeta::new(dtype, &shape)?;
+        // Rows of fewer bits than fill their last bytes do not lie side by side in one tensor.
+        meta.check_bytes(all as u64)?;
+        match &self.memory {
+            Some(memory) if memory.len() != all => {
+                let room = memory.len();
+                let reason = format!("the memory has {room} bytes, {named} rows of '{key}' of {row_bytes} have {all}");
+                return Err(Error::invalid(reason));
+            }
+            Some(_) => {}
+            None => self.memory = Some(zeros(all)?),
+        }
+        (self.meta, self.row_bytes) = (Some(meta), Some(row_bytes));
+        Ok(())
+    }
+}
+
+/// The shape of one of `count` rows, and its bytes; `None` if the tensor is anything else.
+fn rows_in(rows: &Tensor, count: usize) -> Option<(Shape, usize)> {
+    let meta = rows.meta();
+    let mut row = meta.shape();
+    let in_host = matches!(rows.memory(), MemoryKind::Host);
+    if meta.is_strings() || meta.is_dead() || !in_host || row.first() != Some(&(count as u64)) {
+        return None;
+    }
+    row.remove(0);
+    let elements = row.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))?;
+    let row_bytes = usize::try_from(meta.dtype().bytes_of(elements)?).ok()?;
+    (count.checked_mul(row_bytes)? == rows.len()).then_some((row, row_bytes))
+}
+
+/// Memory for rows, all zero. How large a row is is the owner's word: too much of it is an error, and ends no process.
+fn zeros(bytes: usize) -> Result<Buffer, Error> {
+    let mut room = Vec::<u8>::new();
+    if bytes as u64 > ARENA_BYTES && black_box(&mut room).try_reserve_exact(bytes).is_err() {
+        return Err(Error::full("memory for rows", format!("there is none for {bytes} bytes")));
+    }
+    drop(room);
+    Ok(Buffer::from_vec(vec![0; bytes]))
+}
+
+/// Copies rows of `N` bytes to their places: without a call for each, which would take longer than the copy.
+fn scatter<const N: usize>(from: &[u8], to: &mut [u8], share: &Share, indices: Range<usize>) {
+    let (from, to) = (from.as_chunks::<N>().0, to.as_chunks_mut::<N>().0);
+    for (row, index) in from.iter().zip(indices) {
+        for &place in share.places_of(index) {
+            to[place as usize] = *row;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Code, ShardedTable, table::shares::split};
+
+    #[test]
+    fn whatever_an_owner_sends_is_rows_or_refused() {
+        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1, 2]).unwrap()[0];
+        let put = |places: &mut Places, rows: &Tensor| places.put(share, (0, 2), rows, ("ps", "t"));
+        let numbers = |shape: &[u64]| Tensor::from_elements(shape, &vec![7_u8; shape.iter().product::<u64>() as usize]);
+        let half_bytes = TensorMeta::new(DType::from_numbers(1, 4, 1).unwrap(), &[2, 3]).unwrap();
+        let huge = TensorMeta::new(DType::U8, &[2, 1 << 40, 0, 1 << 40]);
+        let wrong = [
+            // 32 bytes: two rows of 16, if nobody looked at what they are.
+            Tensor::from_strings(&[2], &["", "12345678"]),
+            Tensor::from_strings(&[2], &["a", "of another length"]),
+            Ok(Tensor::dead(DType::U8)),
+            numbers(&[]),
+            numbers(&[1, 2]),
+            numbers(&[3, 2]),
+            Tensor::new(half_bytes, Buffer::from_vec(vec![0; 3])),
+        ];
+        for wrong in
+            wrong.map(Result::unwrap).into_iter().chain(huge.and_then(|meta| Tensor::new(meta, Buffer::default())).ok())
+        {
+            let mut places = Places::new(None, 2, None);
+            if let Err(error) = put(&mut places, &wrong) {
+                assert_eq!(error.code(), Code::Unavailable, "{error}");
+                assert!(error.to_string().contains("ps"), "{error}");
+            }
+            // And after rows that are right.
+            let mut places = Places::new(None, 2, Some(5));
+            put(&mut places, &numbers(&[2, 16]).unwrap()).unwrap();
+            assert_eq!(places.row_bytes(), Some(16));
+            assert!(put(&mut places, &wrong).is_err(), "{wrong:?}");
+            assert_eq!(places.take().unwrap().unwrap().bytes(), [7; 32]);
+        }
+    }
+
+    #[test]
+    fn rows_that_have_no_memory_are_an_error() {
+        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1]).unwrap()[0];
+        let row = Tensor::from_elements(&[1, 1 << 20], &vec![0_u8; 1 << 20]).unwrap();
+        for named in [1 << 42, usize::MAX] {
+            let error = Places::new(None, named, None).put(share, (0, 1), &row, ("ps", "t")).unwrap_err();
+            assert!(matches!(error.code(), Code::ResourceExhausted | Code::InvalidArgument), "{error}");
+        }
+    }
+}

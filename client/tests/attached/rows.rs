@@ -1,0 +1,155 @@
+//! Tables between two clients of one daemon.
+
+#[path = "../rows/scenarios.rs"]
+mod scenarios;
+
+use std::time::{Duration, Instant};
+
+use sealane::{Code, DType, RowsOptions, ShardedTable, Sharding, TableOptions, Task, Tensor, TensorMeta};
+
+use crate::{
+    daemon::{Daemon, Settings},
+    fixture::{directory, peers, to, to_as},
+};
+
+macro_rules! between_clients {
+    ($($scenario:ident),* $(,)?) => {
+        $(#[test]
+        fn $scenario() {
+            let directory = directory();
+            let daemon = Daemon::start(&directory, Settings::default());
+            let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+            scenarios::$scenario(&ps, &worker);
+        })*
+    };
+}
+
+scenarios::all!(between_clients);
+
+#[test]
+#[ignore = "takes a minute: .ci/nightly runs it"]
+fn rows_stay_whole_for_a_minute() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let [ps, other] = [0, 1].map(|peer| to_as(&daemon, &peers()[peer]).attach().unwrap());
+    let worker = to(&daemon).attach().unwrap();
+    let start = Instant::now();
+    // The owner itself pulls too.
+    scenarios::rows_stay_whole(&ps, &[&worker, &other, &ps], |_| start.elapsed() > Duration::from_secs(60));
+}
+
+#[test]
+fn a_task_detaches_although_its_table_is_there() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let rows = ps.alloc(64_000).unwrap();
+    let tensor = Tensor::new(TensorMeta::new(DType::U8, &[1000, 64]).unwrap(), rows).unwrap();
+    let table = ps.publish_table("user", tensor, TableOptions::default()).unwrap();
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    worker.pull_rows(&users, &[7], RowsOptions::default()).wait().unwrap();
+    drop(ps);
+    // Its place is free again, and nothing that it had published is there.
+    daemon.until_detached(&peers()[0]);
+    let options = RowsOptions { timeout: Some(Duration::from_millis(100)), ..RowsOptions::default() };
+    assert!(worker.pull_rows(&users, &[7], options).wait().is_err());
+    drop(table);
+}
+
+#[test]
+fn a_pull_may_have_no_limit_of_time() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let forever = || RowsOptions { timeout: Some(Duration::MAX), ..RowsOptions::default() };
+    let pulling = worker.pull_rows(&users, &[1], forever());
+    let rows = Tensor::from_elements(&[2, 2], &[1_u8, 2, 3, 4]).unwrap();
+    let table = ps.publish_table("user", rows, TableOptions::default()).unwrap();
+    assert_eq!(pulling.wait().unwrap().rows.bytes(), [3, 4]);
+    assert_eq!(worker.pull_rows(&users, &[0], forever()).wait().unwrap().rows.bytes(), [1, 2]);
+    drop(table);
+}
+
+#[test]
+fn a_table_moves_to_the_next_daemon_with_what_was_written() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let ps = to_as(&daemon, &peers()[0]).attach().unwrap();
+    let mut rows = ps.alloc(64_000).unwrap();
+    rows.fill(1);
+    let tensor = Tensor::new(TensorMeta::new(DType::U8, &[1000, 64]).unwrap(), rows).unwrap();
+    let table = ps.publish_table("user", tensor, TableOptions::default()).unwrap();
+    let row = |value: u8| Tensor::from_elements(&[1, 64], &[value; 64]).unwrap();
+    table.update(&[5], &row(5)).unwrap();
+    daemon.kill();
+    // Nobody is there to be told; it is in the copy that the next daemon gets, or moves there with the next write.
+    table.update(&[6], &row(6)).unwrap();
+    // Nor of a version, with which the table comes back all the same.
+    let told = table.set_version(2);
+    assert_eq!(told.unwrap_err().code(), Code::Unavailable);
+    let daemon = Daemon::start(&directory, Settings::default());
+    let worker = to(&daemon).attach().unwrap();
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let pulled = |ids: &[u64]| {
+        let pulled = worker.pull_rows(&users, ids, RowsOptions::default()).wait().unwrap();
+        pulled.rows.bytes().chunks(64).map(|row| row[0]).collect::<Vec<_>>()
+    };
+    assert_eq!(pulled(&[5, 6, 7]), [5, 6, 1]);
+    table.update(&[7], &row(7)).unwrap();
+    assert_eq!(pulled(&[5, 6, 7]), [5, 6, 7]);
+    table.update(&[7], &row(8)).unwrap();
+    assert_eq!((pulled(&[7]), table.version()), (vec![8], 2));
+}
+
+/// Bytes of a row below.
+const PAGE: u64 = 4096;
+
+/// A table of rows that are filled with the lowest bits of their numbers.
+fn pages(task: &Task, rows: u64) -> Tensor {
+    let mut memory = task.alloc((rows * PAGE) as usize).unwrap();
+    memory.chunks_mut(PAGE as usize).enumerate().for_each(|(row, page)| page.fill(row as u8));
+    Tensor::new(TensorMeta::new(DType::U8, &[rows, PAGE]).unwrap(), memory).unwrap()
+}
+
+fn are_pages(rows: &[u8], first: usize) -> bool {
+    rows.chunks(PAGE as usize).zip(first..).all(|(page, row)| page.iter().all(|&byte| byte == row as u8))
+}
+
+#[test]
+fn more_rows_come_than_the_arena_holds() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let ps = to_as(&daemon, &peers()[0]).arena_bytes(48 << 20).attach().unwrap();
+    let worker = to(&daemon).arena_bytes(16 << 20).attach().unwrap();
+    ps.publish_table("page", pages(&ps, 8192), TableOptions::default()).unwrap();
+    let table = ShardedTable::of(ps.name(), "page").unwrap();
+    let ids: Vec<u64> = (0..8192).collect();
+    // Once with rows of a size that is not known, and once with those that came before.
+    for _ in 0..2 {
+        let pulled = worker.pull_rows(&table, &ids, RowsOptions::default()).wait().unwrap();
+        assert!(are_pages(pulled.rows.bytes(), 0));
+    }
+}
+
+#[test]
+fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
+    let worker = to(&daemon).arena_bytes(16 << 20).attach().unwrap();
+    // More than may be in flight of one owner; the first one's part is never published.
+    let rows = 1536;
+    ps.publish_table("page", pages(&ps, rows), TableOptions::default()).unwrap();
+    let sharding = Sharding::range(2 * rows, 2).unwrap();
+    let table = ShardedTable::new("page", [worker.name(), ps.name()], sharding).unwrap();
+    let ids: Vec<u64> = (0..2 * rows).collect();
+    let options = RowsOptions { partial: true, timeout: Some(Duration::from_secs(1)), ..RowsOptions::default() };
+    let pulled = worker.pull_rows(&table, &ids, options).wait().unwrap();
+    let [missing] = &pulled.missing[..] else { panic!("{:?}", pulled.missing.len()) };
+    assert_eq!((&*missing.owner, missing.error.code()), (worker.name(), Code::DeadlineExceeded));
+    let mut places = missing.places.clone();
+    places.sort_unstable();
+    assert!(places.into_iter().eq(0..rows as u32));
+    assert!(are_pages(&pulled.rows.bytes()[(rows * PAGE) as usize..], 0));
+}

@@ -1,0 +1,18 @@
+//! Tables between two engines in this process, as on two hosts.
+
+#[path = "../rows/scenarios.rs"]
+mod scenarios;
+
+use crate::two;
+
+macro_rules! between_engines {
+    ($($scenario:ident),* $(,)?) => {
+        $(#[test]
+        fn $scenario() {
+            let (ps, worker) = two();
+            scenarios::$scenario(&ps, &worker);
+        })*
+    };
+}
+
+scenarios::all!(between_engines);

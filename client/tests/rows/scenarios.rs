@@ -1,0 +1,319 @@
+//! What tables promise, between a parameter server and a worker, wherever their engines are.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
+
+use sealane::{
+    AcceptOptions, Acceptor, Buffer, Code, DType, Keys, RowUpdate, RowsOptions, SendOptions, ShardedTable, Sharding,
+    SumRows, TableOptions, TableRows, Task, Tensor, TensorMeta,
+};
+
+macro_rules! all {
+    ($run:ident) => {
+        $run!(
+            rows_come_to_their_places,
+            rows_of_a_table_in_parts_come_from_all_owners,
+            what_cannot_be_pulled_says_why,
+            a_table_that_comes_later_is_waited_for,
+            rows_that_are_missing_are_left_out_where_that_is_asked_for,
+            more_rows_than_one_request_names_come_together,
+            a_written_row_is_seen,
+            small_tables_are_seen_as_they_are_written,
+            no_row_is_torn_while_it_is_written,
+            a_table_is_withdrawn_with_its_locks,
+            pushed_rows_reach_their_owners,
+        );
+    };
+}
+pub(crate) use all;
+
+const DIM: u64 = 16;
+
+/// A table whose row `i` is `i, i + 0.5, ...`, in memory of the task.
+fn table(task: &Task, rows: u64, row: impl Fn(u64) -> f32) -> Tensor {
+    let mut memory = task.alloc((rows * DIM * 4) as usize).unwrap();
+    for (at, number) in memory.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *number = (row(at as u64 / DIM) + (at as u64 % DIM) as f32 / 100.).to_ne_bytes();
+    }
+    Tensor::new(TensorMeta::new(DType::F32, &[rows, DIM]).unwrap(), memory).unwrap()
+}
+
+/// The first number of each row.
+fn firsts(rows: &Tensor) -> Vec<f32> {
+    let numbers = rows.elements::<f32>().unwrap();
+    let row = DIM as usize;
+    numbers.chunks(row).for_each(|numbers| assert_eq!(numbers[row - 1], numbers[0] + 0.15));
+    numbers.chunks(row).map(|numbers| numbers[0]).collect()
+}
+
+fn whole(first: u64) -> f32 {
+    first as f32
+}
+
+pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
+    ps.publish_table("user", table(ps, 1000, whole), TableOptions::default()).unwrap();
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let ids = [999, 0, 5, 999, 5, 17];
+    let pulled = worker.pull_rows(&users, &ids, RowsOptions::default()).wait().unwrap();
+    assert_eq!((pulled.asked, pulled.missing.len(), &pulled.rows.shape()[..]), (4, 0, &[6, DIM][..]));
+    assert_eq!(firsts(&pulled.rows), ids.map(|id| id as f32));
+    // Into memory of the caller's, which it gets back.
+    let out = worker.alloc(6 * 64).unwrap();
+    let at = out.as_ptr();
+    let pulled =
+        worker.pull_rows(&users, &ids, RowsOptions { out: Some(out), ..RowsOptions::default() }).wait().unwrap();
+    assert_eq!((pulled.rows.bytes().as_ptr(), firsts(&pulled.rows)), (at, ids.map(|id| id as f32).to_vec()));
+    let none = worker.pull_rows(&users, &[], RowsOptions::default()).wait().unwrap();
+    assert_eq!((&none.rows.shape()[..], none.rows.dtype()), (&[0, DIM][..], DType::F32));
+}
+
+pub fn rows_of_a_table_in_parts_come_from_all_owners(ps: &Task, worker: &Task) {
+    // The worker has one part itself.
+    for (sharding, key) in
+        [(Sharding::range(101, 2), "range"), (Sharding::modulo(101, 2), "modulo"), (Sharding::hash(101, 2), "hash")]
+    {
+        let sharding = sharding.unwrap();
+        for (owner, task) in [ps, worker].into_iter().enumerate() {
+            let part = table(task, sharding.rows_of(owner), |local| sharding.row(owner, local) as f32);
+            task.publish_table(key, part, TableOptions::default()).unwrap();
+        }
+        let parts = ShardedTable::new(key, [ps.name(), worker.name()], sharding).unwrap();
+        let ids: Vec<u64> = (0..300).map(|at| at * 37 % 101).collect();
+        let pulled = worker.pull_rows(&parts, &ids, RowsOptions::default()).wait().unwrap();
+        assert_eq!(firsts(&pulled.rows), ids.iter().map(|&id| id as f32).collect::<Vec<_>>(), "{key}");
+        assert_eq!(pulled.asked, 101);
+    }
+}
+
+pub fn what_cannot_be_pulled_says_why(ps: &Task, worker: &Task) {
+    ps.publish_table("user", table(ps, 10, whole), TableOptions::default()).unwrap();
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let refuse = |table: &ShardedTable, ids: &[u64], out: Option<Buffer>| {
+        worker.pull_rows(table, ids, RowsOptions { out, ..RowsOptions::default() }).wait().unwrap_err()
+    };
+    let unreceived = refuse(&users, &[1, 10], None);
+    assert_eq!(unreceived.error.code(), Code::InvalidArgument);
+    assert!(unreceived.error.to_string().contains("row 10 of 'user', which has 10 rows"), "{unreceived}");
+    let unreceived = refuse(&users, &[1], Some(Buffer::from_vec(vec![0; 63])));
+    assert_eq!(
+        (unreceived.error.code(), unreceived.destination.map(|out| out.len())),
+        (Code::InvalidArgument, Some(63))
+    );
+    let many = vec![0; (1 << 24) + 1];
+    assert!(refuse(&users, &many, None).error.to_string().contains("rows of a call"));
+    let nobodys = ShardedTable::of("nobody:1", "user").unwrap();
+    assert_eq!(refuse(&nobodys, &[1], None).error.code(), Code::NotFound);
+    assert_eq!(refuse(&users, &[u64::MAX], None).error.code(), Code::InvalidArgument);
+    let pair = |memory: &[f32]| Tensor::from_elements(&[memory.len() as u64], memory).unwrap();
+    assert!(ps.publish_table("t", pair(&[]), TableOptions::default()).is_err());
+    assert!(ps.publish_table(&"t".repeat(513), pair(&[1.]), TableOptions::default()).is_err());
+}
+
+pub fn a_table_that_comes_later_is_waited_for(ps: &Task, worker: &Task) {
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let timeout = Some(Duration::from_millis(1));
+    let late = worker.pull_rows(&users, &[3], RowsOptions { timeout, ..RowsOptions::default() }).wait().unwrap_err();
+    assert_eq!(late.error.code(), Code::DeadlineExceeded);
+    let options = |min_version| RowsOptions { min_version, ..RowsOptions::default() };
+    let (first, third) = (worker.pull_rows(&users, &[3], options(1)), worker.pull_rows(&users, &[3], options(3)));
+    let table = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 1, torn: false }).unwrap();
+    assert_eq!(firsts(&first.wait().unwrap().rows), [3.]);
+    table.set_version(2).unwrap();
+    table.set_version(3).unwrap();
+    assert_eq!((firsts(&third.wait().unwrap().rows), table.version()), (vec![3.], 3));
+    assert!(table.set_version(1).is_err());
+    assert_eq!(table.version(), 3);
+}
+
+pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, worker: &Task) {
+    ps.publish_table("user", table(ps, 50, whole), TableOptions::default()).unwrap();
+    // The worker has not published its part.
+    let parts = ShardedTable::new("user", [ps.name(), worker.name()], Sharding::modulo(100, 2).unwrap()).unwrap();
+    let timeout = Some(Duration::from_millis(300));
+    let options = || RowsOptions { partial: true, timeout, ..RowsOptions::default() };
+    let pulled = worker.pull_rows(&parts, &[0, 1, 4, 3], options()).wait().unwrap();
+    let [missing] = &pulled.missing[..] else { panic!("{:?}", pulled.missing) };
+    let mut places = missing.places.clone();
+    places.sort_unstable();
+    assert_eq!(
+        (&*missing.owner, &places[..], missing.error.code()),
+        (worker.name(), &[1, 3][..], Code::DeadlineExceeded)
+    );
+    let numbers = pulled.rows.elements::<f32>().unwrap();
+    assert_eq!([0, 1, 2, 3].map(|row| numbers[row * DIM as usize + 1]), [0.01, 0., 2.01, 0.]);
+    // Of no row is known what it looks like.
+    let out = Some(Buffer::from_vec(vec![0; 128]));
+    let all = worker.pull_rows(&parts, &[1, 3], RowsOptions { out, ..options() }).wait().unwrap_err();
+    assert_eq!((all.error.code(), all.destination.map(|out| out.len())), (Code::DeadlineExceeded, Some(128)));
+    let whole = worker.pull_rows(&parts, &[0, 1], RowsOptions { timeout, ..RowsOptions::default() }).wait();
+    assert_eq!(whole.unwrap_err().error.code(), Code::DeadlineExceeded);
+}
+
+pub fn more_rows_than_one_request_names_come_together(ps: &Task, worker: &Task) {
+    ps.publish_table("user", table(ps, 20_000, whole), TableOptions::default()).unwrap();
+    let users = ShardedTable::of(ps.name(), "user").unwrap();
+    let ids: Vec<u64> = (0..30_000).map(|at| at * 7919 % 20_000).collect();
+    let pulled = worker.pull_rows(&users, &ids, RowsOptions::default()).wait().unwrap();
+    assert!(firsts(&pulled.rows) == ids.iter().map(|&id| id as f32).collect::<Vec<_>>());
+    assert_eq!(pulled.asked, 20_000);
+}
+
+pub fn a_written_row_is_seen(ps: &Task, worker: &Task) {
+    for torn in [false, true] {
+        let written = ps.publish_table("user", table(ps, 1000, whole), TableOptions { version: 0, torn }).unwrap();
+        let users = ShardedTable::of(ps.name(), "user").unwrap();
+        let rows = |firsts: &[f32]| {
+            let numbers: Vec<f32> = firsts.iter().flat_map(|first| [*first; DIM as usize]).collect();
+            Tensor::from_elements(&[firsts.len() as u64, DIM], &numbers).unwrap()
+        };
+        written.update(&[7, 8, 7], &rows(&[-1., -2., -3.])).unwrap();
+        written.add(&[8, 9, 9], &rows(&[0.5, 100., 1000.])).unwrap();
+        let pulled = worker.pull_rows(&users, &[6, 7, 8, 9], RowsOptions::default()).wait().unwrap();
+        let numbers = pulled.rows.elements::<f32>().unwrap();
+        assert_eq!([numbers[0], numbers[16], numbers[32], numbers[48]], [6., -3., -1.5, 1109.]);
+        let error = written.update(&[1, 1000], &rows(&[0., 0.])).unwrap_err();
+        assert!(error.to_string().contains("row 1000 of 'user', which has 1000 rows"), "{error}");
+        assert_eq!(written.update(&[1], &rows(&[0., 0.])).unwrap_err().code(), Code::InvalidArgument);
+        let integers = Tensor::from_elements(&[1, DIM], &[1_i32; DIM as usize]).unwrap();
+        assert_eq!(written.add(&[1], &integers).unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+pub fn small_tables_are_seen_as_they_are_written(ps: &Task, worker: &Task) {
+    // So small that it travels in a message, and so small that it fits into a buffer itself.
+    for rows in [100, 3] {
+        let numbers: Vec<i32> = (0..rows).collect();
+        let tensor = Tensor::from_elements(&[rows as u64], &numbers).unwrap();
+        let written = ps.publish_table("count", tensor, TableOptions::default()).unwrap();
+        let counts = ShardedTable::of(ps.name(), "count").unwrap();
+        written.add(&[2, 2, 0], &Tensor::from_elements(&[3], &[10, 20, i32::MAX]).unwrap()).unwrap();
+        written.add(&[0], &Tensor::from_elements(&[1], &[1]).unwrap()).unwrap();
+        let pulled = worker.pull_rows(&counts, &[1, 2, 0], RowsOptions::default()).wait().unwrap();
+        assert_eq!(pulled.rows.elements::<i32>().unwrap(), [1, 32, i32::MIN]);
+        assert_eq!(pulled.rows.shape()[..], [3]);
+    }
+}
+
+pub fn no_row_is_torn_while_it_is_written(ps: &Task, worker: &Task) {
+    rows_stay_whole(ps, &[worker], |pulls| pulls >= 400);
+}
+
+/// Writes a few rows of tables again and again, of every length that is copied in a way of its own and of one that takes long, while
+/// each of `workers` pulls them until that is enough.
+pub fn rows_stay_whole(ps: &Task, workers: &[&Task], is_enough: impl Fn(usize) -> bool + Sync) {
+    const ROWS: u64 = 40;
+    // Those that are written: few, so that writers and readers meet.
+    const WRITTEN: u64 = 3;
+    let tables = [2, 3, 4, 8, 16, 20, 32, 64, 4096].map(|numbers: usize| {
+        let mut memory = ps.alloc(ROWS as usize * numbers * 8).unwrap();
+        memory.fill(0);
+        let meta = TensorMeta::new(DType::I64, &[ROWS, numbers as u64]).unwrap();
+        let (key, tensor) = (format!("of {numbers}"), Tensor::new(meta, memory).unwrap());
+        (numbers, ps.publish_table(&key, tensor, TableOptions::default()).unwrap())
+    });
+    let (tables, readers, is_enough) = (&tables, AtomicUsize::new(workers.len()), &is_enough);
+    let readers = &readers;
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            let mut number = 0_i64;
+            while readers.load(Ordering::Acquire) > 0 {
+                number += 1;
+                for (numbers, table) in tables {
+                    let rows = Tensor::from_elements(&[2, *numbers as u64], &vec![number; 2 * numbers]).unwrap();
+                    let ids = [number as u64 % WRITTEN, number as u64 / 2 % WRITTEN];
+                    let wrote = if number % 2 == 0 { table.update(&ids, &rows) } else { table.add(&ids, &rows) };
+                    wrote.unwrap();
+                }
+            }
+            number
+        });
+        for worker in workers {
+            scope.spawn(move || {
+                // The writer ends with the last of them, also with one that fails.
+                let _reading = Reading(readers);
+                let ids: Vec<u64> = (0..100).map(|at| at * at % ROWS).collect();
+                let (mut pulls, mut changes, mut last) = (0, 0, 0);
+                let users = tables.each_ref().map(|(_, table)| ShardedTable::of(ps.name(), table.key()).unwrap());
+                while !is_enough(pulls) || changes < 2 {
+                    let at = pulls % tables.len();
+                    // A row that is written again and again may be given up, and is asked for once more.
+                    let pulled = match worker.pull_rows(&users[at], &ids, RowsOptions::default()).wait() {
+                        Err(unreceived) if unreceived.error.code() == Code::Aborted => continue,
+                        pulled => pulled.unwrap(),
+                    };
+                    let all = pulled.rows.elements::<i64>().unwrap();
+                    for (place, row) in all.chunks(tables[at].0).enumerate() {
+                        let torn = row.iter().position(|&number| number != row[0]);
+                        let about = || (worker.name(), ids[place], row.len(), &row[..row.len().min(64)]);
+                        assert!(torn.is_none(), "a torn row, from {torn:?} on: {:?}", about());
+                    }
+                    changes += usize::from(at == 0 && std::mem::replace(&mut last, all[0]) != all[0]);
+                    pulls += 1;
+                }
+            });
+        }
+        assert!(writer.join().unwrap() > 1);
+    });
+}
+
+/// Counts down when it is dropped.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+pub fn a_table_is_withdrawn_with_its_locks(ps: &Task, worker: &Task) {
+    let rows = Tensor::from_elements(&[100, 16], &[7_u8; 1600]).unwrap();
+    let table = ps.publish_table("user", rows, TableOptions::default()).unwrap();
+    let strings = Tensor::from_strings(&[1, 16], &["a"; 16]).unwrap();
+    assert_eq!(table.update(&[1], &strings).unwrap_err().code(), Code::InvalidArgument);
+    let pulled = |timeout| {
+        let keys = Keys::new(["user", "user\0locks"]).unwrap();
+        worker.pull_many_within(ps.name(), keys, 0, timeout).wait().into_iter().map(|pulled| pulled.is_ok())
+    };
+    assert!(pulled(None).eq([true, true]));
+    table.withdraw().unwrap();
+    assert!(pulled(Some(Duration::from_millis(50))).eq([false, false]));
+}
+
+pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
+    let parts = ShardedTable::new("user", [ps.name(), worker.name()], Sharding::modulo(100, 2).unwrap()).unwrap();
+    let [even, odd] = [ps, worker].map(|task| task.acceptor("gradients", AcceptOptions::default()));
+    let rows = Tensor::from_elements(&[4, 1], &[1., 2., 4., 8_f32]).unwrap();
+    let ids = [6, 3, 6, 0];
+    let to_push = TableRows { table: &parts, ids: &ids, rows: &rows };
+    let pushing = worker.push_rows("gradients", to_push, SumRows::Yes, &SendOptions::default()).unwrap();
+    let mut updates = Vec::new();
+    for acceptor in [&even, &odd] {
+        let accepted = acceptor.accept().wait().unwrap();
+        assert_eq!(&*accepted.from, worker.name());
+        let update = RowUpdate::of(accepted).unwrap();
+        updates.push((update.ids, update.rows.elements::<f32>().unwrap().to_vec()));
+    }
+    pushing.wait().unwrap();
+    assert_eq!(updates, [(vec![0, 3], vec![8., 5.]), (vec![1], vec![2.])]);
+    // Of many tables in order.
+    let items = ShardedTable::of(ps.name(), "item").unwrap();
+    let more = [to_push, TableRows { table: &items, ids: &[5, 5, 1, 0], rows: &rows }, to_push];
+    let pushing = worker.push_all_rows("gradients", &more, SumRows::Yes, &SendOptions::default()).unwrap();
+    let update = |acceptor: &Acceptor| RowUpdate::of(acceptor.accept().wait().unwrap()).unwrap();
+    let came = [(); 3].map(|()| update(&even)).map(|update| (update.table.into_string(), update.ids));
+    let expected = [("user", vec![0, 3]), ("item", vec![0, 1, 5]), ("user", vec![0, 3])];
+    assert_eq!(came, expected.map(|(table, ids)| (table.to_owned(), ids)));
+    assert_eq!([(); 2].map(|()| update(&odd).ids), [[1], [1]]);
+    pushing.wait().unwrap();
+    let wrong = [to_push, TableRows { table: &parts, ids: &[6, 3, 6, 100], rows: &rows }];
+    let refused = worker.push_all_rows("gradients", &wrong, SumRows::Yes, &SendOptions::default()).err().unwrap();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(even.try_accept(1, &mut Vec::new()).unwrap() == 0, "a part of a call that failed was pushed");
+    // What is no update is refused, and nothing else suffers.
+    let stray = worker.push(ps.name(), "gradients", Tensor::from_elements(&[1], &[1_u8]).unwrap());
+    assert_eq!(RowUpdate::of(even.accept().wait().unwrap()).unwrap_err().code(), Code::InvalidArgument);
+    stray.wait().unwrap();
+}

@@ -1,0 +1,42 @@
+//! What holds of lookups between calls.
+
+use std::collections::BTreeSet;
+
+use super::shares::{Share, Shares};
+use super::{Asker, Line, Lookups};
+use crate::node::context::Context;
+
+impl Lookups {
+    /// Panics unless each lookup is where it can go on or ends.
+    pub(in crate::node) fn check_invariants(&self, context: &Context) {
+        let (mut of_peers, mut shares) = (0, Shares::default());
+        for (handle, lookup) in self.lookups.iter() {
+            let queued = self.queue.iter().filter(|&&queued| queued == handle).count();
+            let retried = self.retries.iter().filter(|&&retried| retried == handle).count();
+            let waits = self.waiting.get(&lookup.name).is_some_and(|waiting| waiting.contains(&handle));
+            let places = (usize::from(waits), queued, retried);
+            let wanted = match lookup.line {
+                Line::None => (1, 0, 0),
+                Line::Copies => (0, 1, 0),
+                Line::Retries => (0, 0, 1),
+            };
+            assert_eq!(places, wanted, "nobody would go on with a lookup in '{}', or twice", lookup.name.key);
+            assert!(lookup.line != Line::Retries || self.retry_at.is_some(), "nobody would try it again");
+            assert!(self.earliest.is_some_and(|earliest| earliest <= lookup.deadline), "it would wait for ever");
+            if let Asker::Peer { session, id, is_parked } = lookup.asker {
+                of_peers += 1;
+                assert!(is_parked && context.peers.session(session).is_some(), "its peer would hear nothing");
+                assert_eq!(self.asked.get(&(session, id)), Some(&handle), "it could not be taken back");
+                let gathered = lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
+                let requests = lookup.name.key.len() + lookup.ids.as_ids().as_bytes().len();
+                shares.change(session, |share| {
+                    *share = Share { gathered: share.gathered + gathered, requests: share.requests + requests };
+                });
+            }
+        }
+        assert!(self.shares == shares, "a peer would be charged for what has ended");
+        assert_eq!(self.asked.len(), of_peers, "requests would be taken for rows that are none");
+        let waiting: usize = self.waiting.values().map(BTreeSet::len).sum();
+        assert!(waiting <= self.lookups.len() && self.waiting.values().all(|waiting| !waiting.is_empty()));
+    }
+}

@@ -1,0 +1,516 @@
+//! Rows of published tables: gathered here for peers and for tasks of this node, straight from the memory in which the table lies.
+//! Whoever has published it is not asked.
+//!
+//! A lookup waits while its table is not published, or older than it wants; while there is no memory for its rows; and while the
+//! table's owner writes a row at each look. All have a deadline. Bounded by what a peer may have parked, and by the calls of tasks.
+//!
+//! What is copied in a turn is bounded, whoever asks. The shard goes on copying before it sleeps; for memory and for locks it waits
+//! asleep, and tries again in the turns that come anyway, or a millisecond later.
+
+mod gathering;
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
+mod shares;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use sealane_transport::row_ids::{RowIds, RowIdsBuf};
+use sealane_transport::session::RowsAsked;
+use sealane_transport::tensor::{Tensor, TensorMeta};
+use sealane_transport::{Arena, Error, Handle, Operation, Unreceived};
+
+use super::cells::RecvWaiter;
+use super::context::{Context, draining};
+use super::outcomes::unheard;
+use super::pairs::STRANGER;
+use super::pulls::Pulls;
+use crate::limits::{
+    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
+    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY,
+};
+use crate::metrics::{Operation as Measured, Way};
+pub(super) use gathering::Table;
+use gathering::{Gathered, Gathering, Memories};
+use shares::Shares;
+
+/// Rows of a table, as a task of this shard asks for them.
+#[derive(Debug)]
+pub struct RowsRequest<'a> {
+    /// The pair, from [`Node::pair`](super::Node::pair).
+    pub pair: u32,
+    /// The table.
+    pub key: &'a str,
+    /// The rows.
+    pub ids: RowIds<'a>,
+    /// The oldest version of the table that will do.
+    pub min_version: i64,
+    /// When it ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// Who is told, and gets the rows as one tensor.
+    pub waiter: RecvWaiter,
+}
+
+/// Who wants rows.
+enum Asker {
+    Peer { session: Handle, id: Handle, is_parked: bool },
+    Here { consumer: u16, waiter: RecvWaiter },
+}
+
+/// Whose table, and which.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Name {
+    producer: u16,
+    key: Box<str>,
+}
+
+/// Where a lookup is found again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Line {
+    /// Among those whose table is not there, if it has not just come.
+    None,
+    /// It can go on.
+    Copies,
+    /// It has no memory, or its next row was being written.
+    Retries,
+}
+
+struct Lookup {
+    asker: Asker,
+    name: Name,
+    min_version: i64,
+    ids: RowIdsBuf,
+    since: Instant,
+    deadline: Instant,
+    line: Line,
+    gathering: Option<Box<Gathering>>,
+}
+
+/// See the module.
+pub(super) struct Lookups {
+    lookups: Arena<Lookup>,
+    /// Those that can go on.
+    queue: VecDeque<Handle>,
+    /// Those that try again, and when at the latest.
+    retries: VecDeque<Handle>,
+    retry_at: Option<Instant>,
+    /// Bytes that may still be copied before the next turn.
+    budget: usize,
+    /// Those whose table is not there.
+    waiting: HashMap<Name, BTreeSet<Handle>>,
+    /// Those of peers, by session and id.
+    asked: HashMap<(Handle, Handle), Handle>,
+    shares: Shares,
+    /// No deadline is earlier.
+    earliest: Option<Instant>,
+    /// Kept to reuse their memory.
+    ids: Vec<u64>,
+    locks_key: String,
+}
+
+impl Lookups {
+    pub(super) fn new() -> Self {
+        Self {
+            lookups: Arena::new(usize::MAX),
+            queue: VecDeque::new(),
+            retries: VecDeque::new(),
+            retry_at: None,
+            budget: COPY_BUDGET_BYTES,
+            waiting: HashMap::new(),
+            asked: HashMap::new(),
+            shares: Shares::default(),
+            earliest: None,
+            ids: Vec::new(),
+            locks_key: String::new(),
+        }
+    }
+
+    /// Lookups that have not ended.
+    pub(super) fn len(&self) -> usize {
+        self.lookups.len()
+    }
+
+    /// When [`copy_on`](Self::copy_on) and [`expire`](Self::expire) must come at the latest.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        // Nothing is tried again unless there is a lookup, which has a deadline.
+        let earliest = self.earliest?;
+        Some(self.retry_at.map_or(earliest, |retry_at| retry_at.min(earliest)))
+    }
+
+    /// True if there is something to gather at once.
+    #[inline]
+    pub(super) fn is_copying(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// A peer asks for rows.
+    pub(super) fn asked(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
+        let RowsAsked { id, consumer, producer, min_version, timeout_ms, key, ids } = asked;
+        if consumer == STRANGER {
+            let reason = "the requesting task is not in the endpoint map of the producer's host".into();
+            let error = Error::NotFound { task: "the requesting task".into(), reason };
+            return with_session(session, context, |with| with.refuse(id, &error));
+        }
+        // It will ask again on the next link.
+        if !context.peers.session(session).is_some_and(|with| with.is_attached()) {
+            return;
+        }
+        // A hostile peer may give two requests one id.
+        self.withdrawn(session, id, context);
+        let (held, more) = (self.shares.of(session).requests, key.len() + ids.as_ids().as_bytes().len());
+        if held + more > ROW_REQUESTS_BYTES_MAX {
+            let reason = format!("requests with {held} bytes wait already, at most {ROW_REQUESTS_BYTES_MAX}");
+            let error = Error::full("requests for rows that wait", reason);
+            return with_session(session, context, |with| with.refuse(id, &error));
+        }
+        self.shares.change(session, |share| share.requests += more);
+        let since = context.reporter.clock;
+        let deadline = since + Duration::from_millis(timeout_ms.into()) + PARKED_GRACE;
+        let asker = Asker::Peer { session, id, is_parked: false };
+        let name = Name { producer, key };
+        let handle = self.enter(asker, name, (min_version, ids), (since, deadline));
+        self.asked.insert((session, id), handle);
+        self.begin(handle, pulls, context);
+    }
+
+    /// A task of this node asks for rows of another one's table. What it is called until it ends, if it has not.
+    pub(super) fn ask_here(
+        &mut self,
+        now: Instant,
+        request: RowsRequest<'_>,
+        (consumer, producer): (u16, u16),
+        pulls: &mut Pulls,
+        context: &mut Context,
+    ) -> Option<Handle> {
+        let RowsRequest { key, ids, min_version, deadline, waiter, .. } = request;
+        let name = Name { producer, key: key.into() };
+        let asker = Asker::Here { consumer, waiter };
+        let handle = self.enter(asker, name, (min_version, ids.into()), (now, deadline));
+        self.begin(handle, pulls, context);
+        self.lookups.get(handle).map(|_| handle)
+    }
+
+    fn enter(
+        &mut self,
+        asker: Asker,
+        name: Name,
+        (min_version, ids): (i64, RowIdsBuf),
+        (since, deadline): (Instant, Instant),
+    ) -> Handle {
+        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        let lookup = Lookup { asker, name, min_version, ids, since, deadline, line: Line::None, gathering: None };
+        let Ok(handle) = self.lookups.insert(lookup) else { unreachable!("2^32 lookups do not fit in memory") };
+        handle
+    }
+
+    /// Takes a lookup out.
+    fn remove(&mut self, handle: Handle) -> Option<Lookup> {
+        let lookup = self.lookups.remove(handle)?;
+        if let Asker::Peer { session, id, .. } = lookup.asker {
+            self.asked.remove(&(session, id));
+            self.shares.change(session, |share| {
+                share.requests -= lookup.name.key.len() + lookup.ids.as_ids().as_bytes().len();
+                share.gathered -= lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
+            });
+        }
+        if let Some(waiting) = self.waiting.get_mut(&lookup.name) {
+            waiting.remove(&handle);
+            if waiting.is_empty() {
+                self.waiting.remove(&lookup.name);
+            }
+        }
+        if self.lookups.is_empty() {
+            (self.earliest, self.retry_at) = (None, None);
+            self.queue.clear();
+            self.retries.clear();
+        }
+        Some(lookup)
+    }
+
+    /// Goes on with a new lookup at once, unless enough was copied in this turn.
+    fn begin(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
+        match self.budget {
+            0 => self.queue(handle, context),
+            _ => self.advance(handle, pulls, context),
+        }
+    }
+
+    /// Goes on with a lookup, at the expense of this turn.
+    fn advance(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
+        let cost = self.copy(handle, COPY_BATCH_BYTES.min(self.budget), pulls, context);
+        self.budget = self.budget.saturating_sub(cost.max(1));
+    }
+
+    /// Goes on with a lookup, about `budget` bytes; how many that cost.
+    fn copy(&mut self, handle: Handle, budget: usize, pulls: &mut Pulls, context: &mut Context) -> usize {
+        let Some(lookup) = self.lookups.get_mut(handle) else { return 0 };
+        if let Asker::Here { waiter, .. } = &lookup.asker
+            && !context.reporter.outcomes.listens(waiter)
+        {
+            self.fail(handle, &unheard(), context);
+            return 0;
+        }
+        let has_begun = lookup.gathering.is_some();
+        if !has_begun {
+            let table = pulls.table(lookup.name.producer, &lookup.name.key, &mut self.locks_key);
+            let Some(table) = table.filter(|table| table.version >= lookup.min_version) else {
+                self.wait(handle, context);
+                return 0;
+            };
+            let for_whom = match &lookup.asker {
+                Asker::Peer { session, .. } => {
+                    let answered = context.peers.session(*session).map_or(0, |with| with.gathered_bytes());
+                    Memories::Slab { held: answered + self.shares.of(*session).gathered }
+                }
+                Asker::Here { consumer, .. } => Memories::OfTask(*consumer),
+            };
+            match Gathering::begin(table, lookup.ids.as_ids(), &mut self.ids, &lookup.name.key, for_whom, context) {
+                Ok(Some(gathering)) => {
+                    if let Asker::Peer { session, .. } = lookup.asker {
+                        self.shares.change(session, |share| share.gathered += gathering.bytes());
+                    }
+                    lookup.gathering = Some(Box::new(gathering));
+                }
+                Ok(None) => {
+                    self.retry(handle, context);
+                    return 0;
+                }
+                Err(error) => {
+                    self.fail(handle, &error, context);
+                    return 0;
+                }
+            }
+        }
+        let Some(Lookup { gathering: Some(gathering), ids, name, .. }) = self.lookups.get_mut(handle) else { return 0 };
+        if has_begun {
+            ids.as_ids().decode(&mut self.ids);
+        }
+        let (cost, outcome) = gathering.advance(&self.ids, budget, &name.key);
+        match outcome {
+            Ok(Gathered::All) => self.finish(handle, context),
+            Ok(Gathered::Some) => self.queue(handle, context),
+            Ok(Gathered::Locked) => self.retry(handle, context),
+            Err(error) => self.fail(handle, &error, context),
+        }
+        cost
+    }
+
+    /// It goes on in a later turn.
+    fn queue(&mut self, handle: Handle, context: &mut Context) {
+        let Some(lookup) = self.lookups.get_mut(handle) else { return };
+        lookup.line = Line::Copies;
+        self.queue.push_back(handle);
+        self.park(handle, context);
+    }
+
+    /// It tries again in a later turn, for which the shard stays awake no longer than it does anyway.
+    fn retry(&mut self, handle: Handle, context: &mut Context) {
+        let Some(lookup) = self.lookups.get_mut(handle) else { return };
+        lookup.line = Line::Retries;
+        if self.retries.len() > 2 * self.lookups.len() + ROW_RETRIES_SLACK {
+            self.retries.retain(|&other| self.lookups.get(other).is_some());
+        }
+        self.retries.push_back(handle);
+        self.retry_at.get_or_insert(context.reporter.clock + ROW_RETRY_EVERY);
+        self.park(handle, context);
+    }
+
+    /// Its table is not there.
+    fn wait(&mut self, handle: Handle, context: &mut Context) {
+        let Some(lookup) = self.lookups.get(handle) else { return };
+        let is_next_ones =
+            matches!(lookup.asker, Asker::Peer { .. } | Asker::Here { waiter: RecvWaiter::Client(_), .. });
+        if context.draining && is_next_ones {
+            return self.fail(handle, &draining(), context);
+        }
+        self.waiting.entry(lookup.name.clone()).or_default().insert(handle);
+        self.park(handle, context);
+    }
+
+    /// A peer is told that its request waits.
+    fn park(&mut self, handle: Handle, context: &mut Context) {
+        if let Some(Lookup { asker: Asker::Peer { session, id, is_parked }, .. }) = self.lookups.get_mut(handle)
+            && !std::mem::replace(is_parked, true)
+        {
+            with_session(*session, context, |with| with.park(*id));
+        }
+    }
+
+    /// A lookup has its rows.
+    fn finish(&mut self, handle: Handle, context: &mut Context) {
+        let Some(Lookup { asker, since, gathering: Some(gathering), .. }) = self.remove(handle) else { return };
+        let (rows, meta, buffer) = gathering.into_rows();
+        let counters = &mut context.reporter.counters;
+        (counters.rows_served, counters.row_bytes_served) =
+            (counters.rows_served + rows, counters.row_bytes_served + buffer.len() as u64);
+        match asker {
+            Asker::Peer { session, id, is_parked } => with_session(session, context, |with| {
+                if is_parked {
+                    with.unpark();
+                }
+                // If it is refused, the peer was told.
+                let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
+            }),
+            Asker::Here { waiter, .. } => {
+                let reporter = &mut context.reporter;
+                reporter.count_received(buffer.len());
+                reporter.record(Measured::Pull, Way::MEMORY, since);
+                reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, buffer)));
+            }
+        }
+    }
+
+    /// Ends a lookup with `error`.
+    fn fail(&mut self, handle: Handle, error: &Error, context: &mut Context) {
+        match self.remove(handle).map(|lookup| lookup.asker) {
+            Some(Asker::Peer { session, id, is_parked }) => with_session(session, context, |with| match is_parked {
+                true => with.end_parked(id, error),
+                false => with.refuse(id, error),
+            }),
+            Some(Asker::Here { waiter, .. }) => {
+                context.reporter.finish_recv(waiter, Err(Unreceived::from(error.clone())));
+            }
+            None => {}
+        }
+    }
+
+    /// A table of that name may have been published: in the next turn those go on that wait for it.
+    pub(super) fn published(&mut self, producer: u16, key: &str, pulls: &mut Pulls, context: &mut Context) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&Name { producer, key: key.into() }) else { return };
+        let version = pulls.table(producer, key, &mut self.locks_key).map(|table| table.version);
+        for handle in waiting {
+            match self.lookups.get(handle).is_some_and(|lookup| version >= Some(lookup.min_version)) {
+                true => self.queue(handle, context),
+                false => self.wait(handle, context),
+            }
+        }
+    }
+
+    /// The lookups' part of a turn: goes on with what can; the bytes copied, or work done.
+    #[inline]
+    pub(super) fn copy_on(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
+        self.budget = COPY_BUDGET_BYTES;
+        if self.lookups.is_empty() {
+            return 0;
+        }
+        // Each at most once.
+        for _ in 0..self.queue.len() {
+            if self.budget == 0 {
+                break;
+            }
+            let Some(handle) = self.queue.pop_front() else { break };
+            if let Some(lookup) = self.lookups.get_mut(handle) {
+                lookup.line = Line::None;
+                self.advance(handle, pulls, context);
+            }
+        }
+        let copied = COPY_BUDGET_BYTES - self.budget;
+        copied + self.try_again(now, pulls, context)
+    }
+
+    /// Tries some of those again that have waited longest for memory or a lock; how many of them go on.
+    fn try_again(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
+        let is_due = self.retry_at.is_some_and(|retry_at| retry_at <= now);
+        let mut tries = if is_due { ROW_RETRIES_AT_ONCE } else { ROW_RETRIES_PER_TURN };
+        let mut go_on = 0;
+        for _ in 0..self.retries.len() {
+            if tries == 0 || self.budget == 0 {
+                break;
+            }
+            let Some(handle) = self.retries.pop_front() else { break };
+            let Some(lookup) = self.lookups.get_mut(handle) else { continue };
+            lookup.line = Line::None;
+            tries -= 1;
+            self.advance(handle, pulls, context);
+            go_on += usize::from(self.lookups.get(handle).is_none_or(|lookup| lookup.line != Line::Retries));
+        }
+        if is_due || self.retries.is_empty() {
+            self.retry_at = (!self.retries.is_empty()).then(|| now + ROW_RETRY_EVERY);
+        }
+        go_on
+    }
+
+    /// A peer takes a request back.
+    pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, context: &mut Context) {
+        let Some(&handle) = self.asked.get(&(session, id)) else { return };
+        if let Some(Lookup { asker: Asker::Peer { is_parked: true, .. }, .. }) = self.remove(handle) {
+            with_session(session, context, |with| with.unpark());
+        }
+    }
+
+    /// The link of a session is gone: what its peer waits for it will ask again.
+    pub(super) fn withdraw_session(&mut self, session: Handle) {
+        let of_session = |lookup: &Lookup| matches!(lookup.asker, Asker::Peer { session: of, .. } if of == session);
+        for handle in self.lookups.select(of_session) {
+            self.remove(handle);
+        }
+    }
+
+    /// Gives one of a task of this node up, whose waiter then hears nothing; false if it has ended.
+    pub(super) fn cancel(&mut self, handle: Handle) -> bool {
+        self.remove(handle).is_some()
+    }
+
+    /// Ends those of a task of this node, and with `tables` those of its tables.
+    pub(super) fn end_of(&mut self, task: Option<u16>, tables: bool, error: &Error, context: &mut Context) {
+        let is_of = |lookup: &Lookup| {
+            let asks = matches!(lookup.asker, Asker::Here { consumer, .. } if task.is_none_or(|task| task == consumer));
+            asks || (tables && task.is_none_or(|task| task == lookup.name.producer))
+        };
+        for handle in self.lookups.select(is_of) {
+            self.fail(handle, error, context);
+        }
+    }
+
+    /// The node drains: ends those that wait for what is not published.
+    pub(super) fn refuse_waiting(&mut self, context: &mut Context) {
+        let all: Vec<Handle> = self.waiting.values().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        for handle in all {
+            self.fail(handle, &draining(), context);
+        }
+    }
+
+    /// Ends what has waited past its deadline.
+    pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.lookups.select(|lookup| lookup.deadline <= now) {
+            let lookup = self.lookups.get(handle).expect("just selected");
+            let waited = lookup.deadline.saturating_duration_since(lookup.since);
+            let error = Error::late(Operation::Pull, lookup.min_version, &*lookup.name.key, waited);
+            self.fail(handle, &error, context);
+        }
+        self.earliest = self.lookups.iter().map(|(_, lookup)| lookup.deadline).min();
+    }
+}
+
+/// Does something with a session that is still there; it has something to say then.
+fn with_session(session: Handle, context: &mut Context, say: impl FnOnce(&mut super::peers::PeerSession)) {
+    if let Some(with) = context.peers.session_mut(session) {
+        say(with);
+        context.peers.mark_dirty(session);
+    }
+}
+
+/// The bytes of one row and how many there are, if a tensor has rows.
+///
+/// # Errors
+/// InvalidArgument: it has none.
+fn rows_of(meta: &TensorMeta, bytes: usize, key: &str) -> Result<(u64, usize), Error> {
+    let none = |why: &str| Error::invalid(format!("'{key}' is no table: {why}"));
+    if meta.is_strings() || meta.is_dead() {
+        return Err(none("its elements have no fixed size"));
+    }
+    let Some(&rows) = meta.shape().first() else { return Err(none("it has no dimensions")) };
+    let row_bytes = usize::try_from(rows).ok().and_then(|rows| bytes.checked_div(rows)).unwrap_or(0);
+    match row_bytes as u64 * rows == bytes as u64 {
+        true => Ok((rows, row_bytes)),
+        false => Err(none("its rows do not begin at whole bytes")),
+    }
+}

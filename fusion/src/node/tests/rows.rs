@@ -1,0 +1,363 @@
+//! Rows of published tables: over a link and within a node, of tables that are there and of those that come.
+
+use sealane_transport::row_ids::{self, RowIds};
+
+use super::*;
+use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY};
+use crate::node::RowsRequest;
+
+const ROW: usize = 64;
+
+/// Row `row` of the table with that seed.
+fn row(seed: u8, row: u64) -> Vec<u8> {
+    (0..ROW).map(|at| (at as u64 + row * 7) as u8 ^ seed).collect()
+}
+
+fn publish(net: &mut Net, key: &str, version: i64, rows: u64, seed: u8) {
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let bytes: Vec<u8> = (0..rows).flat_map(|at| row(seed, at)).collect();
+    net.nodes[0].publish(task, key, version, Tensor::from_elements(&[rows, ROW as u64], &bytes).unwrap()).unwrap();
+}
+
+/// Asks as a worker at node 1, or as ps:2 at node 0.
+fn ask(net: &mut Net, at: (usize, &str), key: &str, min_version: i64, ids: &[u64]) -> Asked {
+    let pair = net.number(at.0, at.1, "ps:1");
+    let mut bytes = Vec::new();
+    assert_eq!(row_ids::encode(ids, &mut bytes), ids.len());
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, waiter, ids) = (net.now + SOON, RecvWaiter::Channel(sender), RowIds::parse(&bytes).unwrap());
+    let request = RowsRequest { pair, key, ids, min_version, deadline, waiter };
+    let ticket = net.nodes[at.0].pull_rows(net.now, request);
+    Asked { receiver, ticket }
+}
+
+const BOTH: [(usize, &str); 2] = [(1, "worker:1"), (0, "ps:2")];
+
+#[test]
+fn rows_come_in_the_order_in_which_they_are_named() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        publish(&mut net, "user", 1, 500, 3);
+        // Few and many, in order and not, and twice.
+        let some: [Vec<u64>; 4] =
+            [vec![], vec![499, 0, 0], (0..500).collect(), (0..1500).map(|at| at * 31 % 500).collect()];
+        for ids in some {
+            let asked = ask(&mut net, at, "user", 1, &ids);
+            net.rest();
+            let tensor = asked.outcome().expect("the rows are there");
+            assert_eq!(tensor.shape()[..], [ids.len() as u64, ROW as u64]);
+            let wanted: Vec<u8> = ids.iter().flat_map(|&id| row(3, id)).collect();
+            assert!(tensor.bytes() == wanted, "{} rows", ids.len());
+        }
+        net.rest();
+        assert_eq!(net.nodes[0].counters().rows_served, 2003);
+        assert_eq!(net.nodes[0].counters().row_bytes_served, 2003 * ROW as u64);
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_row_that_is_not_there_and_what_is_no_table_are_named() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        publish(&mut net, "user", 1, 500, 3);
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        net.nodes[0].publish(task, "loss", 1, Tensor::from_elements(&[], &[1.0_f32]).unwrap()).unwrap();
+        for (key, ids, why) in [
+            ("user", vec![3, 500, 7], "row 500 of 'user', which has 500 rows"),
+            ("user", vec![u64::MAX], "row 18446744073709551615 of 'user'"),
+            ("loss", vec![0], "'loss' is no table: it has no dimensions"),
+        ] {
+            let asked = ask(&mut net, at, key, 1, &ids);
+            net.rest();
+            let error = asked.error();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_table_that_comes_later_is_waited_for_and_so_is_a_newer_version() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        let (first, newer) = (ask(&mut net, at, "user", 1, &[2]), ask(&mut net, at, "user", 5, &[2]));
+        net.rest();
+        assert!(first.waits() && newer.waits());
+        publish(&mut net, "item", 9, 10, 0);
+        publish(&mut net, "user", 4, 10, 1);
+        net.rest();
+        assert!(first.bytes() == row(1, 2) && newer.waits());
+        publish(&mut net, "user", 5, 10, 2);
+        net.rest();
+        assert_eq!(newer.bytes(), row(2, 2));
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn who_waits_for_a_table_hears_of_its_deadline_its_cancel_and_its_owners_end() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        let (late, given_up) = (ask(&mut net, at, "user", 1, &[2]), ask(&mut net, at, "user", 1, &[2]));
+        net.rest();
+        assert!(net.nodes[at.0].cancel(given_up.ticket.unwrap()));
+        net.pass(SOON * 2);
+        assert_eq!(late.error().code(), Code::DeadlineExceeded);
+        assert!(given_up.receiver.try_recv().is_err(), "who gives up hears nothing");
+        let orphan = ask(&mut net, at, "user", 1, &[2]);
+        net.rest();
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        net.nodes[0].forget_client(task, "it ended");
+        net.rest();
+        assert_eq!(orphan.error().code(), Code::Unavailable);
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn rows_for_which_there_is_no_memory_now_come_when_there_is() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 4096, 3);
+    // Each answer is a quarter of the slab, and the worker has as little.
+    let ids: Vec<u64> = (0..4096).collect();
+    let mut asked: Vec<_> = (0..12).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
+    let wanted: Vec<u8> = ids.iter().flat_map(|&id| row(3, id)).collect();
+    let (mut arrived, mut refused) = (0, 0);
+    for _ in 0..100 {
+        for node in 0..2 {
+            net.nodes[node].turn(net.now);
+            while let Some(order) = net.nodes[node].poll_order() {
+                net.carry_out(node, order);
+            }
+        }
+        // What has come is dropped, and its memory is free for the next.
+        asked.retain(|asked| match asked.receiver.try_recv() {
+            Err(_) => true,
+            Ok(Ok(tensor)) => {
+                assert!(tensor.bytes() == wanted);
+                arrived += 1;
+                false
+            }
+            Ok(Err(unreceived)) => {
+                assert_eq!(limit(&unreceived.error), "runtime.slab_receive_bytes");
+                refused += 1;
+                false
+            }
+        });
+    }
+    assert_eq!((arrived + refused, asked.len()), (12, 0));
+    assert!(arrived >= 4, "{arrived} of 12");
+    net.rest();
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_peer_that_releases_nothing_leaves_memory_for_others() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 4096, 3);
+    let ids: Vec<u64> = (0..2048).collect();
+    let asked: Vec<_> = (0..12).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
+    // The worker connects and asks, and reads nothing from then on.
+    for _ in 0..100 {
+        while let Some(order) = net.nodes[1].poll_order() {
+            net.carry_out(1, order);
+        }
+        if net.nodes[0].counters().rows_served == 0 {
+            net.nodes[1].turn(net.now);
+        }
+        net.nodes[0].turn(net.now);
+    }
+    let held = net.nodes[0].counters().slab_send_bytes as usize;
+    assert!(held > 0 && held <= SLAB_BYTES / 4, "{held} of {SLAB_BYTES} bytes");
+    // It goes on, and all of it comes, piece by piece, as far as the worker has memory itself.
+    let mut waiting = asked;
+    for _ in 0..1000 {
+        net.nodes.iter_mut().for_each(|node| {
+            node.turn(net.now);
+        });
+        waiting.retain(|asked| asked.waits());
+    }
+    assert!(waiting.is_empty());
+    net.rest();
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_row_that_is_always_being_written_ends_its_lookup() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        publish(&mut net, "user", 1, 500, 3);
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        // The lock of row 5 says that somebody writes; the others that nobody does.
+        let mut locks = vec![0_u32; 4096];
+        locks[5] = 1;
+        net.nodes[0].publish(task, "user\0locks", 1, Tensor::from_elements(&[4096], &locks).unwrap()).unwrap();
+        let (free, stuck) = (ask(&mut net, at, "user", 1, &[4, 6]), ask(&mut net, at, "user", 1, &[4, 5, 6]));
+        for _ in 0..5000 {
+            for node in &mut net.nodes {
+                node.turn(net.now);
+            }
+            while let Some(order) = net.nodes[at.0].poll_order() {
+                net.carry_out(at.0, order);
+            }
+        }
+        assert_eq!(free.bytes(), [row(3, 4), row(3, 6)].concat());
+        let error = stuck.error();
+        assert_eq!(error.code(), Code::Aborted);
+        assert!(error.to_string().contains("row 5 of 'user' was written at each"), "{error}");
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_node_that_drains_refuses_what_waits_and_gives_what_is_there() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 10, 3);
+    let waits = ask(&mut net, (1, "worker:1"), "item", 1, &[2]);
+    net.rest();
+    net.nodes[0].drain();
+    net.rest();
+    assert_eq!(waits.error().code(), Code::Unavailable);
+    let (there, not_there) =
+        (ask(&mut net, (1, "worker:1"), "user", 1, &[2]), ask(&mut net, (1, "worker:1"), "item", 1, &[2]));
+    net.rest();
+    assert_eq!(there.bytes(), row(3, 2));
+    assert_eq!(not_there.error().code(), Code::Unavailable);
+    net.nothing_is_left();
+}
+
+/// Bytes of the answers of [`ask_for_a_mib`].
+const MIB: usize = 1 << 20;
+
+/// A ps at 0 and a worker at 1 with so many bytes in each slab.
+fn pair_with_slabs(bytes: usize) -> Net {
+    let slab = |name| Slab::new(SlabSettings { name, bytes, populate: false }).unwrap();
+    let nodes = [ps(), worker()].map(|settings| Node::new(settings, map(), slab("send"), slab("receive")).unwrap());
+    Net { nodes: nodes.into(), ..Net::new([]) }
+}
+
+/// Asks for 4096 rows of 256 bytes of "wide", which has 16.
+fn ask_for_a_mib(net: &mut Net, at: (usize, &str)) -> Asked {
+    ask(net, at, "wide", 1, &(0..4096).map(|at| at / 256).collect::<Vec<u64>>())
+}
+
+fn publish_wide(net: &mut Net) {
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let bytes: Vec<u8> = (0..16).flat_map(|row| [row; 256]).collect();
+    net.nodes[0].publish(task, "wide", 1, Tensor::from_elements(&[16, 256], &bytes).unwrap()).unwrap();
+}
+
+#[test]
+fn more_than_is_copied_in_a_turn_comes_in_later_turns() {
+    for at in BOTH {
+        let mut net = pair_with_slabs(64 * MIB);
+        // Half of them ask before the table is there.
+        let early: Vec<_> = (0..4).map(|_| ask_for_a_mib(&mut net, at)).collect();
+        net.rest();
+        publish_wide(&mut net);
+        let asked: Vec<_> = early.into_iter().chain((0..8).map(|_| ask_for_a_mib(&mut net, at))).collect();
+        net.rest();
+        let wanted: Vec<u8> = (0..4096).flat_map(|at| [(at / 256) as u8; 256]).collect();
+        for (number, asked) in asked.iter().enumerate() {
+            assert!(asked.bytes() == wanted, "lookup {number} at node {}", at.0);
+        }
+        drop(asked);
+        net.rest();
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_peer_that_asks_for_much_at_once_takes_its_share_of_the_memory() {
+    let mut net = pair_with_slabs(64 * MIB);
+    publish_wide(&mut net);
+    let mut asked: Vec<_> = (0..64).map(|_| ask_for_a_mib(&mut net, (1, "worker:1"))).collect();
+    let mut most = 0;
+    for _ in 0..2000 {
+        while let Some(order) = net.nodes[1].poll_order() {
+            net.carry_out(1, order);
+        }
+        for node in &mut net.nodes {
+            node.turn(net.now);
+            node.check_invariants();
+        }
+        most = most.max(net.nodes[0].counters().slab_send_bytes as usize);
+        asked.retain(Asked::waits);
+    }
+    assert!(most > 0 && most <= 64 * MIB / 4, "{most} bytes of the slab");
+    assert_eq!(asked.len(), 0, "all of them end");
+    net.rest();
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_shard_sleeps_while_rows_wait_for_memory_and_looks_again_a_millisecond_later() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 4096, 3);
+    let memory = net.nodes[0].send_slab().allocate(SLAB_BYTES * 9 / 10).unwrap();
+    let ids: Vec<u64> = (0..4096).collect();
+    let asked: Vec<_> = (0..40).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
+    net.rest();
+    assert!(asked.iter().all(Asked::waits) && !net.nodes[0].has_work());
+    for _ in 0..10 {
+        let due = net.nodes[0].next_timeout().expect("it looks again");
+        assert!(due <= net.now + ROW_RETRY_EVERY && due > net.now, "it would never sleep, or too long");
+        net.now = due;
+        net.rest();
+    }
+    drop(memory);
+    for _ in 0..1000 {
+        net.pass(ROW_RETRY_EVERY);
+    }
+    assert!(asked.iter().all(|asked| !asked.waits()), "all of them end, most for want of memory at the worker");
+    drop(asked);
+    net.rest();
+    net.nothing_is_left();
+}
+
+#[test]
+fn rows_that_may_never_find_memory_are_refused() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 4096, 3);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].publish(task, "wide", 1, Tensor::from_elements(&[16, 240], &[7_u8; 16 * 240]).unwrap()).unwrap();
+    let memory = net.nodes[0].send_slab().allocate(SLAB_BYTES * 9 / 10).unwrap();
+    let (large, small) = (
+        ask_for_a_mib(&mut net, (1, "worker:1")),
+        ask(&mut net, (1, "worker:1"), "user", 1, &(0..4096).collect::<Vec<_>>()),
+    );
+    net.rest();
+    let error = large.error();
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    assert!(error.to_string().contains("runtime.slab_send_bytes"), "{error}");
+    assert!(small.waits());
+    drop(memory);
+    net.rest();
+    assert_eq!(small.outcome().unwrap().bytes().len(), 4096 * ROW);
+    drop((large, small));
+    net.rest();
+    net.nothing_is_left();
+}
+
+#[test]
+fn what_a_peer_asks_for_and_waits_takes_a_bounded_part_of_memory() {
+    let mut net = Net::pair();
+    // 1500 numbers of four bytes, which do not ascend.
+    let ids: Vec<u64> = (0..1500).rev().collect();
+    let fit = ROW_REQUESTS_BYTES_MAX / (1 + 4 * ids.len() + "user".len());
+    let asked: Vec<_> = (0..fit + 3).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
+    net.rest();
+    let ended: Vec<_> = asked.iter().filter_map(|asked| asked.receiver.try_recv().ok()).collect();
+    assert_eq!(ended.len(), 3);
+    for outcome in ended {
+        let error = outcome.unwrap_err().error;
+        assert!(error.to_string().contains("requests for rows that wait"), "{error}");
+    }
+    // What ends makes room.
+    net.pass(SOON * 2);
+    let again = ask(&mut net, (1, "worker:1"), "user", 1, &ids);
+    net.rest();
+    assert!(again.waits());
+}

@@ -1,0 +1,304 @@
+//! Rows of a table in memory that somebody else may write: gathered by number, and written in place.
+//!
+//! A row is copied whole or not at all where the table has [sequence locks](Stripe); without them a row that is written
+//! meanwhile may be half old. No allocation; bounded by the numbers that the caller gives.
+#![allow(unsafe_code)]
+
+use std::{
+    ptr,
+    sync::atomic::{Ordering, compiler_fence},
+};
+
+use crate::{VolatileSlice, VolatileSliceMut, stripes::Stripe};
+
+/// Rows ahead of the one that is copied, whose memory is asked for: a table is larger than the caches, and the processor cannot
+/// guess which row comes next.
+const AHEAD: usize = 8;
+
+/// Times that one row is looked at because it was written meanwhile, before its reader gives way.
+const LOOKS_MAX: usize = 64;
+
+/// Bytes of one row that these looks copy together at most, unless one look alone takes more: whoever can write the locks decides how
+/// many there are.
+const LOOKS_BYTES: usize = 64 << 10;
+
+/// Most locks of one table. More would only be fewer rows that wait for the same writer.
+pub const STRIPES_MAX: usize = 4096;
+
+/// A table in memory: rows of one size, one behind the other.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    bytes: VolatileSlice<'a>,
+    row_bytes: usize,
+    /// A power of two of them, or none.
+    stripes: &'a [Stripe],
+}
+
+impl<'a> Rows<'a> {
+    /// Rows of `row_bytes` each, and the memory of their locks, of which there may be none; any bytes will do.
+    ///
+    /// # Panics
+    /// Without bytes in a row.
+    pub fn new(bytes: VolatileSlice<'a>, row_bytes: usize, locks: VolatileSlice<'a>) -> Self {
+        assert!(row_bytes > 0, "rows without bytes have no place");
+        Self { bytes, row_bytes, stripes: stripes(locks) }
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.row_bytes
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the rows `ids` into `target`, one behind the other.
+    ///
+    /// # Errors
+    /// How many were copied: the next was written at each try.
+    ///
+    /// # Panics
+    /// If `target` has not just the room, or there is no such row.
+    pub fn gather(&self, ids: &[u64], mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
+        assert_eq!(Some(target.len()), ids.len().checked_mul(self.row_bytes), "a place for each row");
+        assert!(ids.iter().all(|&id| id < self.len() as u64), "the caller has looked for rows that are not there");
+        let to = target.as_mut_ptr();
+        // The compiler may read memory twice that it takes to be nobody else's: between the fences it does not.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: the numbers are below `len`, and `target` has room for as many rows; both were just checked. That the bytes can be
+        // read and written, whoever else writes them, the makers of the two slices have promised.
+        let gathered = unsafe {
+            match self.row_bytes {
+                16 => self.gather_of::<16>(ids, to),
+                32 => self.gather_of::<32>(ids, to),
+                64 => self.gather_of::<64>(ids, to),
+                128 => self.gather_of::<128>(ids, to),
+                256 => self.gather_of::<256>(ids, to),
+                512 => self.gather_of::<512>(ids, to),
+                bytes => self.gather_with(ids, to, |from, to| ptr::copy_nonoverlapping(from, to, bytes)),
+            }
+        };
+        compiler_fence(Ordering::SeqCst);
+        gathered
+    }
+
+    /// # Safety
+    /// As [`gather_with`](Self::gather_with); rows have `N` bytes.
+    unsafe fn gather_of<const N: usize>(&self, ids: &[u64], to: *mut u8) -> Result<(), usize> {
+        // SAFETY: as this function asks of its caller.
+        unsafe { self.gather_with(ids, to, |from, to| ptr::copy_nonoverlapping(from, to, N)) }
+    }
+
+    /// # Safety
+    /// Every number is that of a row, and at `to` there is room for a row each.
+    #[inline(always)]
+    unsafe fn gather_with(&self, ids: &[u64], to: *mut u8, copy: impl Fn(*const u8, *mut u8)) -> Result<(), usize> {
+        let base = self.bytes.as_ptr();
+        let row = |id: u64| base.wrapping_add(id as usize * self.row_bytes);
+        let looks = (LOOKS_BYTES / self.row_bytes).clamp(1, LOOKS_MAX);
+        // Together they copy no more than twice what is asked for, and once what one row may take.
+        let mut left = 2 * ids.len() + looks;
+        for (at, &id) in ids.iter().enumerate() {
+            if let Some(&next) = ids.get(at + AHEAD) {
+                prefetch(row(next), self.row_bytes);
+            }
+            let (from, to) = (row(id), to.wrapping_add(at * self.row_bytes));
+            if self.stripes.is_empty() {
+                copy(from, to);
+                continue;
+            }
+            let stripe = &self.stripes[id as usize & (self.stripes.len() - 1)];
+            let Some(taken) = copy_whole(stripe, looks.min(left), || copy(from, to)) else { return Err(at) };
+            left -= taken;
+        }
+        Ok(())
+    }
+
+    /// Lets `write` have each of the rows `ids` with its place among them, so that no reader takes one for whole that is half written.
+    /// One writer at a time: the caller sees to that.
+    ///
+    /// # Safety
+    /// The rows are of memory that this process may write, in which it has no reference.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub unsafe fn write(&self, ids: &[u64], mut write: impl FnMut(usize, VolatileSliceMut<'_>)) {
+        for (at, &id) in ids.iter().enumerate() {
+            assert!(id < self.len() as u64, "the caller has looked for rows that are not there");
+            let from = id as usize * self.row_bytes;
+            let stripe = (!self.stripes.is_empty()).then(|| &self.stripes[id as usize & (self.stripes.len() - 1)]);
+            // SAFETY: the row was just looked for, and it may be written, as this function asks of its caller.
+            let row = unsafe { VolatileSliceMut::new(self.bytes.as_ptr().cast_mut().add(from), self.row_bytes) };
+            if let Some(stripe) = stripe {
+                stripe.begin_write();
+            }
+            write(at, row);
+            if let Some(stripe) = stripe {
+                stripe.end_write();
+            }
+        }
+    }
+}
+
+/// Copies a row until nobody has written meanwhile; how many of `looks` that took, or none if somebody always has.
+#[inline(always)]
+fn copy_whole(stripe: &Stripe, looks: usize, copy: impl Fn()) -> Option<usize> {
+    for look in 1..=looks {
+        if let Some(number) = stripe.begin_read() {
+            compiler_fence(Ordering::SeqCst);
+            copy();
+            if stripe.is_unchanged(number) {
+                return Some(look);
+            }
+        }
+        std::hint::spin_loop();
+    }
+    None
+}
+
+/// The locks in a piece of memory: as many as the largest power of two that it holds.
+fn stripes(locks: VolatileSlice<'_>) -> &[Stripe] {
+    let fits = (locks.len() / size_of::<Stripe>()).min(STRIPES_MAX);
+    if fits == 0 || !locks.as_ptr().cast::<Stripe>().is_aligned() {
+        return &[];
+    }
+    let count = 1 << fits.ilog2();
+    // SAFETY: the memory can be read, holds as many of them, and is aligned; a lock is one atomic word, which any process may write
+    // at any time, and of which every value is legal.
+    unsafe { std::slice::from_raw_parts(locks.as_ptr().cast(), count) }
+}
+
+#[inline(always)]
+fn prefetch(row: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes.min(256)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, of which no address is a fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (row, bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
+    use super::*;
+
+    fn gathered(rows: &Rows<'_>, ids: &[u64]) -> Vec<u8> {
+        let mut target = vec![0xee; ids.len() * rows.row_bytes];
+        rows.gather(ids, (&mut target).into()).unwrap();
+        target
+    }
+
+    #[test]
+    fn rows_of_every_size_are_those_that_were_asked_for() {
+        for row_bytes in [1, 3, 16, 32, 64, 100, 128, 256, 512, 1000] {
+            let table: Vec<u8> = (0..row_bytes * 50).map(|at| (at * 31 % 251) as u8).collect();
+            for locks in [vec![], vec![0_u8; 64]] {
+                let rows = Rows::new((&table).into(), row_bytes, (&locks).into());
+                let ids: Vec<u64> = (0..70).map(|at| at * 17 % 50).collect();
+                let wanted: Vec<u8> =
+                    ids.iter().flat_map(|&id| &table[id as usize * row_bytes..][..row_bytes]).copied().collect();
+                assert_eq!(gathered(&rows, &ids), wanted, "rows of {row_bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_there_and_places_of_another_size_are_bugs() {
+        let table = [7; 100];
+        let rows = Rows::new((&table).into(), 10, VolatileSlice::empty());
+        for (ids, room) in [(&[10_u64][..], 10), (&[u64::MAX], 10), (&[1], 11), (&[1, 2], 10)] {
+            let mut target = vec![0; room];
+            let gather = || rows.gather(ids, (&mut target).into());
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(gather)).is_err(), "{ids:?} {room}");
+        }
+        // A few bytes too many are no row.
+        assert_eq!(Rows::new((&table).into(), 30, VolatileSlice::empty()).len(), 3);
+    }
+
+    #[test]
+    fn a_row_that_is_always_written_is_given_up() {
+        let (table, mut locks) = ([7; 100], [0_u32; 16]);
+        // The lock of the third row says that it is written.
+        locks[2] = 5;
+        let bytes: Vec<u8> = locks.iter().flat_map(|lock| lock.to_ne_bytes()).collect();
+        let mut room = vec![0_u8; bytes.len() + 4];
+        let start = room.as_ptr().align_offset(4);
+        room[start..start + bytes.len()].copy_from_slice(&bytes);
+        let rows = Rows::new((&table).into(), 10, (&room[start..start + bytes.len()]).into());
+        let mut target = [0; 40];
+        assert_eq!(rows.gather(&[0, 1, 2, 3], (&mut target).into()), Err(2));
+        assert_eq!(rows.gather(&[0, 1, 3, 3], (&mut target).into()), Ok(()));
+    }
+
+    #[test]
+    fn the_looks_at_a_row_are_bounded_by_its_bytes() {
+        // A row larger than what all looks may copy is copied once, however often its lock changes; a small one at most 64 times.
+        for (row_bytes, most) in [(LOOKS_BYTES * 4, 1), (LOOKS_BYTES, 1), (LOOKS_BYTES / 8, 8), (16, LOOKS_MAX)] {
+            let table = vec![7_u8; row_bytes];
+            let mut lock = [0_u32];
+            // SAFETY: the lock outlives the rows, and is used through the volatile slice alone.
+            let locks = unsafe { VolatileSlice::new(lock.as_mut_ptr().cast(), 4) };
+            let rows = Rows::new((&table).into(), row_bytes, locks);
+            let (copies, mut target) = (std::cell::Cell::new(0), vec![0_u8; row_bytes]);
+            let copy = |_: *const u8, _: *mut u8| {
+                copies.set(copies.get() + 1);
+                rows.stripes[0].begin_write();
+                rows.stripes[0].end_write();
+            };
+            // SAFETY: there is such a row and room for it, and the copy touches neither.
+            assert_eq!(unsafe { rows.gather_with(&[0], target.as_mut_ptr(), copy) }, Err(0));
+            assert_eq!(copies.get(), most, "rows of {row_bytes}");
+        }
+    }
+
+    #[test]
+    fn no_reader_sees_half_of_a_row_while_others_write() {
+        const ROWS: usize = 64;
+        const WRITES: u64 = 50_000;
+        // 32 locks for 64 rows of 24 bytes: of an odd size, and two a lock.
+        let mut memory = vec![0_u64; ROWS * 3];
+        let mut locks = vec![0_u32; 32];
+        // SAFETY: both vectors outlive the scope below, in which they are used through volatile slices alone.
+        let (bytes, locks) = unsafe {
+            let bytes = VolatileSlice::new(memory.as_mut_ptr().cast(), ROWS * 24);
+            (bytes, VolatileSlice::new(locks.as_mut_ptr().cast(), 32 * 4))
+        };
+        let rows = Rows::new(bytes, 24, locks);
+        let done = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for number in 1..=WRITES {
+                    let ids = [number * 7 % ROWS as u64, number * 13 % ROWS as u64];
+                    let row: Vec<u8> = (0..3).flat_map(|_| number.to_ne_bytes()).collect();
+                    // SAFETY: the memory is used through volatile slices alone.
+                    unsafe { rows.write(&ids, |_, mut to| to.copy_from(&row)) };
+                }
+                done.store(true, Ordering::Release);
+            });
+            for _ in 0..2 {
+                scope.spawn(move || {
+                    let ids: Vec<u64> = (0..200).map(|at| at * 11 % ROWS as u64).collect();
+                    let mut target = vec![0; ids.len() * 24];
+                    while !done.load(Ordering::Acquire) {
+                        let whole = match rows.gather(&ids, (&mut target).into()) {
+                            Ok(()) => ids.len(),
+                            Err(whole) => whole,
+                        };
+                        for row in target[..whole * 24].chunks_exact(24) {
+                            assert!(row[..8] == row[8..16] && row[..8] == row[16..], "a torn row {row:?}");
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,90 @@
+//! Sequence locks of the rows of a table, one for each stripe of rows (Lameter, "Effective synchronization on Linux/NUMA systems",
+//! 2005). One process writes the rows, any process reads them, and a reader notices that a row changed while it copied it.
+//!
+//! They lie in shared memory beside the rows. Every value is legal: a wrong one makes a reader copy again, a bounded number of
+//! times, or lets it have a row that is half old and half new.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// The lock of one stripe: odd while a row of it is written.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Stripe(AtomicU32);
+
+impl Stripe {
+    /// A lock that nobody holds.
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Reader, before it copies: what [`is_unchanged`](Self::is_unchanged) is to be told; `None` while a row is written.
+    #[inline]
+    pub fn begin_read(&self) -> Option<u32> {
+        // Pairs with the store in `end_write`: whoever reads its number reads the rows that it stands for, or newer ones.
+        let number = self.0.load(Ordering::Acquire);
+        number.is_multiple_of(2).then_some(number)
+    }
+
+    /// Reader, when it has copied: true if nobody has written meanwhile.
+    #[inline]
+    pub fn is_unchanged(&self, number: u32) -> bool {
+        // Pairs with the fence in `begin_write`: whoever has read a byte of a new row finds the odd number, or a later one.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) == number
+    }
+
+    /// Writer, before it writes rows of the stripe. One at a time: the caller sees to that.
+    #[inline]
+    pub fn begin_write(&self) {
+        // To the next odd number, also from the odd one of a writer that was stopped in the middle.
+        let number = self.0.load(Ordering::Relaxed).wrapping_add(1) | 1;
+        self.0.store(number, Ordering::Relaxed);
+        // Pairs with the fence in `is_unchanged`.
+        fence(Ordering::Release);
+    }
+
+    /// Writer, when it has written them.
+    #[inline]
+    pub fn end_write(&self) {
+        let number = self.0.load(Ordering::Relaxed);
+        // Pairs with the load in `begin_read`.
+        self.0.store(number.wrapping_add(1), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn no_reader_takes_a_row_that_is_half_written_for_whole() {
+        loom::model(|| {
+            let shared = Arc::new((Stripe::new(), [AtomicU32::new(0), AtomicU32::new(0)]));
+            let writer = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    for value in 1..=2 {
+                        shared.0.begin_write();
+                        shared.1.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+                        shared.0.end_write();
+                    }
+                })
+            };
+            if let Some(number) = shared.0.begin_read() {
+                let row = [0, 1].map(|word: usize| shared.1[word].load(Ordering::Relaxed));
+                if shared.0.is_unchanged(number) {
+                    assert_eq!(row[0], row[1], "a torn row");
+                    assert!(row[0] >= number / 2, "a row older than its number");
+                }
+            }
+            writer.join().unwrap();
+        });
+    }
+}

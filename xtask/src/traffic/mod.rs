@@ -17,7 +17,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sealane::{Attach, EndpointMap, Engine, Error, Task};
+use sealane::{Attach, EndpointMap, Engine, Error, Table, Task};
 use sealane_cli::engine_settings::engine_settings;
 use sealane_cli::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ impl Role {
         };
         ledger.attached();
         let actor = &Actor { task, me: self.task, life: self.life, ledger, orders };
-        thread::scope(|scope| {
+        let table = thread::scope(|scope| {
             scope.spawn(|| meet::send(actor));
             scope.spawn(|| meet::receive(actor));
             scope.spawn(|| publish::publish(actor));
@@ -110,7 +110,7 @@ impl Role {
                 scope.spawn(move || push::push(actor, peer));
             }
             scope.spawn(|| push::accept(actor));
-            scope.spawn(|| tables::write(actor));
+            let written = scope.spawn(|| tables::write(actor));
             scope.spawn(|| tables::pull(actor));
             scope.spawn(|| tables::push(actor));
             scope.spawn(|| tables::accept(actor));
@@ -120,8 +120,9 @@ impl Role {
             actor.orders.obey(|bytes, count| {
                 scope.spawn(move || meet::burst(actor, bytes, count));
             });
+            written.join().expect("the thread that writes rows does not panic")
         });
-        if engine.is_none() { actor.arena_is_free() } else { Ok(true) }
+        if engine.is_none() { actor.arena_is_free(table) } else { Ok(true) }
     }
 
     /// Starts an engine in this process: the task needs no daemon.
@@ -177,12 +178,15 @@ struct Actor {
 
 impl Actor {
     /// When all calls have ended, no tensor of this process is in anybody's hands.
-    fn arena_is_free(&self) -> Outcome {
+    fn arena_is_free(&self, mut table: Option<Table>) -> Outcome {
         let until = Instant::now() + FREE_WITHIN;
         loop {
-            let free = publish::withdraw(self)
-                .and_then(|()| tables::withdraw(self))
-                .and_then(|()| self.task.alloc(ARENA_BYTES as usize));
+            let free =
+                publish::withdraw(self).and_then(|()| table.as_ref().map_or(Ok(()), Table::withdraw)).and_then(|()| {
+                    // Its rows lie in the arena too.
+                    table = None;
+                    self.task.alloc(ARENA_BYTES as usize)
+                });
             match free {
                 Ok(_) => return Ok(true),
                 Err(error) if Instant::now() > until => return Err(format!("all is over, and yet: {error}")),

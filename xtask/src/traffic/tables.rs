@@ -41,8 +41,8 @@ const AFTERWARDS: Duration = Duration::from_secs(6);
 /// Numbers in a pushed row.
 const NUMBERS: usize = 8;
 
-/// Writes rows of a table, version after version.
-pub(super) fn write(actor: &Actor) {
+/// Writes rows of a table, version after version, and gives it back.
+pub(super) fn write(actor: &Actor) -> Option<Table> {
     let mut table = None;
     let mut version = now_us() / VERSION_US + 1;
     while !actor.orders.is_over(now_us()) {
@@ -52,6 +52,7 @@ pub(super) fn write(actor: &Actor) {
         actor.ledger.end(call, write_version(actor, &mut table, version));
         version = (version + 1).max(now_us() / VERSION_US);
     }
+    table
 }
 
 fn write_version(actor: &Actor, table: &mut Option<Table>, version: u64) -> Result<(), Error> {
@@ -75,14 +76,6 @@ fn rows(actor: &Actor, ids: &[u64], version: u64) -> Result<Tensor, Error> {
     }
     let meta = TensorMeta::new(DType::U8, &[ids.len() as u64, ROW_BYTES as u64])?;
     Tensor::new(meta, Buffer::from_vec(bytes))
-}
-
-/// Takes the table back, so that it takes no memory any more.
-pub(super) fn withdraw(actor: &Actor) -> Result<(), Error> {
-    // One without locks in its place takes those of the table along.
-    let torn = TableOptions { version: i64::MAX, torn: true };
-    actor.task.publish_table(KEY, Tensor::from_elements(&[1, 1], &[0_u8])?, torn)?;
-    actor.task.withdraw(KEY)
 }
 
 fn sharded(of: usize) -> ShardedTable {

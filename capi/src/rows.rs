@@ -5,8 +5,8 @@ use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
 use bytes::Bytes;
 use sealane::{
-    Accepted, Buffer, DType, MissingRows, Payload, PulledRows, PullingRows, RowUpdate, RowsOptions, SendOptions, Shape,
-    SumRows, TableRows, Tensor, Unreceived,
+    Accepted, Buffer, DType, MissingRows, Payload, PulledRows, PullingRows, RowUpdate, RowsOptions, RowsWanted,
+    SendOptions, Shape, SumRows, TableRows, Tensor, Unreceived,
 };
 use sealane_runtime::Lender;
 
@@ -99,14 +99,14 @@ pub unsafe extern "C" fn sealane_pull_rows(
         // SAFETY: as the header asks of C code.
         unsafe {
             let task = self::task(task)?;
-            let (table, ids, mut options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
+            let (table, ids, options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
             if !destination.is_null() {
                 check(destination, "destination")?;
                 check_destination(&*destination)?;
             }
             task.ready_for(1, options.timeout, |_| 0)?;
-            options.out = destination.as_ref().and_then(|destination| lend(task, destination));
-            let pulling = task.task.pull_rows(&table.0, ids, options);
+            let out = destination.as_ref().and_then(|destination| lend(task, destination));
+            let pulling = task.task.pull_rows_into(RowsWanted { table: &table.0, ids, out }, &options);
             let number = numbered(&task.executor, task.process, call);
             let tell = move |outcome: Outcome<<PullingRows as Future>::Output>| receiver.tell(outcome.and_then(pulled));
             task.executor.start([Executor::call(number, 0, pulling, tell)]);
@@ -137,10 +137,11 @@ pub unsafe extern "C" fn sealane_pull_rows_wait(
         // SAFETY: as the header asks of C code.
         unsafe {
             let task = self::task(task)?;
-            let (table, ids, mut options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
+            let (table, ids, options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
             let out = NonNull::new(out.cast::<u8>());
-            options.out = out.map(|out| Buffer::lent(out, bytes, 0, Arc::new(Kept)));
-            place.write(pulled(task.task.pull_rows(&table.0, ids, options).wait())?.into_raw());
+            let out = out.map(|out| Buffer::lent(out, bytes, 0, Arc::new(Kept)));
+            let wanted = RowsWanted { table: &table.0, ids, out };
+            place.write(pulled(task.task.pull_rows_into(wanted, &options).wait())?.into_raw());
         }
         Ok(())
     })
@@ -158,7 +159,7 @@ impl Lender for Kept {
 unsafe fn wanted(given: *const sealane_rows_options) -> Outcome<RowsOptions> {
     // SAFETY: as this function's caller promises.
     let sealane_rows_options { min_version, timeout_ms, partial, .. } = unsafe { options(given) }?;
-    Ok(RowsOptions { min_version, timeout: timeout(timeout_ms)?, out: None, partial: partial != 0 })
+    Ok(RowsOptions { min_version, timeout: timeout(timeout_ms)?, partial: partial != 0 })
 }
 
 /// A destination that was not filled is released after this, which drops it.

@@ -90,8 +90,8 @@ pub use self::{
     sliced_plan::SliceVersions,
     stream::{AcceptingStream, Connecting, Finishing, Stream, StreamFigures, StreamListener, StreamOptions, Streams},
     table::{
-        MissingRows, PulledRows, PullingRows, RowUpdate, RowsOptions, ShardedTable, Sharding, SumRows, Table,
-        TableOptions, TableRows,
+        MissingRows, PulledRows, PullingAllRows, PullingRows, RowUpdate, RowsOptions, RowsWanted, ShardedTable,
+        Sharding, SumRows, Table, TableOptions, TableRows, UnpulledRows,
     },
     task::{Direction, Task},
     under_way::{Receiving, Sending},

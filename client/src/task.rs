@@ -9,7 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::{Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor, Unreceived, row_ids::RowIds};
+use sealane_transport::{
+    Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor, Unreceived, named_rows::NamedRowsBuf,
+};
 
 use crate::{
     Attach,
@@ -454,12 +456,12 @@ impl Task {
         }
     }
 
-    /// Asks an owner for rows of a table: (owner, key, minimal version), in as many requests as `wanted` has.
-    pub(crate) fn ask_rows<'w>(
+    /// Asks an owner for rows of its tables: (owner, minimal version), in as many requests as `wanted` has.
+    pub(crate) fn ask_rows(
         &self,
-        of: (&str, &str, i64),
+        of: (&str, i64),
         timeout: Option<Duration>,
-        wanted: impl ExactSizeIterator<Item = RowIds<'w>>,
+        wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Receiving> {
         match &self.0 {
             Engine::Daemon(attached) => {
@@ -467,14 +469,13 @@ impl Task {
                 let each = |asked: Result<u32, Error>| {
                     receivings.push(Receiving::of(&attached.0, asked.map_err(Unreceived::from)));
                 };
-                attached.0.pull_rows(of, timeout, wanted, each);
+                attached.0.pull_rows(of, timeout, &wanted, each);
                 receivings
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => {
-                let (from, key, min_version) = of;
-                let receivings = task.pull_rows(from, key, min_version, timeout, wanted);
-                receivings.into_iter().map(Receiving::from).collect()
+                let (from, min_version) = of;
+                task.pull_rows(from, min_version, timeout, wanted).into_iter().map(Receiving::from).collect()
             }
         }
     }

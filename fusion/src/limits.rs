@@ -80,6 +80,9 @@ pub(crate) const ROW_TURNS_MAX: u32 = 1000;
 /// Requests for rows without memory, or whose next row is being written, that are tried again in a turn that comes anyway.
 pub(crate) const ROW_RETRIES_PER_TURN: usize = 4;
 
+/// Most tables of which a shard counts what it has gathered.
+pub(crate) const TABLES_COUNTED_MAX: usize = 1024;
+
 /// As [`ROW_RETRIES_PER_TURN`], in a turn that comes because of [`ROW_RETRY_EVERY`].
 pub(crate) const ROW_RETRIES_AT_ONCE: usize = 16;
 

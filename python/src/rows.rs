@@ -14,8 +14,8 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use sealane::{
-    Accepted, DType, Element, Error, PulledRows, PullingRows, Pushing, RowUpdate, RowsOptions, SendOptions, Shape,
-    Sharding, SumRows, TableRows, TensorMeta,
+    Accepted, DType, Element, Error, PulledRows, PullingAllRows, Pushing, RowUpdate, RowsOptions, RowsWanted,
+    SendOptions, Shape, Sharding, SumRows, TableRows, TensorMeta,
 };
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     numpy::Numpy,
     task::Task,
     tensor::handed_out,
-    wait::{All, UnderWay},
+    wait::UnderWay,
 };
 
 /// A table that one task has published, or several, each a part of it.
@@ -258,42 +258,105 @@ where
     tensor.elements::<T>().or_raise(py)?.iter().map(number).collect()
 }
 
-/// What a pull of rows is to become.
-pub(crate) struct WantedRows {
-    pub(crate) ids: Ids,
+/// Rows of one table that are to be pulled.
+struct OfTable {
+    table: sealane::ShardedTable,
+    ids: Ids,
     destination: Option<Destination>,
-    partial: bool,
+}
+
+impl OfTable {
+    /// # Errors
+    /// As [`Ids::new`] and [`Destination::new`].
+    fn new(table: &ShardedTable, ids: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self { table: table.0.clone(), ids: Ids::new(ids)?, destination: out.map(Destination::new).transpose()? })
+    }
+
+    /// The memory of `out`, if there is one.
+    fn memory(&self, py: Python<'_>) -> PyResult<Option<sealane::Buffer>> {
+        let out = self.destination.as_ref().map(|destination| destination.tensor(py)).transpose()?;
+        Ok(out.map(sealane::Tensor::into_buffer))
+    }
+}
+
+/// What a pull of rows of tables is to become.
+pub(crate) struct WantedRows {
+    tables: Vec<OfTable>,
+    options: RowsOptions,
 }
 
 impl WantedRows {
+    /// Of one table.
+    ///
     /// # Errors
-    /// As [`Ids::new`] and [`Destination::new`].
-    pub(crate) fn new(ids: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>, partial: bool) -> PyResult<Self> {
-        Ok(Self { ids: Ids::new(ids)?, destination: out.map(Destination::new).transpose()?, partial })
+    /// InvalidArgument for numbers, memory or options that are none.
+    pub(crate) fn one(
+        table: &ShardedTable,
+        ids: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        options: (Option<i64>, Option<f64>, bool),
+    ) -> PyResult<Self> {
+        Ok(Self { tables: vec![OfTable::new(table, ids, out)?], options: rows_options(ids.py(), options)? })
     }
 
+    /// Of many.
+    ///
     /// # Errors
-    /// InvalidArgument for a timeout that is none.
-    pub(crate) fn options(
-        &self,
+    /// As [`one`](Self::one); InvalidArgument if there are not as many of each.
+    pub(crate) fn all(
         py: Python<'_>,
-        min_version: Option<i64>,
-        timeout: Option<f64>,
-    ) -> PyResult<RowsOptions> {
-        let timeout = crate::wait::timeout(timeout).or_raise(py)?;
-        let out = self.destination.as_ref().map(|destination| destination.tensor(py)).transpose()?;
-        let out = out.map(sealane::Tensor::into_buffer);
-        Ok(RowsOptions { min_version: min_version.unwrap_or(i64::MIN), timeout, out, partial: self.partial })
+        tables: Vec<PyRef<'_, ShardedTable>>,
+        ids: Vec<Bound<'_, PyAny>>,
+        out: Option<Vec<Bound<'_, PyAny>>>,
+        options: (Option<i64>, Option<f64>, bool),
+    ) -> PyResult<Self> {
+        as_many(py, "ids", ids.len(), tables.len())?;
+        as_many(py, "out", out.as_ref().map_or(ids.len(), Vec::len), tables.len())?;
+        let mut out = out.into_iter().flatten();
+        let each = tables.iter().zip(&ids).map(|(table, ids)| OfTable::new(table, ids, out.next().as_ref()));
+        Ok(Self { tables: each.collect::<PyResult<_>>()?, options: rows_options(py, options)? })
     }
 
-    /// The array; with `partial` and what is missing.
+    /// The memory that the rows of each table go to.
+    ///
+    /// # Errors
+    /// As [`Destination::tensor`].
+    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<Vec<Option<sealane::Buffer>>> {
+        self.tables.iter().map(|table| table.memory(py)).collect()
+    }
+
+    /// Asks for all. Without the interpreter's lock.
+    pub(crate) fn begin(&self, task: &sealane::Task, memory: Vec<Option<sealane::Buffer>>) -> Rows {
+        let each = self.tables.iter().zip(memory);
+        let wanted = each.map(|(OfTable { table, ids, .. }, out)| RowsWanted { table, ids: &ids.numbers, out });
+        Rows(task.pull_all_rows(wanted, &self.options))
+    }
+
+    /// A list with the array of each table; with `partial`, with it and what is missing.
     ///
     /// # Errors
     /// As [`received`].
-    pub(crate) fn made<'py>(&self, py: Python<'py>, pulled: PulledRows) -> PyResult<Bound<'py, PyAny>> {
-        let PulledRows { rows, missing, .. } = pulled;
-        let array = self.ids.array(py, rows, self.destination.as_ref())?;
-        if !self.partial {
+    pub(crate) fn made<'py>(&self, py: Python<'py>, pulled: Vec<PulledRows>) -> PyResult<Bound<'py, PyAny>> {
+        let made = self.tables.iter().zip(pulled).map(|(table, pulled)| self.made_of(py, table, pulled));
+        Ok(PyList::new(py, made.collect::<PyResult<Vec<_>>>()?)?.into_any())
+    }
+
+    /// What the list of [`made`](Self::made) has of the one table.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn made_one<'py>(&self, py: Python<'py>, mut pulled: Vec<PulledRows>) -> PyResult<Bound<'py, PyAny>> {
+        self.made_of(py, &self.tables[0], pulled.remove(0))
+    }
+
+    fn made_of<'py>(
+        &self,
+        py: Python<'py>,
+        OfTable { ids, destination, .. }: &OfTable,
+        PulledRows { rows, missing, .. }: PulledRows,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = ids.array(py, rows, destination.as_ref())?;
+        if !self.options.partial {
             return Ok(array);
         }
         let all = PyList::empty(py);
@@ -304,55 +367,14 @@ impl WantedRows {
     }
 }
 
-/// What pulls of many tables are to become.
-pub(crate) struct WantedTables(Vec<(sealane::ShardedTable, WantedRows)>);
-
-impl WantedTables {
-    /// # Errors
-    /// As [`WantedRows::new`]; InvalidArgument if there are not as many of each.
-    pub(crate) fn new(
-        tables: Vec<PyRef<'_, ShardedTable>>,
-        ids: Vec<Bound<'_, PyAny>>,
-        out: Option<Vec<Bound<'_, PyAny>>>,
-        partial: bool,
-        py: Python<'_>,
-    ) -> PyResult<Self> {
-        as_many(py, "ids", ids.len(), tables.len())?;
-        as_many(py, "out", out.as_ref().map_or(ids.len(), Vec::len), tables.len())?;
-        let mut out = out.into_iter().flatten();
-        let each = tables.iter().zip(&ids);
-        let wanted =
-            each.map(|(table, ids)| Ok((table.0.clone(), WantedRows::new(ids, out.next().as_ref(), partial)?)));
-        wanted.collect::<PyResult<_>>().map(Self)
-    }
-
-    /// # Errors
-    /// As [`WantedRows::options`].
-    pub(crate) fn options(
-        &self,
-        py: Python<'_>,
-        min_version: Option<i64>,
-        timeout: Option<f64>,
-    ) -> PyResult<Vec<RowsOptions>> {
-        self.0.iter().map(|(_, wanted)| wanted.options(py, min_version, timeout)).collect()
-    }
-
-    /// Asks for all. Without the interpreter's lock.
-    pub(crate) fn begin(&self, task: &sealane::Task, options: Vec<RowsOptions>) -> All<Rows> {
-        let pull = |((table, wanted), options): (&(_, WantedRows), _)| {
-            Rows(task.pull_rows(table, &wanted.ids.numbers, options))
-        };
-        All::new(self.0.iter().zip(options).map(pull).collect())
-    }
-
-    /// A list of what [`WantedRows::made`] gives.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn made<'py>(&self, py: Python<'py>, pulled: Vec<PulledRows>) -> PyResult<Bound<'py, PyAny>> {
-        let made = self.0.iter().zip(pulled).map(|((_, wanted), pulled)| wanted.made(py, pulled));
-        Ok(PyList::new(py, made.collect::<PyResult<Vec<_>>>()?)?.into_any())
-    }
+/// # Errors
+/// InvalidArgument for a timeout that is none.
+fn rows_options(
+    py: Python<'_>,
+    (min_version, timeout, partial): (Option<i64>, Option<f64>, bool),
+) -> PyResult<RowsOptions> {
+    let timeout = crate::wait::timeout(timeout).or_raise(py)?;
+    Ok(RowsOptions { min_version: min_version.unwrap_or(i64::MIN), timeout, partial })
 }
 
 /// Rows of one table that are to be pushed.
@@ -412,16 +434,16 @@ fn as_many(py: Python<'_>, what: &str, given: usize, tables: usize) -> PyResult<
 }
 
 /// A pull of rows, whose memory is of no use when it fails.
-pub(crate) struct Rows(pub(crate) PullingRows);
+pub(crate) struct Rows(PullingAllRows);
 
 impl UnderWay for Rows {
-    type Value = PulledRows;
+    type Value = Vec<PulledRows>;
 
-    fn look(&mut self) -> Option<Result<PulledRows, Error>> {
+    fn look(&mut self) -> Option<Result<Vec<PulledRows>, Error>> {
         self.0.try_outcome().map(|outcome| outcome.map_err(Error::from))
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<PulledRows, Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<PulledRows>, Error>> {
         Future::poll(Pin::new(&mut self.0), context).map_err(Error::from)
     }
 }

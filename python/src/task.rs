@@ -32,7 +32,7 @@ use crate::{
     numpy::Numpy,
     plan::Plan,
     pull::{Single, by_key, pulled},
-    rows::{OutgoingRows, Rows, ShardedTable, Table, WantedRows, WantedTables},
+    rows::{OutgoingRows, ShardedTable, Table, WantedRows},
     slicing::Slicing,
     tensor::Tensor,
     wait::{All, Begun, Settled, Valueless, outcome, timeout},
@@ -205,6 +205,12 @@ impl Task {
                     .collect(),
             })
         })
+    }
+
+    /// Pulls rows, and waits until they are there.
+    fn pull_wanted(&self, py: Python<'_>, wanted: &WantedRows) -> PyResult<Vec<sealane::PulledRows>> {
+        let memory = wanted.memory(py)?;
+        outcome(py, &self.waiter, || Ok(wanted.begin(&self.connected()?.task, memory)))
     }
 
     /// Pushes. Without the interpreter's lock.
@@ -764,7 +770,8 @@ impl Task {
     ///
     /// ``ids`` are integers, an array of any shape or anything that ``numpy.asarray`` takes, in any order; a row that is named twice is
     /// fetched once. ``out`` and ``timeout`` are as for ``recv``. If one row cannot be had, the error is raised; with ``partial=True`` a
-    /// tuple is returned: the array, and for rows whose owner is gone or late a list of (owner, places in ``ids``, error).
+    /// tuple is returned: the array, and for rows that the table does not have, or whose owner is gone or late, a list of (owner, places
+    /// in ``ids``, error).
     #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_rows<'py>(
@@ -777,10 +784,8 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = WantedRows::new(ids, out, partial)?;
-        let options = wanted.options(py, min_version, timeout)?;
-        let ask = || Ok(Rows(self.connected()?.task.pull_rows(&table.0, &wanted.ids.numbers, options)));
-        wanted.made(py, outcome(py, &self.waiter, ask)?)
+        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial))?;
+        wanted.made_one(py, self.pull_wanted(py, &wanted)?)
     }
 
     /// ``pull_rows`` from many tables at once: ``ids`` has those of each table, ``out``, if it is given, an
@@ -797,10 +802,8 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = WantedTables::new(tables, ids, out, partial, py)?;
-        let options = wanted.options(py, min_version, timeout)?;
-        let ask = || Ok(wanted.begin(&self.connected()?.task, options));
-        wanted.made(py, outcome(py, &self.waiter, ask)?)
+        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial))?;
+        wanted.made(py, self.pull_wanted(py, &wanted)?)
     }
 
     /// ``pull_all_rows`` that does not wait: ``await`` the returned object, or call its ``result``.
@@ -816,9 +819,9 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
     ) -> PyResult<Receiving> {
-        let wanted = WantedTables::new(tables, ids, out, partial, py)?;
-        let options = wanted.options(py, min_version, timeout)?;
-        let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, options)));
+        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial))?;
+        let memory = wanted.memory(py)?;
+        let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, memory)));
         let make = move |py: Python<'_>, pulled| wanted.made(py, pulled).map(Bound::unbind);
         Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
     }
@@ -836,10 +839,10 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
     ) -> PyResult<Receiving> {
-        let wanted = WantedRows::new(ids, out, partial)?;
-        let options = wanted.options(py, min_version, timeout)?;
-        let call = py.detach(|| Ok(Rows(self.connected()?.task.pull_rows(&table.0, &wanted.ids.numbers, options))));
-        let make = move |py: Python<'_>, pulled| wanted.made(py, pulled).map(Bound::unbind);
+        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial))?;
+        let memory = wanted.memory(py)?;
+        let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, memory)));
+        let make = move |py: Python<'_>, pulled| wanted.made_one(py, pulled).map(Bound::unbind);
         Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
     }
 

@@ -22,12 +22,16 @@ pub mod fake_device;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod fault;
 #[cfg(not(loom))]
+pub mod gathered_rows;
+#[cfg(not(loom))]
 pub mod lane;
 pub mod limits;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod link;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod loopback;
+#[cfg(not(loom))]
+pub mod named_rows;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod outbox;
 #[cfg(not(loom))]

@@ -59,11 +59,17 @@ pub const PEER_SET_KEYS_MAX: usize = 1 << 18;
 /// is `fusion.peer_name_bytes_max`.
 pub const PEER_NAME_BYTES_MAX: usize = PEER_SET_KEYS_MAX * 256;
 
-/// Most bytes in which one request names rows of a table, so that it fits into one frame of the wire, and with its key into one
-/// record of a client. Whoever wants more rows asks several times.
+/// Most bytes in which one request names rows of tables, with their keys, so that it fits into one frame of the wire and one record of a
+/// client. Whoever wants more rows asks several times.
+pub const NAMED_ROWS_BYTES_MAX: usize = 7000;
+
+/// Most tables of which one request names rows.
+pub const NAMED_TABLES_MAX: usize = 256;
+
+/// Most bytes in which it names the rows of one table.
 pub const ROW_IDS_BYTES_MAX: usize = 6 * 1024;
 
-/// Most rows that one request names. Rows of 64 bytes are 256 KiB then.
+/// Most rows of one table that one request names. Rows of 64 bytes are 256 KiB then.
 pub const ROW_IDS_MAX: usize = 4096;
 
 /// Most bytes of the rows that answer one request; the receiver's `tensor_bytes_max` may be less.
@@ -139,7 +145,8 @@ const _: () = {
     assert!(TASKS_PER_HELLO <= u16::MAX as usize);
     assert!(KEY_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(META_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
-    assert!(ROW_IDS_BYTES_MAX + TABLE_KEY_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
+    assert!(ROW_IDS_BYTES_MAX + TABLE_KEY_BYTES_MAX + 64 <= NAMED_ROWS_BYTES_MAX);
+    assert!(NAMED_ROWS_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(GROUP_BYTES <= FRAME_BODY_BYTES_MAX && PART_BYTES <= FRAME_BODY_BYTES_MAX);
     assert!(META_BYTES_MAX + INLINE_PAYLOAD_BYTES + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(RELEASES_PER_FRAME * 8 <= FRAME_BODY_BYTES_MAX);

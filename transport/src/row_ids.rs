@@ -15,6 +15,9 @@ const FORM_ASCENDING: u8 = 2;
 /// Most bytes of a number in LEB128.
 const VARINT_BYTES_MAX: usize = 10;
 
+/// Bytes in which [`encode`] has room for one number, whatever it is.
+pub const ID_BYTES_MAX: usize = 1 + VARINT_BYTES_MAX;
+
 /// Numbers of rows, checked: at most [`ROW_IDS_MAX`], in at most [`ROW_IDS_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowIds<'a> {
@@ -90,26 +93,6 @@ impl<'a> RowIds<'a> {
     }
 }
 
-/// Numbers of rows that were checked once, kept until they are needed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowIdsBuf {
-    bytes: Box<[u8]>,
-    count: usize,
-}
-
-impl RowIdsBuf {
-    /// As they were.
-    pub fn as_ids(&self) -> RowIds<'_> {
-        RowIds { bytes: &self.bytes, count: self.count }
-    }
-}
-
-impl From<RowIds<'_>> for RowIdsBuf {
-    fn from(RowIds { bytes, count }: RowIds<'_>) -> Self {
-        Self { bytes: bytes.into(), count }
-    }
-}
-
 /// The number at the front; `None` if there is none, or it has more than 64 bits.
 #[inline]
 fn next_varint(rest: &mut &[u8]) -> Option<u64> {
@@ -144,18 +127,23 @@ fn put_varint(mut number: u64, into: &mut Vec<u8>) {
     into.push(number as u8);
 }
 
-/// Writes as many of `ids`, from the first on, as one request names, in place of what `into` held; how many those were. Ids that
-/// ascend take one to three bytes each in most tables, others four, or eight if one needs more than 32 bits.
-pub fn encode(ids: &[u64], into: &mut Vec<u8>) -> usize {
-    into.clear();
+/// Writes as many of `ids` behind what `into` holds, from the first on, as fit into `room` bytes and one request names; how many those
+/// were. Ids that ascend take one to three bytes each in most tables, others four, or eight if one needs more than 32 bits.
+///
+/// # Panics
+/// If there is no room for one number, which takes [`ID_BYTES_MAX`].
+pub fn encode(ids: &[u64], room: usize, into: &mut Vec<u8>) -> usize {
+    assert!(room >= ID_BYTES_MAX, "{room} bytes are too few for a number");
+    let room = room.min(ROW_IDS_BYTES_MAX);
     let most = &ids[..ids.len().min(ROW_IDS_MAX)];
     if most.is_sorted() {
+        let start = into.len();
         into.push(FORM_ASCENDING);
         let mut last = 0;
         for (count, &id) in most.iter().enumerate() {
             let before = into.len();
             put_varint(id - last, into);
-            if into.len() > ROW_IDS_BYTES_MAX {
+            if into.len() - start > room {
                 into.truncate(before);
                 return count;
             }
@@ -163,13 +151,13 @@ pub fn encode(ids: &[u64], into: &mut Vec<u8>) -> usize {
         }
         return most.len();
     }
-    let narrow = &most[..most.len().min((ROW_IDS_BYTES_MAX - 1) / 4)];
+    let narrow = &most[..most.len().min((room - 1) / 4)];
     if narrow.iter().all(|&id| id <= u32::MAX.into()) {
         into.push(FORM_32);
         narrow.iter().for_each(|&id| into.extend_from_slice(&(id as u32).to_le_bytes()));
         return narrow.len();
     }
-    let wide = &most[..most.len().min((ROW_IDS_BYTES_MAX - 1) / 8)];
+    let wide = &most[..most.len().min((room - 1) / 8)];
     into.push(FORM_64);
     wide.iter().for_each(|&id| into.extend_from_slice(&id.to_le_bytes()));
     wide.len()
@@ -181,7 +169,7 @@ mod tests {
 
     fn there_and_back(ids: &[u64]) -> (Vec<u8>, usize) {
         let mut bytes = Vec::new();
-        let count = encode(ids, &mut bytes);
+        let count = encode(ids, ROW_IDS_BYTES_MAX, &mut bytes);
         let read = RowIds::parse(&bytes).expect("what was written can be read");
         let mut back = vec![7];
         read.decode(&mut back);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use histogram::Histogram;
 pub(crate) use shard::unix_ms;
-pub(crate) use shard::{Client, Peer, Shard, ShardCounters, Traffic};
+pub(crate) use shard::{Client, Peer, Shard, ShardCounters, Table, Traffic};
 
 /// The form that this program writes and reads.
 pub(crate) const SCHEMA: &str = "sealane-stat/1";
@@ -150,7 +150,7 @@ pub(crate) fn example() -> Figures {
     use sealane_fusion::Counters;
     use sealane_fusion::metrics::{
         ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures,
-        TrafficCounters, TrafficFigures,
+        TableCounters, TableFigures, TrafficCounters, TrafficFigures,
     };
     use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
 
@@ -160,6 +160,8 @@ pub(crate) fn example() -> Figures {
     let traffic = TrafficFigures { peer: "ps0:2222".to_owned(), counters: TrafficCounters::default() };
     let (task, counters) = ("worker0:2222".to_owned(), ClientCounters::default());
     let client = ClientFigures { task, pid: 1, counters, traffic: vec![traffic] };
+    let (task, table) = ("ps0:2222".to_owned(), "user".to_owned());
+    let table = TableFigures { task, table, counters: TableCounters::default() };
     let shard = ShardFigures {
         shard: 0,
         cpu: None,
@@ -169,6 +171,7 @@ pub(crate) fn example() -> Figures {
         latencies: vec![calls],
         peers: vec![peer],
         clients: vec![client],
+        tables: vec![table],
         slab_send_bytes_max: 0,
         slab_receive_bytes_max: 0,
     };

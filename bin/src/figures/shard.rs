@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sealane_fusion::Counters;
 use sealane_fusion::metrics::{
-    ClientCounters, ClientFigures, KindFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures,
-    TrafficCounters, TrafficFigures,
+    ClientCounters, ClientFigures, KindFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures, TableCounters,
+    TableFigures, TrafficCounters, TrafficFigures,
 };
 use sealane_runtime::LoadSnapshot;
 use sealane_transport::LinkKind;
@@ -31,11 +31,14 @@ pub(crate) struct Shard {
     pub(crate) slabs: Vec<Slab>,
     pub(crate) peers: Vec<Peer>,
     pub(crate) clients: Vec<Client>,
+    /// Published tables of which rows were pulled.
+    #[serde(default)]
+    pub(crate) tables: Vec<Table>,
 }
 
 impl From<ShardFigures> for Shard {
     fn from(shown: ShardFigures) -> Shard {
-        let ShardFigures { shard, cpu, load, counters, kinds, latencies, peers, clients, .. } = shown;
+        let ShardFigures { shard, cpu, load, counters, kinds, latencies, peers, clients, tables, .. } = shown;
         let slabs = vec![
             Slab { pool: "send".into(), used_bytes: counters.slab_send_bytes, size_bytes: shown.slab_send_bytes_max },
             Slab {
@@ -53,6 +56,7 @@ impl From<ShardFigures> for Shard {
             slabs,
             peers: peers.into_iter().map(Peer::from).collect(),
             clients: clients.into_iter().map(Client::from).collect(),
+            tables: tables.into_iter().map(Table::from).collect(),
         }
     }
 }
@@ -232,6 +236,24 @@ impl From<TrafficFigures> for Traffic {
         let TrafficFigures { peer, counters } = shown;
         let (tensors_share, bytes_share) = (counters.share_of_tensors(), counters.share_of_bytes());
         Traffic { peer, counters, tensors_share, bytes_share }
+    }
+}
+
+/// A table of which rows were pulled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    /// The task that has published it.
+    pub(crate) task: String,
+    pub(crate) table: String,
+    pub(crate) counters: TableCounters,
+    /// The share of named rows that were named before in their batch, from 0 to 1; null without any.
+    pub(crate) duplicates_share: Option<f64>,
+}
+
+impl From<TableFigures> for Table {
+    fn from(shown: TableFigures) -> Table {
+        let TableFigures { task, table, counters } = shown;
+        Table { task, table, counters, duplicates_share: counters.share_of_duplicates() }
     }
 }
 

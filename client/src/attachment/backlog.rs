@@ -237,8 +237,8 @@ fn late(submission: &Submission<'_>) -> Error {
         Submission::Send { step, key, timeout_ms, .. } => Error::late(Operation::Send, step, key, waited(timeout_ms)),
         Submission::Recv { step, key, timeout_ms, .. } => Error::late(Operation::Recv, step, key, waited(timeout_ms)),
         Submission::Push { queue, timeout_ms, .. } => Error::late(Operation::Push, 0, queue, waited(timeout_ms)),
-        Submission::Rows { min_version, key, timeout_ms, .. } => {
-            Error::late(Operation::Pull, min_version, key, waited(timeout_ms))
+        Submission::Rows { min_version, rows, timeout_ms, .. } => {
+            Error::late(Operation::Pull, min_version, rows.title(), waited(timeout_ms))
         }
         Submission::Pull { min_version, timeout_ms, .. } => {
             Error::late(Operation::Pull, min_version, "", waited(timeout_ms))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
     Code, Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
-    row_ids::RowIds,
+    named_rows::{NamedRows, NamedRowsBuf},
     shm::{
         NO_TIMEOUT, PayloadAt, Span, Submission,
         limits::{INLINE_BYTES_MAX, SLOTS},
@@ -116,24 +116,24 @@ impl Attachment {
         asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
     }
 
-    /// Asks for rows of a table, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
-    pub(crate) fn pull_rows<'w>(
+    /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
+    pub(crate) fn pull_rows(
         &self,
-        (peer, key, min_version): (&str, &str, i64),
+        (peer, min_version): (&str, i64),
         timeout: Option<Duration>,
-        wanted: impl ExactSizeIterator<Item = RowIds<'w>>,
+        wanted: &[NamedRowsBuf],
         mut each: impl FnMut(Result<u32, Error>),
     ) {
-        let (now, count) = (Tick::now(), wanted.len());
+        let now = Tick::now();
         let mut held = match self.up(now, timeout) {
             Ok(held) => held,
-            Err(error) => return (0..count).for_each(|_| each(Err(error.clone()))),
+            Err(error) => return wanted.iter().for_each(|_| each(Err(error.clone()))),
         };
         held.give_back_blocks();
-        for ids in wanted {
-            each(held.pull_rows(now, (peer, key, min_version), ids, timeout));
+        for rows in wanted {
+            each(held.pull_rows(now, (peer, min_version), rows.as_rows(), timeout));
         }
-        held.submitted(count);
+        held.submitted(wanted.len());
     }
 
     /// Submits many sends or pushes under one lock and rings once; `each` hears of every one, in order.
@@ -498,14 +498,14 @@ impl Held<'_> {
     fn pull_rows(
         &mut self,
         now: Tick,
-        (peer, key, min_version): (&str, &str, i64),
-        ids: RowIds<'_>,
+        (peer, min_version): (&str, i64),
+        rows: NamedRows<'_>,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(peer)?;
         let asked = self.enter(Direction::Recv, segment, deadline, Memory::Nothing, |call| {
-            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, key, ids })
+            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows })
         });
         asked.map_err(|(error, _)| error)
     }

@@ -1,6 +1,7 @@
 //! Tables: tensors of which tasks pull rows, by number, from whoever has them. Runs on the callers' threads; pure but for the calls
 //! that it makes of a task.
 
+mod asking;
 mod places;
 mod published;
 mod pulling;
@@ -10,7 +11,7 @@ mod shares;
 
 pub use self::{
     published::{Table, TableOptions},
-    pulling::{MissingRows, PulledRows, PullingRows, RowsOptions},
+    pulling::{MissingRows, PulledRows, PullingAllRows, PullingRows, RowsOptions, RowsWanted, UnpulledRows},
     pushed::{RowUpdate, SumRows, TableRows},
     sharding::{ShardedTable, Sharding},
 };

@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, ops::Range};
 
-use sealane_runtime::{Buffer, MemoryKind};
+use sealane_runtime::Buffer;
 use sealane_transport::{
     Error, Tensor, TensorMeta,
     tensor::{DType, Shape},
@@ -38,10 +38,14 @@ impl Places {
         self.memory.take()
     }
 
+    /// True once rows have come: it is known what they look like.
+    pub(super) fn are_known(&self) -> bool {
+        self.meta.is_some()
+    }
+
     /// All rows; `None` if none has come, or they were taken.
-    pub(super) fn take(&mut self) -> Option<Result<Tensor, Error>> {
-        let meta = self.meta.take()?;
-        Some(Tensor::new(meta, self.memory.take()?))
+    pub(super) fn take(&mut self) -> Option<Tensor> {
+        Some(Tensor::from_parts(self.meta.take()?, self.memory.take()?))
     }
 
     /// Puts rows that came to their places.
@@ -53,25 +57,25 @@ impl Places {
         &mut self,
         share: &Share,
         (first, count): (usize, usize),
-        rows: &Tensor,
+        (meta, from): (&TensorMeta, &[u8]),
         (owner, key): (&str, &str),
     ) -> Result<(), Error> {
-        let Some((row, row_bytes)) = rows_in(rows, count) else {
-            let reason = format!("it sent {:?} of {} bytes for {count} rows of '{key}'", rows.meta(), rows.len());
+        let Some((row, row_bytes)) = rows_in(meta, from.len(), count) else {
+            let reason = format!("it sent {meta:?} of {} bytes for {count} rows of '{key}'", from.len());
             return Err(Error::unavailable(owner, reason));
         };
         match &self.meta {
-            Some(meta) if meta.dtype() == rows.dtype() && meta.shape()[1..] == row[..] => {}
-            Some(meta) => {
-                let (of, other) = (meta.shape(), meta.dtype());
-                let (of, dtype) = (&of[1..], rows.dtype());
+            Some(known) if known.dtype() == meta.dtype() && known.shape()[1..] == row[..] => {}
+            Some(known) => {
+                let (of, other) = (known.shape(), known.dtype());
+                let (of, dtype) = (&of[1..], meta.dtype());
                 let reason = format!("the parts of '{key}' differ: rows of {other} {of:?} and of {dtype} {row:?}");
                 return Err(Error::invalid(reason));
             }
-            None => self.begin(rows.dtype(), &row, row_bytes, key)?,
+            None => self.begin(meta.dtype(), &row, row_bytes, key)?,
         }
         let Some(to) = self.memory.as_mut().filter(|_| count > 0) else { return Ok(()) };
-        let (from, indices) = (rows.bytes(), first..first + count);
+        let indices = first..first + count;
         match row_bytes {
             0 => {}
             16 => scatter::<16>(from, to, share, indices),
@@ -112,18 +116,16 @@ impl Places {
     }
 }
 
-/// The shape of one of `count` rows, and its bytes; `None` if the tensor is anything else.
-fn rows_in(rows: &Tensor, count: usize) -> Option<(Shape, usize)> {
-    let meta = rows.meta();
+/// The shape of one of `count` rows, and its bytes; `None` if the tensor, of so many bytes, is anything else.
+fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<(Shape, usize)> {
     let mut row = meta.shape();
-    let in_host = matches!(rows.memory(), MemoryKind::Host);
-    if meta.is_strings() || meta.is_dead() || !in_host || row.first() != Some(&(count as u64)) {
+    if meta.is_strings() || meta.is_dead() || row.first() != Some(&(count as u64)) {
         return None;
     }
     row.remove(0);
     let elements = row.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))?;
     let row_bytes = usize::try_from(meta.dtype().bytes_of(elements)?).ok()?;
-    (count.checked_mul(row_bytes)? == rows.len()).then_some((row, row_bytes))
+    (count.checked_mul(row_bytes)? == bytes).then_some((row, row_bytes))
 }
 
 /// Memory for rows, all zero. How large a row is is the owner's word: too much of it is an error, and ends no process.
@@ -154,7 +156,8 @@ mod tests {
     #[test]
     fn whatever_an_owner_sends_is_rows_or_refused() {
         let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1, 2]).unwrap()[0];
-        let put = |places: &mut Places, rows: &Tensor| places.put(share, (0, 2), rows, ("ps", "t"));
+        let put =
+            |places: &mut Places, rows: &Tensor| places.put(share, (0, 2), (rows.meta(), rows.bytes()), ("ps", "t"));
         let numbers = |shape: &[u64]| Tensor::from_elements(shape, &vec![7_u8; shape.iter().product::<u64>() as usize]);
         let half_bytes = TensorMeta::new(DType::from_numbers(1, 4, 1).unwrap(), &[2, 3]).unwrap();
         let huge = TensorMeta::new(DType::U8, &[2, 1 << 40, 0, 1 << 40]);
@@ -181,7 +184,7 @@ mod tests {
             put(&mut places, &numbers(&[2, 16]).unwrap()).unwrap();
             assert_eq!(places.row_bytes(), Some(16));
             assert!(put(&mut places, &wrong).is_err(), "{wrong:?}");
-            assert_eq!(places.take().unwrap().unwrap().bytes(), [7; 32]);
+            assert_eq!(places.take().unwrap().bytes(), [7; 32]);
         }
     }
 
@@ -190,7 +193,8 @@ mod tests {
         let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1]).unwrap()[0];
         let row = Tensor::from_elements(&[1, 1 << 20], &vec![0_u8; 1 << 20]).unwrap();
         for named in [1 << 42, usize::MAX] {
-            let error = Places::new(None, named, None).put(share, (0, 1), &row, ("ps", "t")).unwrap_err();
+            let error = Places::new(None, named, None).put(share, (0, 1), (row.meta(), row.bytes()), ("ps", "t"));
+            let error = error.unwrap_err();
             assert!(matches!(error.code(), Code::ResourceExhausted | Code::InvalidArgument), "{error}");
         }
     }

@@ -2,48 +2,51 @@
 //! what may be in flight, so that one that is slow keeps no other from being asked.
 
 use std::{
-    collections::VecDeque,
     future::Future,
+    iter::zip,
     pin::Pin,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use sealane_runtime::Buffer;
-use sealane_transport::{
-    Code, Error, RecvOutcome, Tensor, Unreceived,
-    limits::ROW_IDS_MAX,
-    row_ids::{self, RowIds},
-};
+use sealane_runtime::{Buffer, MemoryKind};
+use sealane_transport::{Code, Error, RecvOutcome, Tensor, Unreceived, gathered_rows};
 
 use super::{
+    asking::{Asked, Owner, Span, Wanted},
     places::Places,
     sharding::ShardedTable,
-    shares::{Share, split},
+    shares::{Share, split_what_is_there},
 };
-use crate::{
-    Receiving, Task,
-    limits::{ROW_REQUESTS_MAX, ROWS_IN_FLIGHT_BYTES, ROWS_REQUEST_BYTES},
-};
+use crate::{Receiving, Task};
 
 /// How rows are pulled.
 #[derive(Debug)]
 pub struct RowsOptions {
-    /// The oldest version of the table that will do. Default: any.
+    /// The oldest version of the tables that will do. Default: any.
     pub min_version: i64,
     /// How long it may take. Default: the daemon's or the engine's `request_timeout`.
     pub timeout: Option<Duration>,
-    /// Memory for the rows, exactly as long as they are; it comes back with the outcome. Default: memory of the heap.
-    pub out: Option<Buffer>,
-    /// Rows whose owner is gone, or does not answer in time, are left out and named in [`PulledRows::missing`]; the others come.
-    /// Default: the call fails with the first error.
+    /// Rows that their table does not have, or whose owner is gone or does not answer in time, are left out and named in
+    /// [`PulledRows::missing`]; the others come. Default: the call fails with the first error.
     pub partial: bool,
 }
 
 impl Default for RowsOptions {
     fn default() -> Self {
-        Self { min_version: i64::MIN, timeout: None, out: None, partial: false }
+        Self { min_version: i64::MIN, timeout: None, partial: false }
     }
+}
+
+/// Rows of a table that are to be pulled.
+#[derive(Debug)]
+pub struct RowsWanted<'a> {
+    /// The table.
+    pub table: &'a ShardedTable,
+    /// The numbers of the rows.
+    pub ids: &'a [u64],
+    /// Memory for the rows, exactly as long as they are; it comes back with the outcome. `None`: memory of the heap.
+    pub out: Option<Buffer>,
 }
 
 /// Rows that were pulled.
@@ -60,7 +63,7 @@ pub struct PulledRows {
 /// Rows of one owner that did not come.
 #[derive(Debug)]
 pub struct MissingRows {
-    /// The owner.
+    /// The owner; empty for rows that lie beyond the whole table.
     pub owner: Box<str>,
     /// Their places in what was asked for, in no order.
     pub places: Vec<u32>,
@@ -68,47 +71,46 @@ pub struct MissingRows {
     pub error: Error,
 }
 
-/// A request for rows of one owner.
-struct Asked {
-    /// The number of its first row in the share, and how many it has.
-    first: usize,
-    count: usize,
-    receiving: Receiving,
+/// Rows that were not pulled.
+#[derive(Debug)]
+pub struct UnpulledRows {
+    /// Why.
+    pub error: Error,
+    /// The memory for the rows of each table, if some was given.
+    pub outs: Vec<Option<Buffer>>,
 }
 
-/// The rows of one owner, and how far they are.
-struct Part {
-    share: Share,
-    /// The number in the share of the first row that was not asked for; `None` if all were.
-    next: Option<usize>,
-    /// In the order of their rows.
-    asked: VecDeque<Asked>,
+impl From<UnpulledRows> for Error {
+    fn from(unpulled: UnpulledRows) -> Error {
+        unpulled.error
+    }
 }
 
-/// What is in flight of one owner at most.
-struct Most {
-    requests: usize,
-    /// Of one request.
-    rows: usize,
-    /// Of all of them, but for one request, which is always allowed.
-    in_flight: usize,
-}
-
-/// A pull of rows in progress: await it, or [`wait`](Self::wait). Dropping it cancels what has not come.
-#[must_use = "dropping it cancels the pull"]
-pub struct PullingRows {
-    task: Task,
+/// One table of a call.
+struct Table {
     table: ShardedTable,
+    places: Places,
+    missing: Vec<MissingRows>,
+    asked: usize,
+}
+
+/// A pull of rows of many tables in progress: await it, or [`wait`](Self::wait). Dropping it cancels what has not come.
+#[must_use = "dropping it cancels the pull"]
+pub struct PullingAllRows {
+    task: Task,
     min_version: i64,
     /// When it is late, or that it never is, if the caller has said so.
     until: Option<Option<Instant>>,
     partial: bool,
-    parts: Vec<Part>,
-    places: Places,
-    missing: Vec<MissingRows>,
-    /// It ended before it began.
+    tables: Vec<Table>,
+    owners: Vec<Owner>,
+    /// It ended before all came.
     failed: Option<Error>,
 }
+
+/// As [`PullingAllRows`], of one table.
+#[must_use = "dropping it cancels the pull"]
+pub struct PullingRows(PullingAllRows);
 
 impl Task {
     /// Pulls rows of a table by their numbers, from the memory of whoever has published them: no owner's process is woken. Rows may be
@@ -122,82 +124,114 @@ impl Task {
     /// # use sealane::{RowsOptions, ShardedTable, Task};
     /// # let task = Task::attach("worker0.train:2222")?;
     /// let users = ShardedTable::of("ps0.train:2222", "user")?;
-    /// let pulled = task.pull_rows(&users, &[7, 9, 7], RowsOptions::default()).wait()?;
+    /// let pulled = task.pull_rows(&users, &[7, 9, 7], &RowsOptions::default()).wait()?;
     /// println!("{:?}", pulled.rows.shape());
     /// # Ok::<(), sealane::Error>(())
     /// ```
-    pub fn pull_rows(&self, table: &ShardedTable, ids: &[u64], options: RowsOptions) -> PullingRows {
-        let RowsOptions { min_version, timeout, out, partial } = options;
-        let (mut shares, failed) = match split(table, ids) {
-            Ok(shares) => (shares, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        if shares.is_empty() && failed.is_none() {
-            // What no rows look like is known by their owners alone.
-            shares.push(Share::empty());
-        }
-        let mut pulling = PullingRows {
+    pub fn pull_rows(&self, table: &ShardedTable, ids: &[u64], options: &RowsOptions) -> PullingRows {
+        self.pull_rows_into(RowsWanted { table, ids, out: None }, options)
+    }
+
+    /// [`pull_rows`](Self::pull_rows) into memory of the caller's.
+    pub fn pull_rows_into(&self, wanted: RowsWanted<'_>, options: &RowsOptions) -> PullingRows {
+        PullingRows(self.pull_all_rows([wanted], options))
+    }
+
+    /// [`pull_rows`](Self::pull_rows) of many tables together, at a fraction of the cost each: what one owner has of all of them is
+    /// asked for by as few requests as there can be. A request is answered when all of its tables are there.
+    pub fn pull_all_rows<'w>(
+        &self,
+        wanted: impl IntoIterator<Item = RowsWanted<'w>>,
+        options: &RowsOptions,
+    ) -> PullingAllRows {
+        let &RowsOptions { min_version, timeout, partial } = options;
+        let mut pulling = PullingAllRows {
             task: self.for_its_own(),
-            table: table.clone(),
             min_version,
             until: timeout.map(|timeout| Instant::now().checked_add(timeout)),
             partial,
-            parts: shares.into_iter().map(|share| Part { share, next: Some(0), asked: VecDeque::new() }).collect(),
-            places: Places::new(out, ids.len(), table.row_bytes()),
-            missing: Vec::new(),
-            failed,
+            tables: Vec::new(),
+            owners: Vec::new(),
+            failed: None,
         };
+        wanted.into_iter().for_each(|wanted| pulling.add(wanted));
+        if pulling.failed.is_some() {
+            pulling.owners.clear();
+        }
         pulling.ask_all();
         pulling
     }
 }
 
-impl PullingRows {
+impl PullingAllRows {
+    /// Adds a table to what is to be asked for.
+    fn add(&mut self, RowsWanted { table, ids, out }: RowsWanted<'_>) {
+        let number = self.tables.len();
+        let places = Places::new(out, ids.len(), table.row_bytes());
+        self.tables.push(Table { table: table.clone(), places, missing: Vec::new(), asked: 0 });
+        let (mut shares, beyond) = match split_what_is_there(table, ids) {
+            Ok((_, Some((_, error)))) if !self.partial => return self.fail(error),
+            Ok(split) => split,
+            Err(error) => return self.fail(error),
+        };
+        if shares.is_empty() {
+            // What no rows look like is known by their owners alone.
+            shares.push(Share::empty());
+        }
+        let of_table = &mut self.tables[number];
+        of_table.asked = shares.iter().map(|share| share.rows.len()).sum();
+        of_table.missing.extend(beyond.map(|(places, error)| MissingRows { owner: "".into(), places, error }));
+        for share in shares {
+            let name = table.owner(share.owner);
+            let owner = match self.owners.iter().position(|owner| *owner.name == *name) {
+                Some(owner) => owner,
+                None => {
+                    self.owners.push(Owner::new(name));
+                    self.owners.len() - 1
+                }
+            };
+            self.owners[owner].wanted.push(Wanted::new(number, table.key(), share));
+        }
+    }
+
+    /// The call has failed; what was asked for is cancelled.
+    fn fail(&mut self, error: Error) {
+        self.failed.get_or_insert(error);
+        for owner in &mut self.owners {
+            owner.wanted.clear();
+            owner.asked.clear();
+        }
+    }
+
     /// Asks each owner for as much as may be in flight.
     fn ask_all(&mut self) {
-        (0..self.parts.len()).for_each(|part| self.ask(part));
+        (0..self.owners.len()).for_each(|owner| self.ask(owner));
     }
 
     /// Asks one owner.
-    fn ask(&mut self, part: usize) {
-        let most = Most::of(self.places.row_bytes(), self.parts.len());
-        let part = &mut self.parts[part];
-        let (mut encoded, mut spans) = (Vec::new(), Vec::new());
-        let mut in_flight = part.asked.iter().map(|asked| asked.count).sum::<usize>();
-        while let Some(first) = part.next
-            && part.asked.len() + spans.len() < most.requests
-            && (in_flight == 0 || in_flight + most.rows <= most.in_flight)
-        {
-            let rest = &part.share.rows[first..];
-            let mut bytes = Vec::new();
-            let count = row_ids::encode(&rest[..rest.len().min(most.rows)], &mut bytes);
-            part.next = (count < rest.len()).then_some(first + count);
-            in_flight += count;
-            spans.push((first, count));
-            encoded.push(bytes);
-        }
-        if spans.is_empty() {
+    fn ask(&mut self, owner: usize) {
+        let (owners, tables) = (self.owners.len(), &self.tables);
+        let owner = &mut self.owners[owner];
+        let requests = owner.next_requests(owners, |table| tables[table].places.row_bytes());
+        if requests.is_empty() {
             return;
         }
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let timeout = self.until.map(|until| until.map_or(Duration::MAX, left));
-        let wanted = encoded.iter().map(|bytes| RowIds::parse(bytes).expect("just encoded"));
-        let (owner, key) = (self.table.owner(part.share.owner), self.table.key());
-        let receivings = self.task.ask_rows((owner, key, self.min_version), timeout, wanted);
-        let asked = |((first, count), receiving)| Asked { first, count, receiving };
-        part.asked.extend(spans.into_iter().zip(receivings).map(asked));
+        let (named, spans): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+        let receivings = self.task.ask_rows((&owner.name, self.min_version), timeout, named);
+        owner.asked.extend(zip(spans, receivings).map(|(spans, receiving)| Asked { spans, receiving }));
     }
 
     /// Blocks until all rows have come, or the pull has failed: at the latest a second after its deadline.
     ///
     /// # Errors
-    /// InvalidArgument for a row that is not there, or memory of another length; Unavailable if an owner is gone; and as [`Error`]
-    /// says. `out` comes back with each.
+    /// As [`PullingRows::wait`].
     ///
     /// # Panics
     /// If the outcome was already taken.
-    pub fn wait(mut self) -> Result<PulledRows, Unreceived> {
-        if self.parts.len() > 1 && self.parts.iter().any(|part| part.next.is_some()) {
+    pub fn wait(mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
+        if self.owners.len() > 1 && self.owners.iter().any(Owner::has_more) {
             // Whichever owner answers is to be asked for more.
             let waiter = self.task.waiter();
             loop {
@@ -206,10 +240,10 @@ impl PullingRows {
                 }
             }
         }
-        for part in 0..self.parts.len() {
-            while let Some(Asked { first, count, receiving }) = self.parts[part].asked.pop_front() {
+        for owner in 0..self.owners.len() {
+            while let Some(Asked { spans, receiving }) = self.owners[owner].asked.pop_front() {
                 let outcome = receiving.wait();
-                self.came(part, (first, count), outcome);
+                self.came(owner, &spans, outcome);
             }
         }
         self.end()
@@ -219,7 +253,7 @@ impl PullingRows {
     ///
     /// # Panics
     /// If the outcome was already taken.
-    pub fn try_outcome(&mut self) -> Option<Result<PulledRows, Unreceived>> {
+    pub fn try_outcome(&mut self) -> Option<Result<Vec<PulledRows>, UnpulledRows>> {
         match self.look(|receiving| receiving.try_outcome().map_or(Poll::Pending, Poll::Ready)) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,
@@ -230,86 +264,136 @@ impl PullingRows {
     fn look(
         &mut self,
         mut outcome_of: impl FnMut(&mut Receiving) -> Poll<RecvOutcome>,
-    ) -> Poll<Result<PulledRows, Unreceived>> {
+    ) -> Poll<Result<Vec<PulledRows>, UnpulledRows>> {
         // What came may have had others asked for more, which is to be looked at too.
         let mut looking = true;
         while std::mem::take(&mut looking) {
-            for part in 0..self.parts.len() {
-                while let Some(Asked { first, count, receiving }) = self.parts[part].asked.front_mut()
-                    && let Poll::Ready(outcome) = outcome_of(receiving)
+            for owner in 0..self.owners.len() {
+                while let Some(asked) = self.owners[owner].asked.front_mut()
+                    && let Poll::Ready(outcome) = outcome_of(&mut asked.receiving)
                 {
-                    let at = (*first, *count);
-                    self.parts[part].asked.pop_front();
-                    self.came(part, at, outcome);
+                    let Asked { spans, .. } = self.owners[owner].asked.pop_front().expect("just looked at");
+                    self.came(owner, &spans, outcome);
                     looking = true;
                 }
             }
         }
-        match self.parts.iter().all(|part| part.asked.is_empty()) {
+        match self.owners.iter().all(|owner| owner.asked.is_empty()) {
             true => Poll::Ready(self.end()),
             false => Poll::Pending,
         }
     }
 
     /// Takes the outcome of one request in.
-    fn came(&mut self, at: usize, (first, count): (usize, usize), outcome: RecvOutcome) {
-        let (part, known) = (&mut self.parts[at], self.places.row_bytes());
-        let owner = self.table.owner(part.share.owner);
-        let put = outcome
-            .map_err(|unreceived| unreceived.error)
-            .and_then(|rows| self.places.put(&part.share, (first, count), &rows, (owner, self.table.key())));
-        // After an error the size of rows is learnt anew: it may be the reason.
-        self.table.set_row_bytes(self.places.row_bytes().filter(|_| put.is_ok()));
+    fn came(&mut self, owner: usize, spans: &[Span], outcome: RecvOutcome) {
+        let known = self.known();
+        spans.iter().for_each(|span| self.owners[owner].wanted[span.wanted].came());
+        let put = match outcome {
+            Ok(answer) => self.put(owner, spans, &answer),
+            Err(unreceived) => Err(unreceived.error),
+        };
+        for span in spans {
+            let Table { table, places, .. } = &self.tables[self.owners[owner].wanted[span.wanted].table];
+            // After an error the size of rows is learnt anew: it may be the reason.
+            table.set_row_bytes(places.row_bytes().filter(|_| put.is_ok()));
+        }
         match put {
             Ok(()) => {}
-            Err(error) if self.partial && is_of_one_owner(&error) => {
-                let mut missing: Vec<usize> = (first..first + count).collect();
-                if error.code() != Code::Aborted {
-                    // It is not asked for the rest.
-                    missing.extend(part.next.take().map_or(0..0, |next| next..part.share.rows.len()));
-                }
-                let places = missing.into_iter().flat_map(|index| part.share.places_of(index)).copied();
-                match self.missing.iter_mut().find(|missing| *missing.owner == *owner) {
-                    Some(missing) => missing.places.extend(places),
-                    None => self.missing.push(MissingRows { owner: owner.into(), places: places.collect(), error }),
-                }
-            }
-            Err(error) => {
-                self.failed.get_or_insert(error);
-                // The others are cancelled.
-                for part in &mut self.parts {
-                    part.next = None;
-                    part.asked.clear();
-                }
-            }
+            Err(error) if self.partial && is_of_one_owner(&error) => self.miss(owner, spans, &error),
+            Err(error) => self.fail(error),
         }
-        match known == self.places.row_bytes() {
-            true => self.ask(at),
+        match known == self.known() {
+            true => self.ask(owner),
             false => self.ask_all(),
         }
     }
 
-    fn end(&mut self) -> Result<PulledRows, Unreceived> {
-        if let Some(error) = self.failed.take() {
-            return Err(Unreceived { error, destination: self.places.take_memory() });
+    /// Tables of whose rows it is known how large they are.
+    fn known(&self) -> usize {
+        self.tables.iter().filter(|table| table.places.row_bytes().is_some()).count()
+    }
+
+    /// Puts what an owner has answered to its places.
+    ///
+    /// # Errors
+    /// Unavailable naming the owner, if it is no answer; those of [`Places::put`]; InvalidArgument for a row that the table does not
+    /// have, unless the call is partial.
+    fn put(&mut self, owner: usize, spans: &[Span], answer: &Tensor) -> Result<(), Error> {
+        let owner = &self.owners[owner];
+        let wrong =
+            |error: Error| Error::unavailable(&owner.name, format!("it sent something else than rows: {error}"));
+        if !matches!(answer.memory(), MemoryKind::Host) {
+            return Err(wrong(Error::invalid("they are in the memory of a device")));
         }
-        let Some(rows) = self.places.take() else {
-            // None of them has come, and nobody knows what they look like.
-            let error = self.missing.pop().map(|missing| missing.error).expect("the outcome was handed out before");
-            return Err(Unreceived { error, destination: self.places.take_memory() });
-        };
-        let asked = self.parts.iter().map(|part| part.share.rows.len()).sum();
-        Ok(PulledRows { rows: rows?, missing: std::mem::take(&mut self.missing), asked })
+        let parts = gathered_rows::read(answer.bytes(), spans.len()).map_err(wrong)?;
+        for (&Span { wanted, first, count }, part) in zip(spans, parts) {
+            let Wanted { table, share, .. } = &owner.wanted[wanted];
+            let Table { table, places, missing, .. } = &mut self.tables[*table];
+            let rows = &share.rows[first..first + count];
+            let there = rows.partition_point(|&row| row < part.table_rows);
+            places.put(share, (first, there), (&part.meta, part.rows), (&owner.name, table.key()))?;
+            let Some(&beyond) = rows.get(there) else { continue };
+            let row = table.sharding().row(share.owner, beyond);
+            let has = format!("which has {} rows", part.table_rows);
+            let of_all = if table.owners().len() > 1 { format!(" of {}", owner.name) } else { String::new() };
+            let error = Error::invalid(format!("row {row} of '{}'{of_all}, {has}", table.key()));
+            if !self.partial {
+                return Err(error);
+            }
+            note(missing, &owner.name, share.places_of_all(first + there..first + count), &error);
+        }
+        Ok(())
+    }
+
+    /// An owner did not answer a request.
+    fn miss(&mut self, owner: usize, spans: &[Span], error: &Error) {
+        let Owner { name, wanted, .. } = &mut self.owners[owner];
+        for &Span { wanted: at, first, count } in spans {
+            let Wanted { table, share, .. } = &wanted[at];
+            note(&mut self.tables[*table].missing, name, share.places_of_all(first..first + count), error);
+        }
+        if error.code() == Code::Aborted {
+            return;
+        }
+        // It is not asked for the rest.
+        for wanted in wanted {
+            let rest = wanted.stop();
+            if !rest.is_empty() {
+                let missing = &mut self.tables[wanted.table].missing;
+                note(missing, name, wanted.share.places_of_all(rest), error);
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
+        match self.failed.take().or_else(|| self.tables.iter().find_map(Table::is_unknown)) {
+            Some(error) => {
+                let outs = self.tables.iter_mut().map(|table| table.places.take_memory()).collect();
+                Err(UnpulledRows { error, outs })
+            }
+            None => Ok(self.tables.iter_mut().map(Table::end).collect()),
+        }
     }
 }
 
-impl Most {
-    /// With rows of so many bytes, of so many owners. Until that is known, one row of each is asked for.
-    fn of(row_bytes: Option<usize>, owners: usize) -> Self {
-        let Some(row_bytes) = row_bytes else { return Self { requests: 1, rows: 1, in_flight: 1 } };
-        let bytes = ROWS_IN_FLIGHT_BYTES / owners;
-        let rows = (ROWS_REQUEST_BYTES.min(bytes) / row_bytes.max(1)).clamp(1, ROW_IDS_MAX);
-        Self { requests: (ROW_REQUESTS_MAX / owners).max(1), rows, in_flight: bytes / row_bytes.max(1) }
+impl Table {
+    /// Why none of its rows has come, if that is so: nobody knows what they look like.
+    fn is_unknown(&self) -> Option<Error> {
+        let why = || self.missing.first().expect("the outcome was handed out before").error.clone();
+        (!self.places.are_known()).then(why)
+    }
+
+    fn end(&mut self) -> PulledRows {
+        let rows = self.places.take().expect("some rows have come");
+        PulledRows { rows, missing: std::mem::take(&mut self.missing), asked: self.asked }
+    }
+}
+
+/// Notes rows that did not come.
+fn note(missing: &mut Vec<MissingRows>, owner: &str, places: &[u32], error: &Error) {
+    match missing.iter_mut().find(|missing| *missing.owner == *owner && missing.error.code() == error.code()) {
+        Some(missing) => missing.places.extend(places),
+        None => missing.push(MissingRows { owner: owner.into(), places: places.into(), error: error.clone() }),
     }
 }
 
@@ -318,10 +402,48 @@ fn is_of_one_owner(error: &Error) -> bool {
     matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Aborted)
 }
 
+impl Future for PullingAllRows {
+    type Output = Result<Vec<PulledRows>, UnpulledRows>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.look(|receiving| Pin::new(receiving).poll(context))
+    }
+}
+
+impl PullingRows {
+    /// Blocks until all rows have come, or the pull has failed: at the latest a second after its deadline.
+    ///
+    /// # Errors
+    /// InvalidArgument for a row that is not there, or memory of another length; Unavailable if an owner is gone; and as [`Error`]
+    /// says. `out` comes back with each.
+    ///
+    /// # Panics
+    /// If the outcome was already taken.
+    pub fn wait(self) -> Result<PulledRows, Unreceived> {
+        of_one(self.0.wait())
+    }
+
+    /// Checks whether the pull has ended, without waiting; `None` while it has not. The outcome can be taken once.
+    ///
+    /// # Panics
+    /// If the outcome was already taken.
+    pub fn try_outcome(&mut self) -> Option<Result<PulledRows, Unreceived>> {
+        self.0.try_outcome().map(of_one)
+    }
+}
+
 impl Future for PullingRows {
     type Output = Result<PulledRows, Unreceived>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.look(|receiving| Pin::new(receiving).poll(context))
+        Pin::new(&mut self.0).poll(context).map(of_one)
+    }
+}
+
+/// The outcome of a pull of one table.
+fn of_one(outcome: Result<Vec<PulledRows>, UnpulledRows>) -> Result<PulledRows, Unreceived> {
+    match outcome {
+        Ok(mut all) => Ok(all.pop().expect("one table")),
+        Err(UnpulledRows { error, mut outs }) => Err(Unreceived { error, destination: outs.pop().flatten() }),
     }
 }

@@ -1,5 +1,7 @@
 //! Which rows are asked of which owner, and where each goes: every row is asked for once, however often it is named. Pure.
 
+use std::ops::Range;
+
 use sealane_transport::Error;
 
 use super::sharding::ShardedTable;
@@ -22,8 +24,14 @@ impl Share {
     /// The places of a row, by its number in `rows`.
     #[inline]
     pub(super) fn places_of(&self, index: usize) -> &[u32] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.places[start as usize..self.ends[index] as usize]
+        self.places_of_all(index..index + 1)
+    }
+
+    /// The places of consecutive rows.
+    #[inline]
+    pub(super) fn places_of_all(&self, indices: Range<usize>) -> &[u32] {
+        let end_of = |index: usize| if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        &self.places[end_of(indices.start)..end_of(indices.end)]
     }
 
     /// All places.
@@ -94,25 +102,46 @@ const RADIX_MIN: usize = 256;
 /// # Errors
 /// InvalidArgument naming a row that the table does not have, ResourceExhausted for more than [`ROWS_PER_CALL_MAX`].
 pub(super) fn split(table: &ShardedTable, ids: &[u64]) -> Result<Vec<Share>, Error> {
+    let (shares, beyond) = split_what_is_there(table, ids)?;
+    match beyond {
+        None => Ok(shares),
+        Some((_, error)) => Err(error),
+    }
+}
+
+/// Places of rows that the table does not have, and what is wrong with the first.
+pub(super) type Beyond = (Vec<u32>, Error);
+
+/// As [`split`], with the places of what the table does not have.
+///
+/// # Errors
+/// ResourceExhausted for more than [`ROWS_PER_CALL_MAX`].
+pub(super) fn split_what_is_there(table: &ShardedTable, ids: &[u64]) -> Result<(Vec<Share>, Option<Beyond>), Error> {
     if ids.len() > ROWS_PER_CALL_MAX {
         let reason =
             format!("{} rows of '{}' are named, at most {ROWS_PER_CALL_MAX} in one call", ids.len(), table.key());
         return Err(Error::full("rows of a call", reason));
     }
     let sharding = table.sharding();
-    if let Some(rows) = sharding.rows()
-        && let Some(missing) = ids.iter().find(|&&id| id >= rows)
-    {
-        return Err(Error::invalid(format!("row {missing} of '{}', which has {rows} rows", table.key())));
-    }
+    let rows = sharding.rows().unwrap_or(u64::MAX);
+    let first_beyond = ids.iter().position(|&id| sharding.rows().is_some() && id >= rows);
     let owners = sharding.owners();
     let mut named: Vec<Vec<(u64, u32)>> = (0..owners).map(|_| Vec::with_capacity(ids.len() / owners)).collect();
+    let mut beyond = first_beyond.map(|first| {
+        let reason = format!("row {} of '{}', which has {rows} rows", ids[first], table.key());
+        (Vec::new(), Error::invalid(reason))
+    });
     for (place, &id) in ids.iter().enumerate() {
-        let (owner, local) = sharding.place(id);
-        named[owner].push((local, place as u32));
+        match &mut beyond {
+            Some((places, _)) if id >= rows => places.push(place as u32),
+            _ => {
+                let (owner, local) = sharding.place(id);
+                named[owner].push((local, place as u32));
+            }
+        }
     }
     let with_rows = named.into_iter().enumerate().filter(|(_, named)| !named.is_empty());
-    Ok(with_rows.map(|(owner, named)| Share::of(owner, named)).collect())
+    Ok((with_rows.map(|(owner, named)| Share::of(owner, named)).collect(), beyond))
 }
 
 #[cfg(test)]

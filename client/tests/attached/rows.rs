@@ -47,12 +47,12 @@ fn a_task_detaches_although_its_table_is_there() {
     let tensor = Tensor::new(TensorMeta::new(DType::U8, &[1000, 64]).unwrap(), rows).unwrap();
     let table = ps.publish_table("user", tensor, TableOptions::default()).unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
-    worker.pull_rows(&users, &[7], RowsOptions::default()).wait().unwrap();
+    worker.pull_rows(&users, &[7], &RowsOptions::default()).wait().unwrap();
     drop(ps);
     // Its place is free again, and nothing that it had published is there.
     daemon.until_detached(&peers()[0]);
     let options = RowsOptions { timeout: Some(Duration::from_millis(100)), ..RowsOptions::default() };
-    assert!(worker.pull_rows(&users, &[7], options).wait().is_err());
+    assert!(worker.pull_rows(&users, &[7], &options).wait().is_err());
     drop(table);
 }
 
@@ -63,11 +63,11 @@ fn a_pull_may_have_no_limit_of_time() {
     let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let forever = || RowsOptions { timeout: Some(Duration::MAX), ..RowsOptions::default() };
-    let pulling = worker.pull_rows(&users, &[1], forever());
+    let pulling = worker.pull_rows(&users, &[1], &forever());
     let rows = Tensor::from_elements(&[2, 2], &[1_u8, 2, 3, 4]).unwrap();
     let table = ps.publish_table("user", rows, TableOptions::default()).unwrap();
     assert_eq!(pulling.wait().unwrap().rows.bytes(), [3, 4]);
-    assert_eq!(worker.pull_rows(&users, &[0], forever()).wait().unwrap().rows.bytes(), [1, 2]);
+    assert_eq!(worker.pull_rows(&users, &[0], &forever()).wait().unwrap().rows.bytes(), [1, 2]);
     drop(table);
 }
 
@@ -92,7 +92,7 @@ fn a_table_moves_to_the_next_daemon_with_what_was_written() {
     let worker = to(&daemon).attach().unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let pulled = |ids: &[u64]| {
-        let pulled = worker.pull_rows(&users, ids, RowsOptions::default()).wait().unwrap();
+        let pulled = worker.pull_rows(&users, ids, &RowsOptions::default()).wait().unwrap();
         pulled.rows.bytes().chunks(64).map(|row| row[0]).collect::<Vec<_>>()
     };
     assert_eq!(pulled(&[5, 6, 7]), [5, 6, 1]);
@@ -127,7 +127,7 @@ fn more_rows_come_than_the_arena_holds() {
     let ids: Vec<u64> = (0..8192).collect();
     // Once with rows of a size that is not known, and once with those that came before.
     for _ in 0..2 {
-        let pulled = worker.pull_rows(&table, &ids, RowsOptions::default()).wait().unwrap();
+        let pulled = worker.pull_rows(&table, &ids, &RowsOptions::default()).wait().unwrap();
         assert!(are_pages(pulled.rows.bytes(), 0));
     }
 }
@@ -145,7 +145,7 @@ fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
     let table = ShardedTable::new("page", [worker.name(), ps.name()], sharding).unwrap();
     let ids: Vec<u64> = (0..2 * rows).collect();
     let options = RowsOptions { partial: true, timeout: Some(Duration::from_secs(1)), ..RowsOptions::default() };
-    let pulled = worker.pull_rows(&table, &ids, options).wait().unwrap();
+    let pulled = worker.pull_rows(&table, &ids, &options).wait().unwrap();
     let [missing] = &pulled.missing[..] else { panic!("{:?}", pulled.missing.len()) };
     assert_eq!((&*missing.owner, missing.error.code()), (worker.name(), Code::DeadlineExceeded));
     let mut places = missing.places.clone();

@@ -7,8 +7,8 @@ use std::{
 };
 
 use sealane::{
-    AcceptOptions, Acceptor, Buffer, Code, DType, Keys, RowUpdate, RowsOptions, SendOptions, ShardedTable, Sharding,
-    SumRows, TableOptions, TableRows, Task, Tensor, TensorMeta,
+    AcceptOptions, Acceptor, Buffer, Code, DType, Keys, RowUpdate, RowsOptions, RowsWanted, SendOptions, ShardedTable,
+    Sharding, SumRows, TableOptions, TableRows, Task, Tensor, TensorMeta,
 };
 
 macro_rules! all {
@@ -20,6 +20,8 @@ macro_rules! all {
             a_table_that_comes_later_is_waited_for,
             rows_that_are_missing_are_left_out_where_that_is_asked_for,
             more_rows_than_one_request_names_come_together,
+            rows_of_many_tables_come_together,
+            a_row_that_is_not_there_takes_no_other_along,
             a_written_row_is_seen,
             small_tables_are_seen_as_they_are_written,
             no_row_is_torn_while_it_is_written,
@@ -57,16 +59,18 @@ pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
     ps.publish_table("user", table(ps, 1000, whole), TableOptions::default()).unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let ids = [999, 0, 5, 999, 5, 17];
-    let pulled = worker.pull_rows(&users, &ids, RowsOptions::default()).wait().unwrap();
+    let pulled = worker.pull_rows(&users, &ids, &RowsOptions::default()).wait().unwrap();
     assert_eq!((pulled.asked, pulled.missing.len(), &pulled.rows.shape()[..]), (4, 0, &[6, DIM][..]));
     assert_eq!(firsts(&pulled.rows), ids.map(|id| id as f32));
     // Into memory of the caller's, which it gets back.
     let out = worker.alloc(6 * 64).unwrap();
     let at = out.as_ptr();
-    let pulled =
-        worker.pull_rows(&users, &ids, RowsOptions { out: Some(out), ..RowsOptions::default() }).wait().unwrap();
+    let pulled = worker
+        .pull_rows_into(RowsWanted { table: &users, ids: &ids, out: Some(out) }, &RowsOptions::default())
+        .wait()
+        .unwrap();
     assert_eq!((pulled.rows.bytes().as_ptr(), firsts(&pulled.rows)), (at, ids.map(|id| id as f32).to_vec()));
-    let none = worker.pull_rows(&users, &[], RowsOptions::default()).wait().unwrap();
+    let none = worker.pull_rows(&users, &[], &RowsOptions::default()).wait().unwrap();
     assert_eq!((&none.rows.shape()[..], none.rows.dtype()), (&[0, DIM][..], DType::F32));
 }
 
@@ -82,7 +86,7 @@ pub fn rows_of_a_table_in_parts_come_from_all_owners(ps: &Task, worker: &Task) {
         }
         let parts = ShardedTable::new(key, [ps.name(), worker.name()], sharding).unwrap();
         let ids: Vec<u64> = (0..300).map(|at| at * 37 % 101).collect();
-        let pulled = worker.pull_rows(&parts, &ids, RowsOptions::default()).wait().unwrap();
+        let pulled = worker.pull_rows(&parts, &ids, &RowsOptions::default()).wait().unwrap();
         assert_eq!(firsts(&pulled.rows), ids.iter().map(|&id| id as f32).collect::<Vec<_>>(), "{key}");
         assert_eq!(pulled.asked, 101);
     }
@@ -92,7 +96,7 @@ pub fn what_cannot_be_pulled_says_why(ps: &Task, worker: &Task) {
     ps.publish_table("user", table(ps, 10, whole), TableOptions::default()).unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let refuse = |table: &ShardedTable, ids: &[u64], out: Option<Buffer>| {
-        worker.pull_rows(table, ids, RowsOptions { out, ..RowsOptions::default() }).wait().unwrap_err()
+        worker.pull_rows_into(RowsWanted { table, ids, out }, &RowsOptions::default()).wait().unwrap_err()
     };
     let unreceived = refuse(&users, &[1, 10], None);
     assert_eq!(unreceived.error.code(), Code::InvalidArgument);
@@ -115,10 +119,10 @@ pub fn what_cannot_be_pulled_says_why(ps: &Task, worker: &Task) {
 pub fn a_table_that_comes_later_is_waited_for(ps: &Task, worker: &Task) {
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let timeout = Some(Duration::from_millis(1));
-    let late = worker.pull_rows(&users, &[3], RowsOptions { timeout, ..RowsOptions::default() }).wait().unwrap_err();
+    let late = worker.pull_rows(&users, &[3], &RowsOptions { timeout, ..RowsOptions::default() }).wait().unwrap_err();
     assert_eq!(late.error.code(), Code::DeadlineExceeded);
     let options = |min_version| RowsOptions { min_version, ..RowsOptions::default() };
-    let (first, third) = (worker.pull_rows(&users, &[3], options(1)), worker.pull_rows(&users, &[3], options(3)));
+    let (first, third) = (worker.pull_rows(&users, &[3], &options(1)), worker.pull_rows(&users, &[3], &options(3)));
     let table = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 1, torn: false }).unwrap();
     assert_eq!(firsts(&first.wait().unwrap().rows), [3.]);
     table.set_version(2).unwrap();
@@ -134,7 +138,7 @@ pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, wor
     let parts = ShardedTable::new("user", [ps.name(), worker.name()], Sharding::modulo(100, 2).unwrap()).unwrap();
     let timeout = Some(Duration::from_millis(300));
     let options = || RowsOptions { partial: true, timeout, ..RowsOptions::default() };
-    let pulled = worker.pull_rows(&parts, &[0, 1, 4, 3], options()).wait().unwrap();
+    let pulled = worker.pull_rows(&parts, &[0, 1, 4, 3], &options()).wait().unwrap();
     let [missing] = &pulled.missing[..] else { panic!("{:?}", pulled.missing) };
     let mut places = missing.places.clone();
     places.sort_unstable();
@@ -146,9 +150,9 @@ pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, wor
     assert_eq!([0, 1, 2, 3].map(|row| numbers[row * DIM as usize + 1]), [0.01, 0., 2.01, 0.]);
     // Of no row is known what it looks like.
     let out = Some(Buffer::from_vec(vec![0; 128]));
-    let all = worker.pull_rows(&parts, &[1, 3], RowsOptions { out, ..options() }).wait().unwrap_err();
+    let all = worker.pull_rows_into(RowsWanted { table: &parts, ids: &[1, 3], out }, &options()).wait().unwrap_err();
     assert_eq!((all.error.code(), all.destination.map(|out| out.len())), (Code::DeadlineExceeded, Some(128)));
-    let whole = worker.pull_rows(&parts, &[0, 1], RowsOptions { timeout, ..RowsOptions::default() }).wait();
+    let whole = worker.pull_rows(&parts, &[0, 1], &RowsOptions { timeout, ..RowsOptions::default() }).wait();
     assert_eq!(whole.unwrap_err().error.code(), Code::DeadlineExceeded);
 }
 
@@ -156,9 +160,60 @@ pub fn more_rows_than_one_request_names_come_together(ps: &Task, worker: &Task) 
     ps.publish_table("user", table(ps, 20_000, whole), TableOptions::default()).unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let ids: Vec<u64> = (0..30_000).map(|at| at * 7919 % 20_000).collect();
-    let pulled = worker.pull_rows(&users, &ids, RowsOptions::default()).wait().unwrap();
+    let pulled = worker.pull_rows(&users, &ids, &RowsOptions::default()).wait().unwrap();
     assert!(firsts(&pulled.rows) == ids.iter().map(|&id| id as f32).collect::<Vec<_>>());
     assert_eq!(pulled.asked, 20_000);
+}
+
+pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
+    // Some on one owner, some on two; of different types and sizes, of many rows and none.
+    let wide = Tensor::from_elements(&[3, 2, 2], &(0..12).collect::<Vec<i64>>()).unwrap();
+    ps.publish_table("wide", wide, TableOptions::default()).unwrap();
+    let sharding = Sharding::hash(1000, 2).unwrap();
+    for (owner, task) in [ps, worker].into_iter().enumerate() {
+        let part = table(task, sharding.rows_of(owner), |local| sharding.row(owner, local) as f32);
+        task.publish_table("user", part, TableOptions::default()).unwrap();
+    }
+    let wide = ShardedTable::of(ps.name(), "wide").unwrap();
+    let users = ShardedTable::new("user", [ps.name(), worker.name()], sharding).unwrap();
+    let many: Vec<u64> = (0..5000).map(|at| at * 7 % 1000).collect();
+    // Once with rows of a size that is not known.
+    for _ in 0..2 {
+        let wanted = |table, ids| RowsWanted { table, ids, out: None };
+        let all = [wanted(&users, &many[..]), wanted(&wide, &[2, 0]), wanted(&users, &[]), wanted(&users, &[5, 5])];
+        let pulled = worker.pull_all_rows(all, &RowsOptions::default()).wait().unwrap();
+        let [first, wide, none, twice] = &pulled[..] else { panic!("{} of 4", pulled.len()) };
+        assert!(firsts(&first.rows) == many.iter().map(|&id| id as f32).collect::<Vec<_>>());
+        assert_eq!(wide.rows.elements::<i64>().unwrap(), [8, 9, 10, 11, 0, 1, 2, 3]);
+        assert_eq!((&none.rows.shape()[..], firsts(&twice.rows)), (&[0, DIM][..], vec![5., 5.]));
+        assert_eq!(pulled.iter().map(|pulled| pulled.asked).collect::<Vec<_>>(), [1000, 2, 0, 1]);
+    }
+    assert!(worker.pull_all_rows([], &RowsOptions::default()).wait().unwrap().is_empty());
+    // All memory comes back when one cannot be had.
+    let out = || Some(Buffer::from_vec(vec![0; 64]));
+    let all = [&[5][..], &[1000]].map(|ids| RowsWanted { table: &users, ids, out: out() });
+    let unpulled = worker.pull_all_rows(all, &RowsOptions::default()).wait().unwrap_err();
+    assert!(unpulled.error.to_string().contains("row 1000 of 'user', which has 1000 rows"), "{}", unpulled.error);
+    assert!(unpulled.outs.iter().all(|out| out.as_ref().is_some_and(|out| out.len() == 64)));
+}
+
+pub fn a_row_that_is_not_there_takes_no_other_along(ps: &Task, worker: &Task) {
+    for (task, rows) in [(ps, 10), (worker, 4)] {
+        task.publish_table("user", table(task, rows, whole), TableOptions::default()).unwrap();
+    }
+    // The worker has fewer rows than the table should have of it.
+    let parts = ShardedTable::new("user", [ps.name(), worker.name()], Sharding::range(20, 2).unwrap()).unwrap();
+    let whole = worker.pull_rows(&parts, &[3, 19], &RowsOptions::default()).wait().unwrap_err().error;
+    assert!(whole.to_string().contains(&format!("row 19 of 'user' of {}, which has 4 rows", worker.name())), "{whole}");
+    let partial = RowsOptions { partial: true, ..RowsOptions::default() };
+    let pulled = worker.pull_rows(&parts, &[19, 3, 99, 13, 14, 9], &partial).wait().unwrap();
+    let numbers = pulled.rows.elements::<f32>().unwrap();
+    assert_eq!([1, 3, 5].map(|row| numbers[row * DIM as usize + 1]), [3.01, 3.01, 9.01]);
+    let mut missing: Vec<_> = pulled.missing.iter().map(|missing| (&*missing.owner, missing.places.clone())).collect();
+    missing.iter_mut().for_each(|(_, places)| places.sort_unstable());
+    assert_eq!(missing, [("", vec![2]), (worker.name(), vec![0, 4])]);
+    assert!(pulled.missing.iter().all(|missing| missing.error.code() == Code::InvalidArgument));
+    assert!(pulled.missing[0].error.to_string().contains("row 99 of 'user', which has 20 rows"));
 }
 
 pub fn a_written_row_is_seen(ps: &Task, worker: &Task) {
@@ -171,7 +226,7 @@ pub fn a_written_row_is_seen(ps: &Task, worker: &Task) {
         };
         written.update(&[7, 8, 7], &rows(&[-1., -2., -3.])).unwrap();
         written.add(&[8, 9, 9], &rows(&[0.5, 100., 1000.])).unwrap();
-        let pulled = worker.pull_rows(&users, &[6, 7, 8, 9], RowsOptions::default()).wait().unwrap();
+        let pulled = worker.pull_rows(&users, &[6, 7, 8, 9], &RowsOptions::default()).wait().unwrap();
         let numbers = pulled.rows.elements::<f32>().unwrap();
         assert_eq!([numbers[0], numbers[16], numbers[32], numbers[48]], [6., -3., -1.5, 1109.]);
         let error = written.update(&[1, 1000], &rows(&[0., 0.])).unwrap_err();
@@ -191,7 +246,7 @@ pub fn small_tables_are_seen_as_they_are_written(ps: &Task, worker: &Task) {
         let counts = ShardedTable::of(ps.name(), "count").unwrap();
         written.add(&[2, 2, 0], &Tensor::from_elements(&[3], &[10, 20, i32::MAX]).unwrap()).unwrap();
         written.add(&[0], &Tensor::from_elements(&[1], &[1]).unwrap()).unwrap();
-        let pulled = worker.pull_rows(&counts, &[1, 2, 0], RowsOptions::default()).wait().unwrap();
+        let pulled = worker.pull_rows(&counts, &[1, 2, 0], &RowsOptions::default()).wait().unwrap();
         assert_eq!(pulled.rows.elements::<i32>().unwrap(), [1, 32, i32::MIN]);
         assert_eq!(pulled.rows.shape()[..], [3]);
     }
@@ -240,7 +295,7 @@ pub fn rows_stay_whole(ps: &Task, workers: &[&Task], is_enough: impl Fn(usize) -
                 while !is_enough(pulls) || changes < 2 {
                     let at = pulls % tables.len();
                     // A row that is written again and again may be given up, and is asked for once more.
-                    let pulled = match worker.pull_rows(&users[at], &ids, RowsOptions::default()).wait() {
+                    let pulled = match worker.pull_rows(&users[at], &ids, &RowsOptions::default()).wait() {
                         Err(unreceived) if unreceived.error.code() == Code::Aborted => continue,
                         pulled => pulled.unwrap(),
                     };

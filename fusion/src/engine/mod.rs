@@ -240,6 +240,7 @@ impl Engine {
                 latencies: metrics.latencies.figures(),
                 peers: metrics.peer_figures(),
                 clients: metrics.client_figures(),
+                tables: metrics.table_figures(),
                 slab_send_bytes_max: settings.slab_send_bytes as u64,
                 slab_receive_bytes_max: settings.slab_receive_bytes as u64,
             }

@@ -13,7 +13,7 @@ use super::recall::{Name, NameTag, Recall};
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
 use crate::node::{Node, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
-use sealane_transport::row_ids::{RowIds, RowIdsBuf};
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::tensor::Tensor;
 
 /// A task of an [`Engine`], for any thread. Cheap to clone; keeps the engine running.
@@ -130,32 +130,31 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
-    /// Asks for rows of a table that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
-    /// has: see [`RowIds`]. Each comes as one tensor, its rows in the order in which they are named.
-    pub fn pull_rows<'w>(
+    /// Asks for rows of tables that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
+    /// has: see [`NamedRows`]. Each comes as [one tensor](sealane_transport::gathered_rows).
+    pub fn pull_rows(
         &self,
         from: &str,
-        key: &str,
         min_version: i64,
         timeout: Option<Duration>,
-        wanted: impl IntoIterator<Item = RowIds<'w>>,
+        wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Receiving> {
         let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (mut receivers, mut asks) = (Vec::new(), Vec::new());
-        for ids in wanted {
+        for rows in wanted {
             let (sender, receiver) = oneshot::channel();
             let (recall, tag) = self.recall(from);
             receivers.push((receiver, recall));
-            asks.push((RowIdsBuf::from(ids), RecvWaiter::Channel(sender), tag));
+            asks.push((rows, RecvWaiter::Channel(sender), tag));
         }
-        let (local, peer, key) = (self.place, from.to_owned(), key.to_owned());
+        let (local, peer) = (self.place, from.to_owned());
         let submitted = self.submit(from, move |node, now| {
             let pair = node.pair(local, &peer);
-            for (ids, waiter, tag) in asks {
+            for (rows, waiter, tag) in asks {
                 match &pair {
                     &Ok(pair) => {
-                        let (ids, deadline) = (ids.as_ids(), deadline(now, timeout));
-                        let request = RowsRequest { pair, key: &key, ids, min_version, deadline, waiter };
+                        let (rows, deadline) = (rows.as_rows(), deadline(now, timeout));
+                        let request = RowsRequest { pair, rows, min_version, deadline, waiter };
                         write_on(&tag, node.pull_rows(now, request));
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),

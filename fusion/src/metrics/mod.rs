@@ -12,6 +12,7 @@ mod client;
 mod latency;
 mod peer;
 mod seqlock;
+mod table;
 mod traffic;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,6 +30,8 @@ pub use latency::{LatencyFigures, Operation};
 pub(crate) use peer::PeerMetrics;
 pub use peer::{PathState, PeerCounters, PeerFigures, PeerPath};
 pub(crate) use seqlock::SeqLock;
+pub(crate) use table::TableMetrics;
+pub use table::{TableCounters, TableFigures};
 pub(crate) use traffic::TrafficMetrics;
 pub use traffic::{TrafficCounters, TrafficFigures};
 
@@ -42,6 +45,7 @@ pub(crate) struct NodeMetrics {
     pub(crate) latencies: Latencies,
     pub(crate) peers: Roll<PeerMetrics>,
     pub(crate) clients: Roll<ClientMetrics>,
+    pub(crate) tables: Roll<TableMetrics>,
 }
 
 impl NodeMetrics {
@@ -52,6 +56,7 @@ impl NodeMetrics {
             latencies: Latencies::new(kinds),
             peers: Roll::default(),
             clients: Roll::default(),
+            tables: Roll::default(),
         }
     }
 
@@ -64,6 +69,12 @@ impl NodeMetrics {
     pub(crate) fn client_figures(&self) -> Vec<ClientFigures> {
         let mut figures: Vec<ClientFigures> = self.clients.all().iter().map(|client| client.figures()).collect();
         figures.sort_by(|one, other| one.task.cmp(&other.task));
+        figures
+    }
+
+    pub(crate) fn table_figures(&self) -> Vec<TableFigures> {
+        let mut figures: Vec<TableFigures> = self.tables.all().iter().map(|table| table.figures()).collect();
+        figures.sort_by(|one, other| (&one.task, &one.table).cmp(&(&other.task, &other.table)));
         figures
     }
 }
@@ -136,6 +147,8 @@ pub struct ShardFigures {
     pub peers: Vec<PeerFigures>,
     /// Attached clients of this host, sorted by task.
     pub clients: Vec<ClientFigures>,
+    /// Tables of which it has gathered rows, sorted by task and table; at most 1,024.
+    pub tables: Vec<TableFigures>,
     /// Bytes of the send slab.
     pub slab_send_bytes_max: u64,
     /// Bytes of the receive slab.

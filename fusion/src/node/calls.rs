@@ -86,8 +86,8 @@ impl Node {
         }
     }
 
-    /// Asks for rows of a table that the pair's peer has published or will publish. They come as one tensor, in the order in which
-    /// they are named; the ticket cancels.
+    /// Asks for rows of tables that the pair's peer has published or will publish. They come as one
+    /// [tensor](sealane_transport::gathered_rows), each table's in the order in which they are named; the ticket cancels.
     pub fn pull_rows(&mut self, now: Instant, rows: RowsRequest<'_>) -> Option<Ticket> {
         let pair = &self.context.pairs[rows.pair];
         let (consumer, mirror) = (pair.local, pair.mirror);

@@ -7,7 +7,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
-use sealane_transport::row_ids::RowIdsBuf;
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::session::Ask;
 use sealane_transport::wire::Hello;
 use sealane_transport::{Error, Handle};
@@ -33,8 +33,8 @@ struct Unasked {
     destination: Option<Buffer>,
     waiter: RecvWaiter,
     fused: bool,
-    /// The rows that it asks for, if it is of a table.
-    rows: Option<RowIdsBuf>,
+    /// The rows that it asks for, if it does not ask for a tensor.
+    rows: Option<NamedRowsBuf>,
 }
 
 /// What waits for a session and has not been sent, to be asked elsewhere.
@@ -138,7 +138,7 @@ impl Node {
         {
             let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
             let moved = if let Some(rows) = rows {
-                self.pull_rows(now, RowsRequest { pair, key, ids: rows.as_ids(), min_version: step, deadline, waiter })
+                self.pull_rows(now, RowsRequest { pair, rows: rows.as_rows(), min_version: step, deadline, waiter })
             } else {
                 self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused })
             };

@@ -9,7 +9,7 @@ use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::node::{PushRequest, RecvRequest, RecvWaiter, SendWaiter};
 use sealane_fusion::{AcceptOptions, AcceptQueue, RecvOutcome, SendOutcome, Tensor};
 use sealane_transport::Meta;
-use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
@@ -103,7 +103,7 @@ impl World {
         let is_inline = bytes <= INLINE_BYTES_MAX && script.yes();
         let payload = if is_inline { PayloadAt::Inline(&inline[..bytes]) } else { PayloadAt::Arena(span) };
         let meta = if script.below(8) == 0 { Meta::from_slice(script.bytes(40)) } else { vector(bytes as u64) };
-        let (meta, mut packed) = (&meta[..], Vec::new());
+        let (meta, mut packed, mut named) = (&meta[..], Vec::new(), NamedRowsBuf::default());
         let freed = [if script.yes() { self.tokens.pop().unwrap_or(1) } else { script.number() }, script.number()];
         let submission = match kind {
             0 | 1 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
@@ -121,9 +121,10 @@ impl World {
             8 => Submission::Pull { call, plan: number, min_version: step, timeout_ms, views: script.yes() },
             9 => Submission::ClosePlan { plan: number },
             21 => {
-                row_ids::encode(&[script.number(), script.byte().into()], &mut packed);
-                let ids = RowIds::parse(&packed).expect("just encoded");
-                Submission::Rows { call, peer, min_version: step, timeout_ms, key, ids }
+                for key in KEYS.into_iter().take(script.below(3) + 1) {
+                    named.name(key, &[script.number(), script.byte().into()], |_| 2);
+                }
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows: named.as_rows() }
             }
             10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
             11 => {

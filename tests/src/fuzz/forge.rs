@@ -1,7 +1,7 @@
 //! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
 
 use sealane_transport::limits::TRANSFERS_MAX;
-use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
     PushWant, Request, Response, RowsRequest,
@@ -177,11 +177,13 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         29 => {
             let (id, min_version, timeout_ms) = (handle(script), script.number() as i64, script.byte().into());
             let (consumer, producer) = (script.below(3) as u16, script.below(3) as u16);
-            let numbers: Vec<u64> = (0..script.below(ENTRIES_MAX)).map(|_| script.number()).collect();
-            let mut ids = Vec::new();
-            row_ids::encode(&numbers, &mut ids);
-            let (key, ids) = (text(script), RowIds::parse(&ids).expect("just encoded"));
-            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, key, ids });
+            let mut named = NamedRowsBuf::default();
+            for _ in 0..=script.below(3) {
+                let numbers: Vec<u64> = (0..script.below(ENTRIES_MAX)).map(|_| script.number()).collect();
+                named.name(text(script), &numbers, |count| count as u32);
+            }
+            let rows = named.as_rows();
+            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, rows });
         }
         _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }

@@ -6,6 +6,7 @@ use sealane_transport::limits::{
     FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, ROW_IDS_MAX,
     SET_KEYS_MAX, TABLE_KEY_BYTES_MAX,
 };
+use sealane_transport::named_rows::OfTable;
 use sealane_transport::wire::{FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse, text};
 
 use super::assert_says;
@@ -52,7 +53,8 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
             group.end();
         }
         Frame::Rows(rows) => {
-            assert!(rows.key.len() <= TABLE_KEY_BYTES_MAX && rows.ids.len() <= ROW_IDS_MAX);
+            let fits = |table: OfTable<'_>| table.key.len() <= TABLE_KEY_BYTES_MAX && table.ids.len() <= ROW_IDS_MAX;
+            assert!(rows.rows.iter().all(fits));
             writer.rows(rows);
         }
         Frame::Response(response) => {

@@ -2,7 +2,7 @@
 //! the client reads. A record may hold anything.
 
 use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
-use sealane_transport::row_ids::RowIds;
+use sealane_transport::named_rows::NamedRows;
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
 use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
 use sealane_transport::{Error, Operation, TensorMeta, tensor::DType};
@@ -100,7 +100,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
     let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
     let (meta, key, span) = (meta.as_wire(), "dense/kernel", Span { offset: 4096, len: 8 });
     let (inline, arena) = (PayloadAt::Inline(&[7; 8]), PayloadAt::Arena(span));
-    let ids = RowIds::parse(&[2, 5, 0, 0xa7, 2]).expect("three rows");
+    let rows = NamedRows::parse(&[1, 0, 5, 0, 4, 0, 0, 0, b't', 2, 5, 0, 0xa7, 2]).expect("three rows");
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w0", "w1"].into_iter(), &mut packed).expect("two keys fit");
     let submissions = [
@@ -123,7 +123,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
         ([12, 0], Submission::PlanKeys { plan: 1, keys }),
         ([13, 0], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: false }),
         ([13, 1], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: true }),
-        ([22, 0], Submission::Rows { call: 3, peer: 1, min_version: 2, timeout_ms: 100, key, ids }),
+        ([22, 0], Submission::Rows { call: 3, peer: 1, min_version: 2, timeout_ms: 100, rows }),
         ([14, 0], Submission::ClosePlan { plan: 1 }),
         ([20, 0], Submission::PlanPlace { call: 9, plan: 1, index: 1, span }),
         ([15, 1], Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena }),

@@ -2,7 +2,11 @@
 
 use sealane::{Accepted, RowUpdate};
 use sealane_runtime::Buffer;
-use sealane_transport::limits::{META_BYTES_MAX, ROW_IDS_BYTES_MAX, ROW_IDS_MAX};
+use sealane_transport::gathered_rows::{self, Part};
+use sealane_transport::limits::{
+    META_BYTES_MAX, NAMED_TABLES_MAX, ROW_IDS_BYTES_MAX, ROW_IDS_MAX, TABLE_KEY_BYTES_MAX,
+};
+use sealane_transport::named_rows::{NamedRows, NamedRowsBuf, OfTable};
 use sealane_transport::row_ids::{self, RowIds};
 use sealane_transport::tensor::{DType, Tensor, TensorMeta};
 
@@ -16,6 +20,8 @@ pub(super) fn run(input: &[u8]) {
     match input.split_first() {
         Some((0, numbers)) => read_numbers(numbers),
         Some((1, pushed)) => read_pushed(tensor(pushed)),
+        Some((2, named)) => read_named(named),
+        Some((3, answer)) => read_answer(answer),
         // With metadata of its own: as the target `tensor` has it.
         Some((_, rest)) => {
             let Some((&length, rest)) = rest.split_first() else { return };
@@ -38,10 +44,42 @@ fn read_numbers(bytes: &[u8]) {
     ids.decode(&mut numbers);
     assert_eq!((numbers.len(), numbers.is_empty()), (ids.len(), ids.is_empty()));
     let mut encoded = Vec::new();
-    let count = row_ids::encode(&numbers, &mut encoded);
+    let count = row_ids::encode(&numbers, ROW_IDS_BYTES_MAX, &mut encoded);
     RowIds::parse(&encoded).expect("just encoded").decode(&mut again);
     assert_eq!(again, numbers[..count]);
     assert!(count == numbers.len() || count > 0 && encoded.len() <= ROW_IDS_BYTES_MAX);
+}
+
+fn read_named(bytes: &[u8]) {
+    let rows = match NamedRows::parse(bytes) {
+        Err(error) => return assert_says(&error),
+        Ok(rows) => rows,
+    };
+    assert!((1..=NAMED_TABLES_MAX).contains(&rows.len()) && rows.as_bytes() == bytes);
+    let (mut again, mut numbers) = (NamedRowsBuf::default(), Vec::new());
+    for OfTable { key, ids, named } in rows.iter() {
+        ids.decode(&mut numbers);
+        assert!(key.len() <= TABLE_KEY_BYTES_MAX && numbers.len() == ids.len());
+        if again.name(key, &numbers, |_| named) != Some(numbers.len()) {
+            return;
+        }
+    }
+    assert_eq!(again.as_rows().iter().count(), rows.len());
+}
+
+/// The first byte says of how many tables.
+fn read_answer(bytes: &[u8]) {
+    let Some((&tables, answer)) = bytes.split_first() else { return };
+    match gathered_rows::read(answer, tables.into()) {
+        Err(error) => assert_says(&error),
+        Ok(parts) => {
+            assert!(parts.iter().map(|part| part.rows.len()).sum::<usize>() <= answer.len());
+            for part in parts {
+                part.meta.check_bytes(part.rows.len() as u64).expect("a tensor");
+                assert!(part.meta.rank() > 0);
+            }
+        }
+    }
 }
 
 fn read_pushed(tensor: Tensor) {
@@ -64,7 +102,7 @@ fn tensor(bytes: &[u8]) -> Tensor {
 pub(super) fn seeds() -> Vec<Vec<u8>> {
     let numbers = |ids: &[u64]| {
         let mut bytes = Vec::new();
-        row_ids::encode(ids, &mut bytes);
+        row_ids::encode(ids, ROW_IDS_BYTES_MAX, &mut bytes);
         [&[0], &bytes[..]].concat()
     };
     let meta = TensorMeta::new(DType::U16, &[2, 3]).expect("two dimensions");
@@ -78,5 +116,26 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     pushed.extend([9; 12]);
     assert!(RowUpdate::of(Accepted { from: "worker0:2222".into(), tensor: tensor(&pushed) }).is_ok());
     let pushed = [&[1], &pushed[..]].concat();
-    vec![pushed, numbers(&[5, 5, 700, 70_000]), numbers(&[9, 1, 3]), numbers(&[u64::MAX, 1]), numbers(&[])]
+    let mut named = NamedRowsBuf::default();
+    for (key, ids) in [("user", &[5, 700][..]), ("item", &[9, 1]), ("none", &[])] {
+        named.name(key, ids, |count| count as u32);
+    }
+    let mut parts = [2, 0].map(|rows| {
+        let meta = TensorMeta::new(DType::U16, &[rows, 3]).expect("two dimensions");
+        Part::new(9, meta, rows as usize * 6)
+    });
+    let heads = gathered_rows::heads(parts.iter());
+    let mut answer = vec![7; gathered_rows::lay_out(parts.iter_mut(), heads).expect("it is small")];
+    gathered_rows::write_heads(parts.iter(), &mut answer);
+    assert!(gathered_rows::read(&answer, 2).is_ok());
+    let (named, answer) = ([&[2], named.as_rows().as_bytes()].concat(), [&[3, 2], &answer[..]].concat());
+    vec![
+        pushed,
+        named,
+        answer,
+        numbers(&[5, 5, 700, 70_000]),
+        numbers(&[9, 1, 3]),
+        numbers(&[u64::MAX, 1]),
+        numbers(&[]),
+    ]
 }

@@ -16,9 +16,9 @@ use crate::chains::Chains;
 use crate::error::{Error, Operation};
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place, Spot};
+use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
-use crate::row_ids::RowIdsBuf;
 use crate::trace::{self, Moment, Recorder};
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
 
@@ -57,8 +57,8 @@ struct Wanted<W> {
     /// The oldest version that will do, of rows.
     step: i64,
     key: String,
-    /// The rows of a table that are wanted; `None` where a tensor is.
-    ids: Option<RowIdsBuf>,
+    /// The rows of tables that are wanted; `None` where a tensor is.
+    rows: Option<NamedRowsBuf>,
     since: Instant,
     deadline: Instant,
     state: State,
@@ -85,7 +85,7 @@ impl<W> Wanted<W> {
             producer: 0,
             step: 0,
             key: String::new(),
-            ids: None,
+            rows: None,
             since: now,
             deadline: now,
             state: State::Queued,
@@ -98,10 +98,10 @@ impl<W> Wanted<W> {
         }
     }
 
-    /// True if rows of a table are wanted.
+    /// True if rows of tables are wanted.
     #[inline]
     fn is_of_rows(&self) -> bool {
-        self.ids.is_some()
+        self.rows.is_some()
     }
 
     /// It is sent now.
@@ -271,10 +271,10 @@ impl<W> Consumer<W> {
         if alone || most == 1 || queue.len() == 1 || of_rows {
             queue.pop_front();
             let (timeout_ms, consumer, producer) = (common.timeout_ms, common.consumer, common.place);
-            let Wanted { step, key, ids, .. } = wanted.get_mut(id).expect("just looked at").begin();
-            if let Some(ids) = ids.as_ref().map(RowIdsBuf::as_ids) {
-                let rows = RowsRequest { id, min_version: *step, timeout_ms, consumer, producer, key, ids };
-                outbox.stage(|writer| writer.rows(&rows));
+            let Wanted { step, key, rows, .. } = wanted.get_mut(id).expect("just looked at").begin();
+            if let Some(rows) = rows.as_ref().map(NamedRowsBuf::as_rows) {
+                let request = RowsRequest { id, min_version: *step, timeout_ms, consumer, producer, rows };
+                outbox.stage(|writer| writer.rows(&request));
             } else {
                 let request = Request { id, step: *step, timeout_ms, consumer, producer, key };
                 outbox.stage(|writer| writer.request(&request));
@@ -719,7 +719,7 @@ impl<W> Consumer<W> {
         let finished = self.wanted.retire(handle, |wanted| {
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
             reuse_key(&mut wanted.key);
-            wanted.ids = None;
+            wanted.rows = None;
             wanted.destination = None;
             wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;

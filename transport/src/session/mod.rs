@@ -50,10 +50,10 @@ use crate::arena::Handle;
 use crate::error::{Code, Error, LinkError};
 use crate::limits::SessionLimits;
 use crate::link::Landing;
+use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Kept, Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
-use crate::row_ids::RowIdsBuf;
 use crate::tensor::Tensor;
 use crate::trace::Recorder;
 use crate::tray::Tray;
@@ -172,23 +172,21 @@ pub struct Asked {
     key: Range<usize>,
 }
 
-/// A request of the peer for rows of a table.
+/// A request of the peer for rows of tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowsAsked {
     /// Names the request in the answer.
     pub id: Handle,
     /// The peer's task that wants the rows, by the owner's number.
     pub consumer: u32,
-    /// The task of this side that has the table, by its index in this side's list.
+    /// The task of this side that has the tables, by its index in this side's list.
     pub producer: u16,
-    /// The oldest version of the table that will do.
+    /// The oldest version of each table that will do.
     pub min_version: i64,
     /// How long the peer still waits, in milliseconds.
     pub timeout_ms: u32,
-    /// The table.
-    pub key: Box<str>,
-    /// The rows.
-    pub ids: RowIdsBuf,
+    /// The tables, and the rows of each.
+    pub rows: NamedRowsBuf,
 }
 
 /// A received tensor.

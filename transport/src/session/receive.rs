@@ -254,15 +254,14 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
     }
 
     /// Takes in a request for rows.
-    fn rows_asked(&mut self, rows: &RowsRequest<'_>) -> Result<(), WireError> {
-        let RowsRequest { id, min_version, timeout_ms, consumer, producer, key, ids } = *rows;
+    fn rows_asked(&mut self, request: &RowsRequest<'_>) -> Result<(), WireError> {
+        let RowsRequest { id, min_version, timeout_ms, consumer, producer, rows } = *request;
         let session = &mut *self.session;
         if let Some(consumer) = session.asking(consumer, producer)?
             && session.admit(id)
         {
             session.undecided += 1;
-            let (key, ids) = (key.into(), ids.into());
-            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, key, ids };
+            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, rows: rows.into() };
             session.events.push_back(Event::RowsAsked(Box::new(asked)));
         }
         Ok(())

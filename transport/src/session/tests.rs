@@ -19,6 +19,7 @@ use crate::Meta;
 use crate::arena::Handle;
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Receiver};
+use crate::named_rows::OfTable;
 use crate::payload::Payload;
 use crate::wire::{Frame, FrameWriter, WireError, parse, text};
 
@@ -264,7 +265,10 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
             Frame::Pull(frame) => format!("{frame:?}"),
             Frame::Push(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
-            Frame::Rows(rows) => format!("rows {} of {}", rows.ids.len(), rows.key),
+            Frame::Rows(rows) => {
+                let of_table = |table: OfTable<'_>| format!("rows {} of {}", table.ids.len(), table.key);
+                rows.rows.iter().map(of_table).collect::<Vec<_>>().join(", ")
+            }
             Frame::Response(response) => {
                 skip += if response.transfer == 0 { response.payload_bytes as usize } else { 0 };
                 format!("response {}", response.payload_bytes)

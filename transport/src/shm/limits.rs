@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use crate::limits::{
-    KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, ROW_IDS_BYTES_MAX, SET_KEYS_MAX,
-    TABLE_KEY_BYTES_MAX,
+    KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, NAMED_ROWS_BYTES_MAX, REASON_BYTES_MAX, SET_KEYS_MAX,
 };
 
 /// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
@@ -117,7 +116,7 @@ const _: () = {
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(FIXED_BYTES_MAX + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(FIXED_BYTES_MAX + NAME_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
-    assert!(FIXED_BYTES_MAX + TABLE_KEY_BYTES_MAX + ROW_IDS_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(FIXED_BYTES_MAX + NAMED_ROWS_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
     assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
 };

@@ -8,10 +8,8 @@ use super::{
     limits::{INLINE_BYTES_MAX, KEY_LIST_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
 };
-use crate::limits::{
-    KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, ROW_IDS_BYTES_MAX, TABLE_KEY_BYTES_MAX,
-};
-use crate::row_ids::RowIds;
+use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, NAMED_ROWS_BYTES_MAX, REASON_BYTES_MAX};
+use crate::named_rows::NamedRows;
 
 /// The `timeout_ms` of a call that waits as long as it takes.
 pub const NO_TIMEOUT: u32 = u32::MAX;
@@ -130,20 +128,18 @@ pub enum Submission<'a> {
         /// Large tensors in the arenas of other clients may be viewed there: see [`Completion::Viewed`](super::Completion::Viewed).
         views: bool,
     },
-    /// Asks for rows of a table, which come as one tensor into the receive area. They do not count against the window.
+    /// Asks for rows of tables of one producer, which come as one tensor into the receive area. They do not count against the window.
     Rows {
         /// The call.
         call: u32,
         /// The producer's number.
         peer: u16,
-        /// The oldest version of the table that will do.
+        /// The oldest version of each table that will do.
         min_version: i64,
         /// How long it may take; [`NO_TIMEOUT`] for no end.
         timeout_ms: u32,
-        /// The table.
-        key: &'a str,
-        /// The rows.
-        ids: RowIds<'a>,
+        /// The tables, and the rows of each.
+        rows: NamedRows<'a>,
     },
     /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
     ClosePlan {
@@ -313,7 +309,7 @@ fixed_parts! {
     struct PlanPlaceFixed { call: u32, plan: u32, index: Number, span: Span }
     struct PullFixed { min_version: i64, call: u32, timeout_ms: u32, plan: Number }
     struct RowsFixed {
-        min_version: i64, call: u32, timeout_ms: u32, peer: u16, key_bytes: u16, ids_bytes: u16, unused: Unused<2>,
+        min_version: i64, call: u32, timeout_ms: u32, peer: u16, rows_bytes: u16, unused: Unused<4>,
     }
     struct OpenQueueFixed { queue: u32, tensors_max: u32, bytes_max: u64, name_bytes: u16, unused: Unused<6> }
     struct GrantFixed { queue: u32, tensors: u32, bytes: u64 }
@@ -388,11 +384,10 @@ impl<'a> Submission<'a> {
                 let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
                 into.fill(kind::PULL, if views { FLAG_VIEWS } else { 0 }, fixed, &[]);
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, key, ids } => {
-                let key_bytes = at_most("key", key.len(), TABLE_KEY_BYTES_MAX)?;
-                let ids_bytes = at_most("numbers of rows", ids.as_bytes().len(), ROW_IDS_BYTES_MAX)?;
-                let fixed = RowsFixed { min_version, call, timeout_ms, peer, key_bytes, ids_bytes, unused: [0; _] };
-                into.fill(kind::ROWS, 0, fixed, &[ids.as_bytes(), key.as_bytes()]);
+            Submission::Rows { call, peer, min_version, timeout_ms, rows } => {
+                let rows_bytes = at_most("names of rows", rows.as_bytes().len(), NAMED_ROWS_BYTES_MAX)?;
+                let fixed = RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, unused: [0; _] };
+                into.fill(kind::ROWS, 0, fixed, &[rows.as_bytes()]);
             }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
@@ -529,11 +524,10 @@ impl<'a> Submission<'a> {
             }
             kind::ROWS => {
                 let (fixed, mut sections) = record.parts()?;
-                let RowsFixed { min_version, call, timeout_ms, peer, key_bytes, ids_bytes, .. } = fixed;
-                let ids = sections.bytes("numbers of rows", ids_bytes, ROW_IDS_BYTES_MAX)?;
-                let ids = RowIds::parse(ids).map_err(|_| Malformed { what: "numbers of rows" })?;
-                let key = sections.text("key", key_bytes, TABLE_KEY_BYTES_MAX)?;
-                (Submission::Rows { call, peer, min_version, timeout_ms, key, ids }, sections)
+                let RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, .. } = fixed;
+                let rows = sections.bytes("names of rows", rows_bytes, NAMED_ROWS_BYTES_MAX)?;
+                let rows = NamedRows::parse(rows).map_err(|_| Malformed { what: "names of rows" })?;
+                (Submission::Rows { call, peer, min_version, timeout_ms, rows }, sections)
             }
             kind::CLOSE_PLAN => {
                 let (Number { number: plan, .. }, sections) = record.parts()?;

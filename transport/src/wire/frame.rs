@@ -3,15 +3,13 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::group::{Requests, Responses, split};
+use super::group::{Requests, Responses};
 use super::pull::PullFrame;
 use super::push::PushFrame;
 use super::{WireError, fixed, text};
 use crate::arena::Handle;
-use crate::limits::{
-    FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, TABLE_KEY_BYTES_MAX,
-};
-use crate::row_ids::RowIds;
+use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
+use crate::named_rows::NamedRows;
 
 /// Bytes before every frame's body.
 pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
@@ -74,7 +72,6 @@ struct RowsFixed {
     timeout_ms: U32,
     consumer: U16,
     producer: U16,
-    key_bytes: U16,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -95,7 +92,7 @@ struct AbortFixed {
 const _: () = {
     assert!(size_of::<Header>() == 16);
     assert!(size_of::<RequestFixed>() == 16);
-    assert!(size_of::<RowsFixed>() == 18);
+    assert!(size_of::<RowsFixed>() == 16);
     assert!(size_of::<ResponseFixed>() == 16);
     assert!(size_of::<AbortFixed>() == 12);
 };
@@ -117,12 +114,12 @@ pub struct Request<'a> {
     pub key: &'a str,
 }
 
-/// A consumer asks for rows of a published table; it is answered as a [`Request`] is.
+/// A consumer asks for rows of published tables; it is answered as a [`Request`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsRequest<'a> {
     /// The consumer's handle; comes back with the answer.
     pub id: Handle,
-    /// The oldest version of the table that will do.
+    /// The oldest version of each table that will do.
     pub min_version: i64,
     /// Milliseconds that the consumer still waits.
     pub timeout_ms: u32,
@@ -130,10 +127,8 @@ pub struct RowsRequest<'a> {
     pub consumer: u16,
     /// The asked task: its place in the list of tasks of the asked side's greeting.
     pub producer: u16,
-    /// The table.
-    pub key: &'a str,
-    /// The rows.
-    pub ids: RowIds<'a>,
+    /// The tables, and the rows of each.
+    pub rows: NamedRows<'a>,
 }
 
 /// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame, or come in chunks.
@@ -279,15 +274,13 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         }
         KIND_ROWS => {
             let (fields, rest) = fixed::<RowsFixed>("request for rows", body)?;
-            let (key, ids) = split("key", rest, usize::from(fields.key_bytes.get()), TABLE_KEY_BYTES_MAX)?;
             Frame::Rows(RowsRequest {
                 id,
                 min_version: fields.min_version.get(),
                 timeout_ms: fields.timeout_ms.get(),
                 consumer: fields.consumer.get(),
                 producer: fields.producer.get(),
-                key: text("key", key)?,
-                ids: RowIds::parse(ids)?,
+                rows: NamedRows::parse(rest)?,
             })
         }
         KIND_RESPONSE => {
@@ -367,13 +360,8 @@ impl FrameWriter<'_> {
             timeout_ms: U32::new(rows.timeout_ms),
             consumer: U16::new(rows.consumer),
             producer: U16::new(rows.producer),
-            key_bytes: U16::new(rows.key.len() as u16),
         };
-        let start = self.begin(KIND_ROWS, rows.id.to_bits());
-        self.0.extend_from_slice(fields.as_bytes());
-        self.0.extend_from_slice(rows.key.as_bytes());
-        self.0.extend_from_slice(rows.ids.as_bytes());
-        self.end(start);
+        self.frame(KIND_ROWS, 0, rows.id.to_bits(), fields.as_bytes(), rows.rows.as_bytes());
     }
 
     /// Writes a response's frame; its payload is the caller's to send next.
@@ -512,10 +500,10 @@ mod tests {
         let response =
             Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, transfer: 8, meta: b"meta" };
         let failure = Failure { id, code: 14, reason: "gone" };
-        let mut ids = Vec::new();
-        crate::row_ids::encode(&[3, 9, 1 << 33], &mut ids);
-        let ids = RowIds::parse(&ids).unwrap();
-        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, key: "user", ids };
+        let mut named = crate::named_rows::NamedRowsBuf::default();
+        named.name("user", &[3, 9, 1 << 33], |_| 4);
+        named.name("item", &[2, 1], |_| 2);
+        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, rows: named.as_rows() };
         let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
         for (bytes, frame) in [
             (written(|w| w.request(&request)), Frame::Request(request)),

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use sealane::{
-    AcceptOptions, Accepted, Buffer, DType, Error, PulledRows, RowUpdate, RowsOptions, SendOptions, ShardedTable,
-    Sharding, SumRows, Table, TableOptions, TableRows, Tensor, TensorMeta, Unreceived,
+    AcceptOptions, Accepted, Buffer, DType, Error, PulledRows, RowUpdate, RowsOptions, RowsWanted, SendOptions,
+    ShardedTable, Sharding, SumRows, Table, TableOptions, TableRows, Tensor, TensorMeta, Unreceived,
 };
 
 use super::ledger::{Outcome, What, now_us};
@@ -105,9 +105,10 @@ pub(super) fn pull(actor: &Actor) {
             1 => Some(Buffer::from_vec(vec![0; bytes])),
             _ => None,
         };
-        let options = RowsOptions { min_version, timeout: Some(TIMEOUT), out, partial: pulls % 4 == 0 };
+        let options = RowsOptions { min_version, timeout: Some(TIMEOUT), partial: pulls % 4 == 0 };
+        let wanted = RowsWanted { table: &table, ids: &ids, out };
         let call = actor.ledger.begin(What::PullRows { from: owners(actor.me), min: min_version }, TIMEOUT);
-        let outcome = judge(actor.me, &table, &ids, actor.task.pull_rows(&table, &ids, options).wait());
+        let outcome = judge(actor.me, &table, &ids, actor.task.pull_rows_into(wanted, &options).wait());
         if let Outcome::Pulled(versions) = &outcome {
             let seen = newest.iter_mut().zip(versions);
             seen.for_each(|(newest, version)| *newest = version.map_or(*newest, |version| version.max(*newest)));

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use sealane::{
-    Attach, Buffer, DType, Error, Keys, Plan as PullPlan, Polling, RowsOptions, ShardedTable, Sharding, Table,
-    TableOptions, Task, Tensor, TensorMeta,
+    Attach, Buffer, DType, Error, Keys, Plan as PullPlan, Polling, RowsOptions, RowsWanted, ShardedTable, Sharding,
+    Table, TableOptions, Task, Tensor, TensorMeta,
 };
 use sealane_fusion::{Engine, EngineSettings};
 use sealane_transport::shm::attach;
@@ -212,13 +212,10 @@ impl Worker {
             return pulls.into_iter().try_for_each(|pull| pull.wait());
         }
         let ids = self.wanted.advance();
-        let pull = |((table, ids), rows): ((&ShardedTable, &Vec<u64>), &mut Option<Buffer>)| {
-            self.task.pull_rows(table, ids, RowsOptions { out: rows.take(), ..RowsOptions::default() })
-        };
-        let pulls: Vec<_> = self.tables.iter().zip(ids).zip(&mut self.rows).map(pull).collect();
-        for (pull, rows) in pulls.into_iter().zip(&mut self.rows) {
-            *rows = Some(pull.wait()?.rows.into_buffer());
-        }
+        let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
+        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take() });
+        let pulled = self.task.pull_all_rows(wanted, &RowsOptions::default()).wait()?;
+        self.rows = pulled.into_iter().map(|pulled| Some(pulled.rows.into_buffer())).collect();
         Ok(())
     }
 

@@ -1,8 +1,10 @@
 //! What both forms of `sealane stat` show: figures as rows of text under their heads.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sealane_bench::Column;
+use sealane_fusion::metrics::TableCounters;
 
 use crate::figures::{Client, Credentials, Figures, Histogram, Peer, Rates, Shard, Traffic};
 use crate::wording::scaled;
@@ -43,7 +45,8 @@ impl Table {
 /// All that there is to see in one look; rates are those since `before`.
 pub(super) fn text(now: &Figures, before: &Figures) -> String {
     let before = Some(before);
-    let tables = [shards(now, before), calls(now, None), peers(now, before), clients(now), traffic(now)];
+    let tables =
+        [shards(now, before), calls(now, None), peers(now, before), clients(now), traffic(now), published(now)];
     head(now).join("\n") + "\n" + &tables.iter().map(Table::to_text).collect::<String>()
 }
 
@@ -264,6 +267,36 @@ pub(super) fn traffic(now: &Figures) -> Table {
         // Short, so that it fits into 80 columns.
         heads: vec!["task", "peer", "in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"],
         rows,
+        numbers_from: 2,
+        has_tail: false,
+    }
+}
+
+/// Tables of tasks of this host of which rows were pulled, over all shards.
+fn published(now: &Figures) -> Table {
+    let mut sums: BTreeMap<(&str, &str), [u64; 5]> = BTreeMap::new();
+    for table in now.shards.iter().flat_map(|shard| &shard.tables) {
+        let of = &table.counters;
+        let more = [of.requests, of.rows, of.bytes, of.rows_named, of.gather_ns];
+        let sum = sums.entry((&table.task, &table.table)).or_default();
+        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+    let row = |((task, table), [requests, rows, total, named, gather_ns]): ((&str, &str), [u64; 5])| {
+        let counters = TableCounters { rows, rows_named: named, ..TableCounters::default() };
+        vec![
+            task.to_owned(),
+            table.to_owned(),
+            count(requests as f64),
+            count(rows as f64),
+            bytes(total as f64),
+            counters.share_of_duplicates().map_or_else(|| "-".into(), percent),
+            duration(gather_ns.checked_div(rows).unwrap_or(0)),
+        ]
+    };
+    Table {
+        title: "Tables, and rows of them that were pulled",
+        heads: vec!["task", "table", "requests", "rows", "bytes", "repeated", "per row"],
+        rows: sums.into_iter().map(row).collect(),
         numbers_from: 2,
         has_tail: false,
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::shm::limits::SLOTS;
 use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
 
@@ -140,6 +140,7 @@ impl Scribbler {
         let is_inline = self.below(2) == 0;
         let tensor = meta(if is_inline { inline.len() } else { place.len as usize % ARENA_BYTES as usize });
         let (no_tensor, mut packed) = (self.next().to_le_bytes(), Vec::new());
+        let mut named = NamedRowsBuf::default();
         let tokens: Vec<u64> = (0..self.below(4)).map(|_| self.token()).collect();
         let submission = match self.below(30) {
             0..6 => {
@@ -175,9 +176,10 @@ impl Scribbler {
             19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms, views: is_inline },
             20 => Submission::ClosePlan { plan: self.plan() },
             28 => {
-                row_ids::encode(&[self.below(9), self.number()], &mut packed);
-                let ids = RowIds::parse(&packed).unwrap();
-                Submission::Rows { call, peer, min_version: step, timeout_ms, key, ids }
+                for _ in 0..=self.below(3) {
+                    named.name(key, &[self.below(9), self.number()], |_| 2);
+                }
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows: named.as_rows() }
             }
             21 | 22 => {
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };

@@ -308,7 +308,7 @@ impl Client {
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
                 }
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, key, ids } => {
+            Submission::Rows { call, peer, min_version, timeout_ms, rows } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
@@ -318,7 +318,7 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let ticket = node.pull_rows(now, RowsRequest { pair, key, ids, min_version, deadline, waiter });
+                        let ticket = node.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, waiter });
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(call)
                         {

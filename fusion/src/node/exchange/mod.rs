@@ -159,19 +159,20 @@ impl Exchange {
         ticket
     }
 
-    /// Asks the peer of a session for rows of a table.
+    /// Asks the peer of a session for rows of tables.
     pub(super) fn rows_there(
         &mut self,
         now: Instant,
         session: Handle,
-        rows: RowsRequest<'_>,
+        request: RowsRequest<'_>,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let RowsRequest { pair, key, ids, min_version: step, deadline, waiter } = rows;
+        let RowsRequest { pair, rows, min_version: step, deadline, waiter } = request;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
-        let ask = Ask { consumer, producer, step, key, deadline, destination: None, waiter };
+        let key = rows.title();
+        let ask = Ask { consumer, producer, step, key: &key, deadline, destination: None, waiter };
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_rows(now, ask, ids) {
+        match with.request_rows(now, ask, rows) {
             Ok(request) => {
                 context.asked(now, session, deadline);
                 Some(Ticket::Peer { session, request })

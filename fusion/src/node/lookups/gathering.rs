@@ -1,14 +1,19 @@
-//! Rows that are being gathered: the table, the memory that they go to, and how far they are.
+//! Rows that are being gathered: the tables, the memory that they go to, and how far they are.
+
+use std::iter::zip;
+use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Rows, VolatileSlice};
+use sealane_transport::gathered_rows::{self, Part, Place};
 use sealane_transport::limits::ROWS_BYTES_MAX;
-use sealane_transport::row_ids::RowIds;
+use sealane_transport::named_rows::{NamedRows, OfTable};
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::tensor::TensorMeta;
 use sealane_transport::{Error, Payload};
 
 use super::rows_of;
 use crate::limits::{COPY_AT_ONCE_BYTES, GATHERED_SHARE, ROW_TURNS_MAX};
+use crate::metrics::TableCounters;
 use crate::node::context::Context;
 
 /// A published table, as the store has it.
@@ -20,17 +25,25 @@ pub(in crate::node) struct Table {
     pub(in crate::node) locks: Option<Payload>,
 }
 
-/// See the module.
-pub(super) struct Gathering {
+/// The rows of one table.
+struct OfOne {
     payload: Payload,
     locks: Option<Payload>,
-    /// What the rows look like together.
-    meta: TensorMeta,
     row_bytes: usize,
-    to: Buffer,
-    /// Rows that are there.
-    filled: usize,
     rows: usize,
+    /// Rows were named that the table does not have.
+    lacks_some: bool,
+    part: Part<Place>,
+    took: Duration,
+}
+
+/// See the module.
+pub(super) struct Gathering {
+    tables: Vec<OfOne>,
+    to: Buffer,
+    /// The table that is being read, and how many of its rows are there.
+    table: usize,
+    filled: usize,
     /// Turns in which the next row was always being written.
     turns: u32,
 }
@@ -53,32 +66,26 @@ pub(super) enum Gathered {
 }
 
 impl Gathering {
-    /// Takes memory for the rows `numbers`, reads these into `ids`, and looks whether the table has them. `None` if there is no memory now,
-    /// which costs little.
+    /// Takes memory for rows of `tables`, which are as many as `named` names. `None` if there is none now, which costs little.
     ///
     /// # Errors
-    /// InvalidArgument, or ResourceExhausted where no waiting helps.
+    /// InvalidArgument if one is no table, or ResourceExhausted where no waiting helps.
     pub(super) fn begin(
-        table: Table,
-        numbers: RowIds<'_>,
+        tables: Vec<Table>,
+        named: NamedRows<'_>,
         ids: &mut Vec<u64>,
-        key: &str,
         whose: Memories,
         context: &Context,
     ) -> Result<Option<Self>, Error> {
-        let Table { meta, payload, locks, .. } = table;
-        if payload.host_bytes().is_none() {
-            let reason = format!("'{key}' is in the memory of a device, of which rows cannot be gathered");
-            return Err(Error::Unimplemented { reason: reason.into() });
-        }
-        let rows = numbers.len();
-        let (there, row_bytes) = rows_of(&meta, payload.len(), key)?;
-        let bytes = rows.saturating_mul(row_bytes);
-        if bytes > ROWS_BYTES_MAX {
-            let reason = format!("{rows} rows of '{key}' have {bytes} bytes, at most {ROWS_BYTES_MAX}");
+        let each = zip(tables, named.iter()).map(|(table, named)| OfOne::new(table, named, ids));
+        let mut tables = each.collect::<Result<Vec<_>, _>>()?;
+        let heads = gathered_rows::heads(tables.iter().map(|table| &table.part));
+        let bytes = gathered_rows::lay_out(tables.iter_mut().map(|table| &mut table.part), heads);
+        let Some(bytes) = bytes.filter(|&bytes| bytes <= ROWS_BYTES_MAX) else {
+            let reason = format!("the rows of '{}' have more than {ROWS_BYTES_MAX} bytes", named.title());
             return Err(Error::full("rows of a request", reason));
-        }
-        let to = match whose {
+        };
+        let mut to = match whose {
             Memories::OfTask(consumer) => context.memory.allocate(consumer, bytes)?,
             Memories::Slab { .. } if bytes <= Buffer::OWN_BYTES => Buffer::of_len(bytes),
             Memories::Slab { held } => {
@@ -95,63 +102,124 @@ impl Gathering {
                 }
             }
         };
-        numbers.decode(ids);
-        if let Some(missing) = ids.iter().find(|&&id| id >= there) {
-            return Err(Error::invalid(format!("row {missing} of '{key}', which has {there} rows")));
-        }
-        let mut shape = meta.shape();
-        shape[0] = rows as u64;
-        let meta = TensorMeta::new(meta.dtype(), &shape)?;
-        let locks = locks.filter(|locks| locks.host_bytes().is_some());
-        Ok(Some(Self { payload, locks, meta, row_bytes, to, filled: 0, rows, turns: 0 }))
+        gathered_rows::write_heads(tables.iter().map(|table| &table.part), &mut to);
+        Ok(Some(Self { tables, to, table: 0, filled: 0, turns: 0 }))
     }
 
-    /// Bytes of all rows.
+    /// Bytes of the answer.
     pub(super) fn bytes(&self) -> usize {
         self.to.len()
     }
 
-    /// Copies about `budget` bytes of the rows `ids`, all of them named again; how many that cost, and how far it is.
+    /// Copies about `budget` bytes of the rows `named`; how many that cost, and how far it is.
     ///
     /// # Errors
     /// Aborted: a row was written at each of many looks.
-    pub(super) fn advance(&mut self, ids: &[u64], budget: usize, key: &str) -> (usize, Result<Gathered, Error>) {
-        if self.row_bytes == 0 || self.filled == self.rows {
+    pub(super) fn advance(
+        &mut self,
+        named: NamedRows<'_>,
+        ids: &mut Vec<u64>,
+        budget: usize,
+    ) -> (usize, Result<Gathered, Error>) {
+        let mut cost = 0;
+        while let Some(table) = self.tables.get(self.table) {
+            if cost > 0 && cost >= budget {
+                return (cost, Ok(Gathered::Some));
+            }
+            let began = Instant::now();
+            let OfTable { key, ids: numbers, .. } = named.iter().nth(self.table).expect("each has a part");
+            table.decode(numbers, ids);
+            let (copied, how) = self.advance_table(key, ids, budget - cost);
+            cost += copied;
+            self.tables[self.table].took += began.elapsed();
+            match how {
+                Ok(Gathered::All) => (self.table, self.filled) = (self.table + 1, 0),
+                other => return (cost, other),
+            }
+        }
+        (cost, Ok(Gathered::All))
+    }
+
+    /// Copies rows of one table.
+    fn advance_table(&mut self, key: &str, ids: &[u64], budget: usize) -> (usize, Result<Gathered, Error>) {
+        let Self { tables, to, table, filled, turns } = self;
+        let OfOne { payload, locks, row_bytes, rows, part, .. } = &tables[*table];
+        if *row_bytes == 0 || *filled == *rows {
             return (0, Ok(Gathered::All));
         }
-        let most = (budget / self.row_bytes).max(1);
-        let end = self.rows.min(self.filled + most);
-        let locks = self.locks.as_ref().map_or(VolatileSlice::empty(), Payload::volatile);
-        let table = Rows::new(self.payload.volatile(), self.row_bytes, locks);
-        let places = self.filled * self.row_bytes..end * self.row_bytes;
-        let (copied, looks) = match table.gather(&ids[self.filled..end], self.to.volatile_mut().range(places)) {
+        let most = (budget / row_bytes).max(1);
+        let end = *rows.min(&(*filled + most));
+        let locks = locks.as_ref().map_or(VolatileSlice::empty(), Payload::volatile);
+        let table = Rows::new(payload.volatile(), *row_bytes, locks);
+        let places = part.rows.start + *filled * row_bytes..part.rows.start + end * row_bytes;
+        let (copied, looks) = match table.gather(&ids[*filled..end], to.volatile_mut().range(places)) {
             Ok(()) => {
-                self.turns = 0;
-                (end - self.filled, 0)
+                *turns = 0;
+                (end - *filled, 0)
             }
             Err(copied) => {
                 // Looks at a row that is being written may copy it each time.
-                let looks = self.row_bytes.max(COPY_AT_ONCE_BYTES);
-                self.turns = if copied > 0 { 1 } else { self.turns + 1 };
-                if self.turns > ROW_TURNS_MAX {
-                    let (row, step) = (ids[self.filled], 0);
+                let looks = (*row_bytes).max(COPY_AT_ONCE_BYTES);
+                *turns = if copied > 0 { 1 } else { *turns + 1 };
+                if *turns > ROW_TURNS_MAX {
+                    let (row, step) = (ids[*filled], 0);
                     let reason = format!("row {row} of '{key}' was written at each of {ROW_TURNS_MAX} looks");
                     return (looks, Err(Error::Aborted { step, reason: reason.into() }));
                 }
                 (copied, looks)
             }
         };
-        self.filled += copied;
+        *filled += copied;
         let gathered = match () {
-            () if self.filled == self.rows => Gathered::All,
+            () if *filled == *rows => Gathered::All,
             () if copied == 0 => Gathered::Locked,
             () => Gathered::Some,
         };
-        (copied * self.row_bytes + looks, Ok(gathered))
+        (copied * row_bytes + looks, Ok(gathered))
     }
 
-    /// The rows: how many, and the tensor of them.
-    pub(super) fn into_rows(self) -> (u64, TensorMeta, Buffer) {
-        (self.rows as u64, self.meta, self.to)
+    /// What was gathered of each table.
+    pub(super) fn counters(&self) -> impl Iterator<Item = TableCounters> {
+        self.tables.iter().map(|table| TableCounters {
+            requests: 1,
+            rows: table.rows as u64,
+            bytes: table.part.rows.len() as u64,
+            rows_named: 0,
+            gather_ns: table.took.as_nanos() as u64,
+        })
+    }
+
+    /// The answer.
+    pub(super) fn into_answer(self) -> Buffer {
+        self.to
+    }
+}
+
+impl OfOne {
+    /// # Errors
+    /// InvalidArgument if it is no table, or Unimplemented for one in the memory of a device.
+    fn new(table: Table, named: OfTable<'_>, ids: &mut Vec<u64>) -> Result<Self, Error> {
+        let (Table { meta, payload, locks, .. }, key) = (table, named.key);
+        if payload.host_bytes().is_none() {
+            let reason = format!("'{key}' is in the memory of a device, of which rows cannot be gathered");
+            return Err(Error::Unimplemented { reason: reason.into() });
+        }
+        let (there, row_bytes) = rows_of(&meta, payload.len(), key)?;
+        named.ids.decode(ids);
+        let rows = ids.iter().filter(|&&id| id < there).count();
+        let lacks_some = rows < ids.len();
+        let mut shape = meta.shape();
+        shape[0] = rows as u64;
+        let part = Part::new(there, TensorMeta::new(meta.dtype(), &shape)?, rows.saturating_mul(row_bytes));
+        let locks = locks.filter(|locks| locks.host_bytes().is_some());
+        Ok(Self { payload, locks, row_bytes, rows, lacks_some, part, took: Duration::ZERO })
+    }
+
+    /// The rows that were named and that the table has.
+    fn decode(&self, numbers: sealane_transport::row_ids::RowIds<'_>, ids: &mut Vec<u64>) {
+        numbers.decode(ids);
+        if self.lacks_some {
+            ids.retain(|&id| id < self.part.table_rows);
+        }
     }
 }

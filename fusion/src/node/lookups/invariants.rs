@@ -13,14 +13,20 @@ impl Lookups {
         for (handle, lookup) in self.lookups.iter() {
             let queued = self.queue.iter().filter(|&&queued| queued == handle).count();
             let retried = self.retries.iter().filter(|&&retried| retried == handle).count();
-            let waits = self.waiting.get(&lookup.name).is_some_and(|waiting| waiting.contains(&handle));
+            let waits_for = |name| self.waiting.get(name).is_some_and(|waiting| waiting.contains(&handle));
+            let waits = lookup.waits.as_ref().is_some_and(waits_for);
             let places = (usize::from(waits), queued, retried);
             let wanted = match lookup.line {
                 Line::None => (1, 0, 0),
                 Line::Copies => (0, 1, 0),
                 Line::Retries => (0, 0, 1),
             };
-            assert_eq!(places, wanted, "nobody would go on with a lookup in '{}', or twice", lookup.name.key);
+            assert_eq!(
+                places,
+                wanted,
+                "nobody would go on with a lookup in '{}', or twice",
+                lookup.rows.as_rows().title()
+            );
             assert!(lookup.line != Line::Retries || self.retry_at.is_some(), "nobody would try it again");
             assert!(self.earliest.is_some_and(|earliest| earliest <= lookup.deadline), "it would wait for ever");
             if let Asker::Peer { session, id, is_parked } = lookup.asker {
@@ -28,7 +34,7 @@ impl Lookups {
                 assert!(is_parked && context.peers.session(session).is_some(), "its peer would hear nothing");
                 assert_eq!(self.asked.get(&(session, id)), Some(&handle), "it could not be taken back");
                 let gathered = lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
-                let requests = lookup.name.key.len() + lookup.ids.as_ids().as_bytes().len();
+                let requests = lookup.rows.as_rows().as_bytes().len();
                 shares.change(session, |share| {
                     *share = Share { gathered: share.gathered + gathered, requests: share.requests + requests };
                 });

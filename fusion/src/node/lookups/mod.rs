@@ -1,7 +1,7 @@
 //! Rows of published tables: gathered here for peers and for tasks of this node, straight from the memory in which the table lies.
 //! Whoever has published it is not asked.
 //!
-//! A lookup waits while its table is not published, or older than it wants; while there is no memory for its rows; and while the
+//! A lookup waits while one of its tables is not published, or older than it wants; while there is no memory for its rows; and while the
 //! table's owner writes a row at each look. All have a deadline. Bounded by what a peer may have parked, and by the calls of tasks.
 //!
 //! What is copied in a turn is bounded, whoever asks. The shard goes on copying before it sleeps; for memory and for locks it waits
@@ -10,13 +10,15 @@
 mod gathering;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
+mod served;
 mod shares;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use sealane_transport::row_ids::{RowIds, RowIdsBuf};
+use sealane_transport::gathered_rows;
+use sealane_transport::named_rows::{NamedRows, NamedRowsBuf};
 use sealane_transport::session::RowsAsked;
 use sealane_transport::tensor::{Tensor, TensorMeta};
 use sealane_transport::{Arena, Error, Handle, Operation, Unreceived};
@@ -30,25 +32,24 @@ use crate::limits::{
     COPY_BATCH_BYTES, COPY_BUDGET_BYTES, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
     ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY,
 };
-use crate::metrics::{Operation as Measured, Way};
+use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
 use gathering::{Gathered, Gathering, Memories};
+use served::Served;
 use shares::Shares;
 
-/// Rows of a table, as a task of this shard asks for them.
+/// Rows of tables of one task, as a task of this shard asks for them.
 #[derive(Debug)]
 pub struct RowsRequest<'a> {
     /// The pair, from [`Node::pair`](super::Node::pair).
     pub pair: u32,
-    /// The table.
-    pub key: &'a str,
-    /// The rows.
-    pub ids: RowIds<'a>,
-    /// The oldest version of the table that will do.
+    /// The tables, and the rows of each.
+    pub rows: NamedRows<'a>,
+    /// The oldest version of each table that will do.
     pub min_version: i64,
     /// When it ends with DeadlineExceeded.
     pub deadline: Instant,
-    /// Who is told, and gets the rows as one tensor.
+    /// Who is told, and gets the [rows](gathered_rows) as one tensor.
     pub waiter: RecvWaiter,
 }
 
@@ -78,12 +79,15 @@ enum Line {
 
 struct Lookup {
     asker: Asker,
-    name: Name,
+    /// Whose tables.
+    producer: u16,
+    rows: NamedRowsBuf,
     min_version: i64,
-    ids: RowIdsBuf,
     since: Instant,
     deadline: Instant,
     line: Line,
+    /// The table that it waits for.
+    waits: Option<Name>,
     gathering: Option<Box<Gathering>>,
 }
 
@@ -102,6 +106,7 @@ pub(super) struct Lookups {
     /// Those of peers, by session and id.
     asked: HashMap<(Handle, Handle), Handle>,
     shares: Shares,
+    served: Served,
     /// No deadline is earlier.
     earliest: Option<Instant>,
     /// Kept to reuse their memory.
@@ -120,6 +125,7 @@ impl Lookups {
             waiting: HashMap::new(),
             asked: HashMap::new(),
             shares: Shares::default(),
+            served: Served::default(),
             earliest: None,
             ids: Vec::new(),
             locks_key: String::new(),
@@ -147,7 +153,7 @@ impl Lookups {
 
     /// A peer asks for rows.
     pub(super) fn asked(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
-        let RowsAsked { id, consumer, producer, min_version, timeout_ms, key, ids } = asked;
+        let RowsAsked { id, consumer, producer, min_version, timeout_ms, rows } = asked;
         if consumer == STRANGER {
             let reason = "the requesting task is not in the endpoint map of the producer's host".into();
             let error = Error::NotFound { task: "the requesting task".into(), reason };
@@ -159,7 +165,7 @@ impl Lookups {
         }
         // A hostile peer may give two requests one id.
         self.withdrawn(session, id, context);
-        let (held, more) = (self.shares.of(session).requests, key.len() + ids.as_ids().as_bytes().len());
+        let (held, more) = (self.shares.of(session).requests, rows.as_rows().as_bytes().len());
         if held + more > ROW_REQUESTS_BYTES_MAX {
             let reason = format!("requests with {held} bytes wait already, at most {ROW_REQUESTS_BYTES_MAX}");
             let error = Error::full("requests for rows that wait", reason);
@@ -169,8 +175,7 @@ impl Lookups {
         let since = context.reporter.clock;
         let deadline = since + Duration::from_millis(timeout_ms.into()) + PARKED_GRACE;
         let asker = Asker::Peer { session, id, is_parked: false };
-        let name = Name { producer, key };
-        let handle = self.enter(asker, name, (min_version, ids), (since, deadline));
+        let handle = self.enter(asker, (producer, rows), min_version, (since, deadline));
         self.asked.insert((session, id), handle);
         self.begin(handle, pulls, context);
     }
@@ -184,10 +189,9 @@ impl Lookups {
         pulls: &mut Pulls,
         context: &mut Context,
     ) -> Option<Handle> {
-        let RowsRequest { key, ids, min_version, deadline, waiter, .. } = request;
-        let name = Name { producer, key: key.into() };
+        let RowsRequest { rows, min_version, deadline, waiter, .. } = request;
         let asker = Asker::Here { consumer, waiter };
-        let handle = self.enter(asker, name, (min_version, ids.into()), (now, deadline));
+        let handle = self.enter(asker, (producer, rows.into()), min_version, (now, deadline));
         self.begin(handle, pulls, context);
         self.lookups.get(handle).map(|_| handle)
     }
@@ -195,12 +199,13 @@ impl Lookups {
     fn enter(
         &mut self,
         asker: Asker,
-        name: Name,
-        (min_version, ids): (i64, RowIdsBuf),
+        (producer, rows): (u16, NamedRowsBuf),
+        min_version: i64,
         (since, deadline): (Instant, Instant),
     ) -> Handle {
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-        let lookup = Lookup { asker, name, min_version, ids, since, deadline, line: Line::None, gathering: None };
+        let line = Line::None;
+        let lookup = Lookup { asker, producer, rows, min_version, since, deadline, line, waits: None, gathering: None };
         let Ok(handle) = self.lookups.insert(lookup) else { unreachable!("2^32 lookups do not fit in memory") };
         handle
     }
@@ -211,14 +216,16 @@ impl Lookups {
         if let Asker::Peer { session, id, .. } = lookup.asker {
             self.asked.remove(&(session, id));
             self.shares.change(session, |share| {
-                share.requests -= lookup.name.key.len() + lookup.ids.as_ids().as_bytes().len();
+                share.requests -= lookup.rows.as_rows().as_bytes().len();
                 share.gathered -= lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
             });
         }
-        if let Some(waiting) = self.waiting.get_mut(&lookup.name) {
+        if let Some(name) = &lookup.waits
+            && let Some(waiting) = self.waiting.get_mut(name)
+        {
             waiting.remove(&handle);
             if waiting.is_empty() {
-                self.waiting.remove(&lookup.name);
+                self.waiting.remove(name);
             }
         }
         if self.lookups.is_empty() {
@@ -252,12 +259,13 @@ impl Lookups {
             self.fail(handle, &unheard(), context);
             return 0;
         }
-        let has_begun = lookup.gathering.is_some();
-        if !has_begun {
-            let table = pulls.table(lookup.name.producer, &lookup.name.key, &mut self.locks_key);
-            let Some(table) = table.filter(|table| table.version >= lookup.min_version) else {
-                self.wait(handle, context);
-                return 0;
+        if lookup.gathering.is_none() {
+            let tables = match tables_of(lookup, pulls, &mut self.locks_key) {
+                Ok(tables) => tables,
+                Err(missing) => {
+                    self.wait(handle, missing, context);
+                    return 0;
+                }
             };
             let for_whom = match &lookup.asker {
                 Asker::Peer { session, .. } => {
@@ -266,7 +274,7 @@ impl Lookups {
                 }
                 Asker::Here { consumer, .. } => Memories::OfTask(*consumer),
             };
-            match Gathering::begin(table, lookup.ids.as_ids(), &mut self.ids, &lookup.name.key, for_whom, context) {
+            match Gathering::begin(tables, lookup.rows.as_rows(), &mut self.ids, for_whom, context) {
                 Ok(Some(gathering)) => {
                     if let Asker::Peer { session, .. } = lookup.asker {
                         self.shares.change(session, |share| share.gathered += gathering.bytes());
@@ -283,11 +291,8 @@ impl Lookups {
                 }
             }
         }
-        let Some(Lookup { gathering: Some(gathering), ids, name, .. }) = self.lookups.get_mut(handle) else { return 0 };
-        if has_begun {
-            ids.as_ids().decode(&mut self.ids);
-        }
-        let (cost, outcome) = gathering.advance(&self.ids, budget, &name.key);
+        let Some(Lookup { gathering: Some(gathering), rows, .. }) = self.lookups.get_mut(handle) else { return 0 };
+        let (cost, outcome) = gathering.advance(rows.as_rows(), &mut self.ids, budget);
         match outcome {
             Ok(Gathered::All) => self.finish(handle, context),
             Ok(Gathered::Some) => self.queue(handle, context),
@@ -317,15 +322,16 @@ impl Lookups {
         self.park(handle, context);
     }
 
-    /// Its table is not there.
-    fn wait(&mut self, handle: Handle, context: &mut Context) {
-        let Some(lookup) = self.lookups.get(handle) else { return };
+    /// A table is not there.
+    fn wait(&mut self, handle: Handle, table: Name, context: &mut Context) {
+        let Some(lookup) = self.lookups.get_mut(handle) else { return };
         let is_next_ones =
             matches!(lookup.asker, Asker::Peer { .. } | Asker::Here { waiter: RecvWaiter::Client(_), .. });
         if context.draining && is_next_ones {
             return self.fail(handle, &draining(), context);
         }
-        self.waiting.entry(lookup.name.clone()).or_default().insert(handle);
+        lookup.waits = Some(table.clone());
+        self.waiting.entry(table).or_default().insert(handle);
         self.park(handle, context);
     }
 
@@ -340,11 +346,19 @@ impl Lookups {
 
     /// A lookup has its rows.
     fn finish(&mut self, handle: Handle, context: &mut Context) {
-        let Some(Lookup { asker, since, gathering: Some(gathering), .. }) = self.remove(handle) else { return };
-        let (rows, meta, buffer) = gathering.into_rows();
-        let counters = &mut context.reporter.counters;
-        (counters.rows_served, counters.row_bytes_served) =
-            (counters.rows_served + rows, counters.row_bytes_served + buffer.len() as u64);
+        let Some(Lookup { asker, producer, rows, since, gathering: Some(gathering), .. }) = self.remove(handle) else {
+            return;
+        };
+        let (counters, metrics) = (&mut context.reporter.counters, &context.reporter.metrics);
+        let task = context.pairs.task(producer).as_str();
+        for (table, gathered) in rows.as_rows().iter().zip(gathering.counters()) {
+            let gathered = TableCounters { rows_named: table.named.into(), ..gathered };
+            counters.rows_served += gathered.rows;
+            counters.row_bytes_served += gathered.bytes;
+            self.served.count((producer, task, table.key), &gathered, metrics);
+        }
+        let buffer = gathering.into_answer();
+        let meta = gathered_rows::meta(buffer.len()).expect("it was allocated");
         match asker {
             Asker::Peer { session, id, is_parked } => with_session(session, context, |with| {
                 if is_parked {
@@ -381,12 +395,15 @@ impl Lookups {
         if self.waiting.is_empty() {
             return;
         }
-        let Some(waiting) = self.waiting.remove(&Name { producer, key: key.into() }) else { return };
+        let name = Name { producer, key: key.into() };
+        let Some(waiting) = self.waiting.remove(&name) else { return };
         let version = pulls.table(producer, key, &mut self.locks_key).map(|table| table.version);
         for handle in waiting {
-            match self.lookups.get(handle).is_some_and(|lookup| version >= Some(lookup.min_version)) {
+            let Some(lookup) = self.lookups.get_mut(handle) else { continue };
+            lookup.waits = None;
+            match version >= Some(lookup.min_version) {
                 true => self.queue(handle, context),
-                false => self.wait(handle, context),
+                false => self.wait(handle, name.clone(), context),
             }
         }
     }
@@ -458,9 +475,12 @@ impl Lookups {
 
     /// Ends those of a task of this node, and with `tables` those of its tables.
     pub(super) fn end_of(&mut self, task: Option<u16>, tables: bool, error: &Error, context: &mut Context) {
+        if tables {
+            self.served.forget(task);
+        }
         let is_of = |lookup: &Lookup| {
             let asks = matches!(lookup.asker, Asker::Here { consumer, .. } if task.is_none_or(|task| task == consumer));
-            asks || (tables && task.is_none_or(|task| task == lookup.name.producer))
+            asks || (tables && task.is_none_or(|task| task == lookup.producer))
         };
         for handle in self.lookups.select(is_of) {
             self.fail(handle, error, context);
@@ -483,11 +503,26 @@ impl Lookups {
         for handle in self.lookups.select(|lookup| lookup.deadline <= now) {
             let lookup = self.lookups.get(handle).expect("just selected");
             let waited = lookup.deadline.saturating_duration_since(lookup.since);
-            let error = Error::late(Operation::Pull, lookup.min_version, &*lookup.name.key, waited);
+            let called =
+                lookup.waits.as_ref().map_or_else(|| lookup.rows.as_rows().title(), |name| name.key.to_string());
+            let error = Error::late(Operation::Pull, lookup.min_version, called, waited);
             self.fail(handle, &error, context);
         }
         self.earliest = self.lookups.iter().map(|(_, lookup)| lookup.deadline).min();
     }
+}
+
+/// The tables of a lookup.
+///
+/// # Errors
+/// The name of the first that is not there, or older than wanted.
+fn tables_of(lookup: &Lookup, pulls: &mut Pulls, locks_key: &mut String) -> Result<Vec<Table>, Name> {
+    let table = |key: &str| {
+        let table = pulls.table(lookup.producer, key, locks_key);
+        let missing = || Name { producer: lookup.producer, key: key.into() };
+        table.filter(|table| table.version >= lookup.min_version).ok_or_else(missing)
+    };
+    lookup.rows.as_rows().iter().map(|of_table| of_table.key).map(table).collect()
 }
 
 /// Does something with a session that is still there; it has something to say then.

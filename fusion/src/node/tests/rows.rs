@@ -1,9 +1,11 @@
 //! Rows of published tables: over a link and within a node, of tables that are there and of those that come.
 
-use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::gathered_rows;
+use sealane_transport::named_rows::NamedRowsBuf;
 
 use super::*;
 use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY};
+use crate::metrics::{TableCounters, TableFigures};
 use crate::node::RowsRequest;
 
 const ROW: usize = 64;
@@ -21,14 +23,34 @@ fn publish(net: &mut Net, key: &str, version: i64, rows: u64, seed: u8) {
 
 /// Asks as a worker at node 1, or as ps:2 at node 0.
 fn ask(net: &mut Net, at: (usize, &str), key: &str, min_version: i64, ids: &[u64]) -> Asked {
+    ask_all(net, at, min_version, &[(key, ids)])
+}
+
+/// Asks for rows of many tables by one request.
+fn ask_all(net: &mut Net, at: (usize, &str), min_version: i64, tables: &[(&str, &[u64])]) -> Asked {
     let pair = net.number(at.0, at.1, "ps:1");
-    let mut bytes = Vec::new();
-    assert_eq!(row_ids::encode(ids, &mut bytes), ids.len());
+    let mut named = NamedRowsBuf::default();
+    for (key, ids) in tables {
+        assert_eq!(named.name(key, ids, |count| count as u32), Some(ids.len()));
+    }
     let (sender, receiver) = oneshot::channel();
-    let (deadline, waiter, ids) = (net.now + SOON, RecvWaiter::Channel(sender), RowIds::parse(&bytes).unwrap());
-    let request = RowsRequest { pair, key, ids, min_version, deadline, waiter };
+    let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
+    let request = RowsRequest { pair, rows: named.as_rows(), min_version, deadline, waiter };
     let ticket = net.nodes[at.0].pull_rows(net.now, request);
     Asked { receiver, ticket }
+}
+
+/// What came of each table: the rows that it has, the shape of those that came, and these.
+fn answered(answer: &Tensor, tables: usize) -> Vec<(u64, Vec<u64>, Vec<u8>)> {
+    let parts = gathered_rows::read(answer.bytes(), tables).expect("an answer");
+    parts.into_iter().map(|part| (part.table_rows, part.meta.shape().to_vec(), part.rows.to_vec())).collect()
+}
+
+impl Asked {
+    /// The rows of the one table that was named.
+    fn rows(&self) -> Vec<u8> {
+        answered(&self.outcome().expect("the rows are there"), 1).remove(0).2
+    }
 }
 
 const BOTH: [(usize, &str); 2] = [(1, "worker:1"), (0, "ps:2")];
@@ -44,36 +66,82 @@ fn rows_come_in_the_order_in_which_they_are_named() {
         for ids in some {
             let asked = ask(&mut net, at, "user", 1, &ids);
             net.rest();
-            let tensor = asked.outcome().expect("the rows are there");
-            assert_eq!(tensor.shape()[..], [ids.len() as u64, ROW as u64]);
+            let answer = asked.outcome().expect("the rows are there");
             let wanted: Vec<u8> = ids.iter().flat_map(|&id| row(3, id)).collect();
-            assert!(tensor.bytes() == wanted, "{} rows", ids.len());
+            assert!(answered(&answer, 1) == [(500, vec![ids.len() as u64, ROW as u64], wanted)], "{} rows", ids.len());
         }
         net.rest();
         assert_eq!(net.nodes[0].counters().rows_served, 2003);
         assert_eq!(net.nodes[0].counters().row_bytes_served, 2003 * ROW as u64);
+        let tables = net.nodes[0].metrics().table_figures();
+        let [table] = &tables[..] else { panic!("{tables:?}") };
+        let TableCounters { requests, rows, bytes, rows_named, gather_ns } = table.counters;
+        assert_eq!((&*table.task, &*table.table, requests, rows, bytes), ("ps:1", "user", 4, 2003, 2003 * ROW as u64));
+        assert!(rows_named == 2003 && gather_ns > 0, "{rows_named} in {gather_ns} ns");
         net.nothing_is_left();
     }
 }
 
 #[test]
-fn a_row_that_is_not_there_and_what_is_no_table_are_named() {
+fn a_row_that_is_not_there_takes_no_other_along() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        publish(&mut net, "user", 1, 500, 3);
+        publish(&mut net, "item", 1, 4, 5);
+        let asked = ask_all(&mut net, at, 1, &[("user", &[3, 500, 7, u64::MAX]), ("item", &[9, 4]), ("user", &[8])]);
+        net.rest();
+        let some = [row(3, 3), row(3, 7)].concat();
+        let wanted = [(500, vec![2, 64], some), (4, vec![0, 64], vec![]), (500, vec![1, 64], row(3, 8))];
+        assert_eq!(answered(&asked.outcome().unwrap(), 3), wanted);
+        assert_eq!(net.nodes[0].counters().rows_served, 3);
+        let of_table = |table: TableFigures| (table.table, table.counters.rows, table.counters.rows_named);
+        let tables: Vec<_> = net.nodes[0].metrics().table_figures().into_iter().map(of_table).collect();
+        assert_eq!(tables, [("item".to_owned(), 0, 2), ("user".to_owned(), 3, 5)]);
+        // They end with their task.
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        net.nodes[0].forget_client(task, "it ended");
+        assert!(net.nodes[0].metrics().table_figures().is_empty());
+        drop(asked);
+        net.rest();
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn what_is_no_table_is_named() {
     for at in BOTH {
         let mut net = Net::pair();
         publish(&mut net, "user", 1, 500, 3);
         let task = net.nodes[0].local_task("ps:1").unwrap();
         net.nodes[0].publish(task, "loss", 1, Tensor::from_elements(&[], &[1.0_f32]).unwrap()).unwrap();
-        for (key, ids, why) in [
-            ("user", vec![3, 500, 7], "row 500 of 'user', which has 500 rows"),
-            ("user", vec![u64::MAX], "row 18446744073709551615 of 'user'"),
-            ("loss", vec![0], "'loss' is no table: it has no dimensions"),
-        ] {
-            let asked = ask(&mut net, at, key, 1, &ids);
-            net.rest();
-            let error = asked.error();
-            assert_eq!(error.code(), Code::InvalidArgument);
-            assert!(error.to_string().contains(why), "{error}");
-        }
+        let asked = ask_all(&mut net, at, 1, &[("user", &[0]), ("loss", &[0])]);
+        net.rest();
+        let error = asked.error();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.to_string().contains("'loss' is no table: it has no dimensions"), "{error}");
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn tables_that_are_asked_for_together_come_when_all_are_there() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        let both: [(&str, &[u64]); 2] = [("user", &[2]), ("item", &[1, 0])];
+        let (asked, late) = (ask_all(&mut net, at, 3, &both), ask_all(&mut net, at, 4, &both));
+        publish(&mut net, "item", 3, 4, 5);
+        net.rest();
+        assert!(asked.waits());
+        publish(&mut net, "user", 4, 10, 1);
+        net.rest();
+        let wanted = [(10, vec![1, 64], row(1, 2)), (4, vec![2, 64], [row(5, 1), row(5, 0)].concat())];
+        assert_eq!(answered(&asked.outcome().unwrap(), 2), wanted);
+        net.pass(SOON * 2);
+        let error = late.error();
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+        assert!(error.to_string().contains("user, and 1 more tables") || error.to_string().contains("item"), "{error}");
+        drop(asked);
+        net.rest();
         net.nothing_is_left();
     }
 }
@@ -88,10 +156,10 @@ fn a_table_that_comes_later_is_waited_for_and_so_is_a_newer_version() {
         publish(&mut net, "item", 9, 10, 0);
         publish(&mut net, "user", 4, 10, 1);
         net.rest();
-        assert!(first.bytes() == row(1, 2) && newer.waits());
+        assert!(first.rows() == row(1, 2) && newer.waits());
         publish(&mut net, "user", 5, 10, 2);
         net.rest();
-        assert_eq!(newer.bytes(), row(2, 2));
+        assert_eq!(newer.rows(), row(2, 2));
         net.nothing_is_left();
     }
 }
@@ -136,7 +204,7 @@ fn rows_for_which_there_is_no_memory_now_come_when_there_is() {
         asked.retain(|asked| match asked.receiver.try_recv() {
             Err(_) => true,
             Ok(Ok(tensor)) => {
-                assert!(tensor.bytes() == wanted);
+                assert!(answered(&tensor, 1)[0].2 == wanted);
                 arrived += 1;
                 false
             }
@@ -203,7 +271,7 @@ fn a_row_that_is_always_being_written_ends_its_lookup() {
                 net.carry_out(at.0, order);
             }
         }
-        assert_eq!(free.bytes(), [row(3, 4), row(3, 6)].concat());
+        assert_eq!(free.rows(), [row(3, 4), row(3, 6)].concat());
         let error = stuck.error();
         assert_eq!(error.code(), Code::Aborted);
         assert!(error.to_string().contains("row 5 of 'user' was written at each"), "{error}");
@@ -223,7 +291,7 @@ fn a_node_that_drains_refuses_what_waits_and_gives_what_is_there() {
     let (there, not_there) =
         (ask(&mut net, (1, "worker:1"), "user", 1, &[2]), ask(&mut net, (1, "worker:1"), "item", 1, &[2]));
     net.rest();
-    assert_eq!(there.bytes(), row(3, 2));
+    assert_eq!(there.rows(), row(3, 2));
     assert_eq!(not_there.error().code(), Code::Unavailable);
     net.nothing_is_left();
 }
@@ -261,7 +329,7 @@ fn more_than_is_copied_in_a_turn_comes_in_later_turns() {
         net.rest();
         let wanted: Vec<u8> = (0..4096).flat_map(|at| [(at / 256) as u8; 256]).collect();
         for (number, asked) in asked.iter().enumerate() {
-            assert!(asked.bytes() == wanted, "lookup {number} at node {}", at.0);
+            assert!(asked.rows() == wanted, "lookup {number} at node {}", at.0);
         }
         drop(asked);
         net.rest();
@@ -335,7 +403,7 @@ fn rows_that_may_never_find_memory_are_refused() {
     assert!(small.waits());
     drop(memory);
     net.rest();
-    assert_eq!(small.outcome().unwrap().bytes().len(), 4096 * ROW);
+    assert_eq!(small.rows().len(), 4096 * ROW);
     drop((large, small));
     net.rest();
     net.nothing_is_left();
@@ -346,7 +414,7 @@ fn what_a_peer_asks_for_and_waits_takes_a_bounded_part_of_memory() {
     let mut net = Net::pair();
     // 1500 numbers of four bytes, which do not ascend.
     let ids: Vec<u64> = (0..1500).rev().collect();
-    let fit = ROW_REQUESTS_BYTES_MAX / (1 + 4 * ids.len() + "user".len());
+    let fit = ROW_REQUESTS_BYTES_MAX / (8 + 1 + 4 * ids.len() + "user".len());
     let asked: Vec<_> = (0..fit + 3).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
     net.rest();
     let ended: Vec<_> = asked.iter().filter_map(|asked| asked.receiver.try_recv().ok()).collect();

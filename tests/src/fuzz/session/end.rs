@@ -328,15 +328,16 @@ impl<'s> End<'s> {
                     }
                 }
                 Event::RowsAsked(asked) => {
-                    let ids = asked.ids.as_ids();
-                    assert!(usize::from(asked.producer) < TASKS && asked.key.len() <= TABLE_KEY_BYTES_MAX);
+                    let rows = asked.rows.as_rows();
+                    assert!(usize::from(asked.producer) < TASKS);
+                    assert!(rows.iter().all(|table| table.key.len() <= TABLE_KEY_BYTES_MAX));
                     match script.below(4) {
                         0 => self.session.refuse(asked.id, &Error::invalid("not here")),
                         1 => {
                             self.session.park(asked.id);
                             self.parked.push(asked.id);
                         }
-                        _ => self.answer(asked.id, ids.len()),
+                        _ => self.answer(asked.id, rows.iter().map(|table| table.ids.len()).sum()),
                     }
                 }
                 Event::Withdrawn(id) => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use sealane_fusion::node::{RecvWaiter, RowsRequest, Ticket};
 use sealane_fusion::{Code, RecvOutcome};
 use sealane_transport::limits::LOCKS_SUFFIX;
-use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::named_rows::NamedRowsBuf;
 
 use super::run::Simulation;
 use super::workload;
@@ -242,14 +242,12 @@ impl Simulation {
             issued,
             format_args!("{consumer} asks for {} rows of table {key} of {producer} as {ask}, version {min_version}, for {timeout:?}", ids.len()),
         );
-        let mut encoded = Vec::new();
-        if row_ids::encode(&ids, &mut encoded) != ids.len() {
+        let mut named = NamedRowsBuf::default();
+        if named.name(&name(key), &ids, |count| count as u32) != Some(ids.len()) {
             return Err("these are too many rows for one request".into());
         }
-        let ids_of = RowIds::parse(&encoded).map_err(|error| error.to_string())?;
-        let (name, waiter) = (name(key), RecvWaiter::Channel(sender));
-        let request =
-            RowsRequest { pair, key: &name, ids: ids_of, min_version, deadline: self.base + deadline, waiter };
+        let (rows, waiter) = (named.as_rows(), RecvWaiter::Channel(sender));
+        let request = RowsRequest { pair, rows, min_version, deadline: self.base + deadline, waiter };
         let ticket = self.hosts[host].seats[shard].node.pull_rows(now, request);
         let asked = Ask { producer, consumer, key, ids, host, shard, min_version, issued, deadline, ticket, receiver };
         self.tables.open.insert(ask, asked);

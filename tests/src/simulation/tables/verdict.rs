@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use sealane_fusion::{Code, DType, Error, RecvOutcome, Tensor, TensorMeta};
+use sealane_transport::gathered_rows;
 
 use super::{Ask, Version, shape};
 use crate::simulation::climate::{LATENESS_MAX, Weather};
@@ -63,16 +64,19 @@ impl Simulation {
     }
 
     /// Rows came: which are they, and might they?
-    fn check_rows(&self, asked: &Ask, rows: &Tensor) -> Result<(), String> {
-        let (now, row_bytes) = (self.now, shape(asked.key).1);
-        let meta = TensorMeta::new(DType::U8, &[asked.ids.len() as u64, row_bytes as u64]);
-        if Ok(rows.meta()) != meta.as_ref().map_err(|_| ()) {
-            return Err(format!("{:?} came for {} rows of {row_bytes} bytes", rows.meta(), asked.ids.len()));
+    fn check_rows(&self, asked: &Ask, answer: &Tensor) -> Result<(), String> {
+        let (now, (table_rows, row_bytes)) = (self.now, shape(asked.key));
+        let part = gathered_rows::read(answer.bytes(), 1).map_err(|error| error.to_string())?.remove(0);
+        let there: Vec<u64> = asked.ids.iter().copied().filter(|&id| id < table_rows).collect();
+        let meta = TensorMeta::new(DType::U8, &[there.len() as u64, row_bytes as u64]);
+        if meta.as_ref() != Ok(&part.meta) || part.table_rows != table_rows {
+            let (meta, of) = (part.meta, part.table_rows);
+            return Err(format!("{meta:?} of {of} came for {} of {table_rows} rows of {row_bytes} bytes", there.len()));
         }
         let of = |version: &&Version| (version.task, version.key) == (asked.producer, asked.key);
         let new_enough = || self.tables.versions.iter().filter(of).filter(|it| it.version >= asked.min_version);
         let (mut process, mut expected) = (None, vec![0; row_bytes]);
-        for (&id, row) in asked.ids.iter().zip(rows.bytes().chunks_exact(row_bytes)) {
+        for (&id, row) in there.iter().zip(part.rows.chunks_exact(row_bytes)) {
             let number = u64::from_le_bytes(*row.first_chunk().expect("rows are longer")) as usize;
             let Some(write) = self.tables.writes.get(number) else { return Err(format!("nobody wrote row {id}")) };
             if (write.task, write.key, write.row) != (asked.producer, asked.key, id) {
@@ -105,14 +109,12 @@ impl Simulation {
     /// Why what happened does not explain the error; `None` if it does.
     fn unexplained_rows(&self, asked: &Ask, error: &Error) -> Option<&'static str> {
         let Ask { producer, consumer, key, .. } = *asked;
-        let is_missing = asked.ids.iter().any(|&id| id >= shape(key).0);
         let explained = match error.code() {
             Code::DeadlineExceeded => self.now >= asked.deadline,
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => self.is_news(producer, consumer),
             Code::PermissionDenied => self.was_denied(producer, consumer),
-            Code::InvalidArgument => is_missing,
             Code::Aborted => self.was_held_within((producer, key), asked.issued, self.now),
             _ => false,
         };
@@ -121,7 +123,6 @@ impl Simulation {
         }
         let undisturbed = self.climate.weather == Weather::Calm
             && !self.climate.scarce
-            && !is_missing
             && !self.is_newcomer(producer)
             && !self.is_newcomer(consumer)
             && !self.was_held_within((producer, key), asked.issued, self.now);

@@ -7,8 +7,8 @@ use sealane_runtime::Buffer;
 use super::{Ask, HAS_WAITER, QUEUE_SLACK, State, Wanted, not_served};
 use crate::arena::Handle;
 use crate::error::Error;
-use crate::limits::{KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
-use crate::row_ids::{RowIds, RowIdsBuf};
+use crate::limits::KEY_BYTES_MAX;
+use crate::named_rows::{NamedRows, NamedRowsBuf};
 use crate::session::control::Control;
 use crate::session::{Session, Unanswered};
 use crate::trace::{self, Moment};
@@ -34,18 +34,19 @@ impl<W, D: PartialEq> Session<W, D> {
         self.request_as(now, ask, true)
     }
 
-    /// Requests rows of a table that the peer has published; the key is the table's, the step the oldest version that will do. It
+    /// Requests rows of tables that the peer has published; the key is what to call them, the step the oldest version that will do. It
     /// is answered as [`request_fused`](Self::request_fused) is.
     ///
     /// # Errors
     /// Those of [`request`](Self::request).
-    pub fn request_rows(&mut self, now: Instant, ask: Ask<'_, W>, ids: RowIds<'_>) -> Result<Handle, (Unanswered, W)> {
-        if ask.key.len() > TABLE_KEY_BYTES_MAX {
-            let reason = format!("a table's key has {} bytes, at most {TABLE_KEY_BYTES_MAX}", ask.key.len());
-            return Err((Unanswered { error: Error::invalid(reason), destination: ask.destination }, ask.waiter));
-        }
+    pub fn request_rows(
+        &mut self,
+        now: Instant,
+        ask: Ask<'_, W>,
+        rows: NamedRows<'_>,
+    ) -> Result<Handle, (Unanswered, W)> {
         let handle = self.request_as(now, ask, true)?;
-        self.consumer.wanted.get_mut(handle).expect("just asked for").ids = Some(ids.into());
+        self.consumer.wanted.get_mut(handle).expect("just asked for").rows = Some(rows.into());
         Ok(handle)
     }
 
@@ -158,7 +159,7 @@ impl<W, D: PartialEq> Session<W, D> {
     pub fn take_requests(
         &mut self,
         mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, Ask<'_, W>, bool, Option<RowIdsBuf>),
+        mut each: impl FnMut(Handle, Ask<'_, W>, bool, Option<NamedRowsBuf>),
     ) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
@@ -174,7 +175,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 destination: wanted.destination,
                 waiter: wanted.waiter.expect(HAS_WAITER),
             };
-            each(handle, ask, wanted.fused, wanted.ids);
+            each(handle, ask, wanted.fused, wanted.rows);
         }
     }
 

@@ -1,24 +1,27 @@
 //! Requests for rows of tables: beside requests for tensors, with the same life.
 
 use super::*;
-use crate::error::{Code, Error};
-use crate::limits::TABLE_KEY_BYTES_MAX;
-use crate::row_ids::{RowIds, encode};
+use crate::error::Error;
+use crate::named_rows::NamedRowsBuf;
 use crate::session::RowsAsked;
 
 fn ask(end: &mut End, key: &str, ids: &[u64], waiter: u32) -> Handle {
-    let mut bytes = Vec::new();
-    assert_eq!(encode(ids, &mut bytes), ids.len());
     let ask = Ask { step: 7, ..end.wanting(key, waiter) };
-    end.session.request_rows(end.now, ask, RowIds::parse(&bytes).unwrap()).unwrap()
+    end.session.request_rows(end.now, ask, named(key, ids).as_rows()).unwrap()
 }
 
-/// The requests for rows that came, with what they name.
+fn named(key: &str, ids: &[u64]) -> NamedRowsBuf {
+    let mut named = NamedRowsBuf::default();
+    assert_eq!(named.name(key, ids, |count| count as u32), Some(ids.len()));
+    named
+}
+
+/// The requests for rows that came, with what they name of their first table.
 fn asked(end: &mut End) -> Vec<(RowsAsked, Vec<u64>)> {
     let of_rows = |event| match event {
         Event::RowsAsked(asked) => {
             let mut ids = Vec::new();
-            asked.ids.as_ids().decode(&mut ids);
+            asked.rows.as_rows().iter().next().unwrap().ids.decode(&mut ids);
             Some((*asked, ids))
         }
         Event::Settled { taken: true, .. } => None,
@@ -44,7 +47,8 @@ fn rows_are_asked_for_in_frames_of_their_own_and_answered_as_tensors_are() {
     let [Event::Asked(_), Event::Asked(_), Event::RowsAsked(rows), Event::RowsAsked(_)] = &events[..] else {
         panic!("{events:?}")
     };
-    assert_eq!((rows.consumer, rows.producer, rows.min_version, &*rows.key), (PEER_TASK, 0, 7, "user"));
+    assert_eq!((rows.consumer, rows.producer, rows.min_version), (PEER_TASK, 0, 7));
+    assert_eq!(rows.rows, named("user", &[9, 1, 9]));
     assert_eq!(rows.timeout_ms, 60_000);
     pair.answering.answer(rows.id, pattern(48), "rows");
     pair.talk();
@@ -103,22 +107,9 @@ fn rows_move_to_another_session_and_a_place_is_used_again_for_a_tensor() {
     asking.lose_link();
     ask(&mut asking, "user", &[5, 8], 1);
     let mut moved = Vec::new();
-    asking.session.take_requests(|_, _| true, |_, ask, fused, ids| moved.push((ask.key.to_owned(), fused, ids)));
-    let mut ids = Vec::new();
-    encode(&[5, 8], &mut ids);
-    let ids = RowIds::parse(&ids).unwrap().into();
-    assert_eq!(moved, [("user".to_owned(), true, Some(ids))]);
+    asking.session.take_requests(|_, _| true, |_, ask, fused, rows| moved.push((ask.key.to_owned(), fused, rows)));
+    assert_eq!(moved, [("user".to_owned(), true, Some(named("user", &[5, 8])))]);
     asking.ask("w", 2);
     asking.attach();
     assert_eq!(words(&asking.speak()), ["request w", "resumed"]);
-}
-
-#[test]
-fn a_key_that_no_table_has_is_refused_here() {
-    let mut asking = End::new();
-    let long = "t".repeat(TABLE_KEY_BYTES_MAX + 1);
-    let ask = asking.wanting(&long, 1);
-    let ids = RowIds::parse(&[2]).unwrap();
-    let (unanswered, _) = asking.session.request_rows(asking.now, ask, ids).unwrap_err();
-    assert_eq!(unanswered.error.code(), Code::InvalidArgument);
 }

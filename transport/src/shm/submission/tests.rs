@@ -3,7 +3,7 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::{KeyList, NO_TIMEOUT, PayloadAt, Submission};
-use crate::row_ids::RowIds;
+use crate::named_rows::NamedRows;
 use crate::shm::Moved;
 use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
@@ -45,7 +45,7 @@ const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 fn each(look: &mut dyn FnMut(&Submission<'_>)) {
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w", "", "ключ"].into_iter(), &mut packed).unwrap();
-    let ids = RowIds::parse(&[2, 5, 0, 0xa7, 2]).unwrap();
+    let rows = NamedRows::parse(&[1, 0, 5, 0, 4, 0, 0, 0, b'w', 2, 5, 0, 0xa7, 2]).unwrap();
     let fused = |destination| {
         let (call, peer, step, timeout_ms, key) = (1, 2, 3, 4, "grad/fc1");
         Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true }
@@ -75,7 +75,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         Submission::PlanKeys { plan: u32::MAX, keys },
         Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT, views: false },
         Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: 5, views: true },
-        Submission::Rows { call: 9, peer: 3, min_version: -2, timeout_ms: 5, key: "user", ids },
+        Submission::Rows { call: 9, peer: 3, min_version: -2, timeout_ms: 5, rows },
         Submission::ClosePlan { plan: u32::MAX },
         Submission::PlanPlace { call: u32::MAX, plan: 7, index: 9, span: SPAN },
         push("grads", &[1, 2, 3], PayloadAt::Inline(b"abc")),

@@ -9,8 +9,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use sealane_transport::LinkKind;
 
-use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TRAFFIC};
-use crate::figures::{Figures, Histogram, Peer, State, Traffic};
+use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TABLES, OF_TRAFFIC};
+use crate::figures::{Figures, Histogram, Peer, State, Table, Traffic};
 use crate::links::KINDS;
 
 /// The media type of [`exposition`].
@@ -39,7 +39,7 @@ impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let figures = &self.0;
         let (mut shards, mut peers) = (Vec::new(), Vec::new());
-        let (mut clients, mut traffic) = (Vec::new(), Vec::new());
+        let (mut clients, mut traffic, mut tables) = (Vec::new(), Vec::new(), Vec::new());
         for shard in &figures.shards {
             let of_shard = vec![("shard", shard.shard.to_string())];
             for peer in &shard.peers {
@@ -53,6 +53,8 @@ impl Collector for Shown {
                 traffic.extend(client.peers.iter().map(|one| (with_peer(one), one)));
                 clients.push((of_client, client));
             }
+            let of_table = |table: &Table| [("task", table.task.clone()), ("table", table.table.clone())];
+            tables.extend(shard.tables.iter().map(|table| ([&of_shard[..], &of_table(table)].concat(), table)));
             shards.push((of_shard, shard));
         }
         daemon(figures, &mut encoder)?;
@@ -62,7 +64,8 @@ impl Collector for Shown {
         paths(&peers, &mut encoder)?;
         families(OF_PEERS, &peers, &mut encoder)?;
         families(OF_CLIENTS, &clients, &mut encoder)?;
-        families(OF_TRAFFIC, &traffic, &mut encoder)
+        families(OF_TRAFFIC, &traffic, &mut encoder)?;
+        families(OF_TABLES, &tables, &mut encoder)
     }
 }
 

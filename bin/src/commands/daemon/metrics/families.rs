@@ -1,7 +1,7 @@
 //! What is measured, under which names: one table each for shards, peers and clients. The names stay, as dashboards and alarms
 //! rely on them.
 
-use crate::figures::{Client, Peer, Shard, Traffic};
+use crate::figures::{Client, Peer, Shard, Table, Traffic};
 
 /// How a family's values grow and what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,4 +149,13 @@ pub(super) const OF_TRAFFIC: &[Family<Traffic>] = &[
         (SENT, |traffic| traffic.counters.elsewhere_bytes_sent),
         (RECEIVED, |traffic| traffic.counters.elsewhere_bytes_received),
     ]),
+];
+
+#[rustfmt::skip]
+pub(super) const OF_TABLES: &[Family<Table>] = &[
+    family(Counter, "table_requests", "Requests for rows of a table that were answered.", &[(None, |table| table.counters.requests)]),
+    family(Counter, "table_rows", "Rows in these answers.", &[(None, |table| table.counters.rows)]),
+    family(Counter, "table_row_bytes", "Their bytes.", &[(None, |table| table.counters.bytes)]),
+    family(Counter, "table_rows_named", "How often those who asked had named them; a row that a batch names twice is gathered once.", &[(None, |table| table.counters.rows_named)]),
+    family(CounterOfTime, "table_gather_seconds", "Time that gathering them took.", &[(None, |table| table.counters.gather_ns)]),
 ];

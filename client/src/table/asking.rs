@@ -1,0 +1,192 @@
+//! What is asked of one owner: rows of all tables of a call, in as few requests as there can be. Pure.
+
+use std::collections::VecDeque;
+
+use sealane_transport::{limits::ROW_IDS_MAX, named_rows::NamedRowsBuf};
+
+use super::shares::Share;
+use crate::{
+    Receiving,
+    limits::{ROW_REQUESTS_MAX, ROWS_IN_FLIGHT_BYTES, ROWS_REQUEST_BYTES},
+};
+
+/// Rows of one table that an owner has.
+pub(super) struct Wanted {
+    /// The number of the table in the call, and its key.
+    pub(super) table: usize,
+    pub(super) key: Box<str>,
+    pub(super) share: Share,
+    /// The number in the share of the first row that was not asked for; `None` if all were.
+    next: Option<usize>,
+    /// It was asked for one row, which tells how large rows are.
+    is_probed: bool,
+}
+
+/// Consecutive rows of one table in a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    /// Which of what the owner is asked for.
+    pub(super) wanted: usize,
+    /// The number of its first row in the share, and how many it has.
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+/// A request, and what it asks for.
+pub(super) struct Asked {
+    pub(super) spans: Vec<Span>,
+    pub(super) receiving: Receiving,
+}
+
+/// What is asked of one owner, and how far that is.
+pub(super) struct Owner {
+    pub(super) name: Box<str>,
+    pub(super) wanted: Vec<Wanted>,
+    /// In the order in which it was asked.
+    pub(super) asked: VecDeque<Asked>,
+}
+
+impl Wanted {
+    pub(super) fn new(table: usize, key: &str, share: Share) -> Self {
+        Self { table, key: key.into(), share, next: Some(0), is_probed: false }
+    }
+
+    /// Rows of it have come, or never will.
+    pub(super) fn came(&mut self) {
+        self.is_probed = false;
+    }
+
+    /// It is not asked for what it was not asked for yet: the numbers of these rows in the share.
+    pub(super) fn stop(&mut self) -> std::ops::Range<usize> {
+        let all = self.share.rows.len();
+        self.next.take().unwrap_or(all)..all
+    }
+}
+
+impl Owner {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.into(), wanted: Vec::new(), asked: VecDeque::new() }
+    }
+
+    /// True if it is to be asked for more.
+    pub(super) fn has_more(&self) -> bool {
+        self.wanted.iter().any(|wanted| wanted.next.is_some())
+    }
+
+    /// The next requests, as many as may be in flight if the call asks so many owners. `row_bytes` says how large the rows of a table
+    /// are, if that is known.
+    pub(super) fn next_requests(
+        &mut self,
+        owners: usize,
+        row_bytes: impl Fn(usize) -> Option<usize>,
+    ) -> Vec<(NamedRowsBuf, Vec<Span>)> {
+        let most_in_flight = ROWS_IN_FLIGHT_BYTES / owners;
+        let most_at_once = ROWS_REQUEST_BYTES.min(most_in_flight);
+        let bytes_of = |wanted: &[Wanted], spans: &[Span]| -> usize {
+            let bytes = |span: &Span| span.count * row_bytes(wanted[span.wanted].table).unwrap_or(0);
+            spans.iter().map(bytes).sum()
+        };
+        let mut in_flight = self.asked.iter().map(|asked| bytes_of(&self.wanted, &asked.spans)).sum::<usize>();
+        let mut requests = Vec::new();
+        while self.asked.len() + requests.len() < (ROW_REQUESTS_MAX / owners).max(1)
+            && (in_flight == 0 || in_flight + most_at_once <= most_in_flight)
+        {
+            let Some((named, spans)) = self.next_request(most_at_once, &row_bytes) else { break };
+            in_flight += bytes_of(&self.wanted, &spans);
+            requests.push((named, spans));
+        }
+        requests
+    }
+
+    /// The next request, for up to so many bytes with what the answer says of each table, but for one row at least. Of a table whose
+    /// rows are not known yet, one row is asked for.
+    fn next_request(
+        &mut self,
+        bytes: usize,
+        row_bytes: impl Fn(usize) -> Option<usize>,
+    ) -> Option<(NamedRowsBuf, Vec<Span>)> {
+        let (mut named, mut spans, mut room) = (NamedRowsBuf::default(), Vec::new(), bytes);
+        for (at, wanted) in self.wanted.iter_mut().enumerate() {
+            let Some(first) = wanted.next else { continue };
+            let row_bytes = row_bytes(wanted.table);
+            let fit = match row_bytes {
+                Some(row_bytes) => room.saturating_sub(HEAD_BYTES) / row_bytes.max(1),
+                None if wanted.is_probed => continue,
+                None => 1,
+            };
+            let fit = if spans.is_empty() { fit.max(1) } else { fit };
+            let rest = &wanted.share.rows[first..];
+            let most = rest.len().min(fit).min(ROW_IDS_MAX);
+            if most == 0 && !rest.is_empty() {
+                break;
+            }
+            let places = |count| wanted.share.places_of_all(first..first + count).len() as u32;
+            let Some(count) = named.name(&wanted.key, &rest[..most], places) else { break };
+            wanted.next = (count < rest.len()).then_some(first + count);
+            wanted.is_probed = row_bytes.is_none();
+            spans.push(Span { wanted: at, first, count });
+            room = room.saturating_sub(HEAD_BYTES + count * row_bytes.unwrap_or(0));
+        }
+        (!spans.is_empty()).then_some((named, spans))
+    }
+}
+
+/// Bytes of what an answer says of a table whose rows have up to five dimensions, and of the gap before its rows.
+const HEAD_BYTES: usize = 192;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{ShardedTable, shares::split};
+
+    /// An owner of tables with so many rows each.
+    fn owner(rows: &[u64]) -> Owner {
+        let mut owner = Owner::new("ps:1");
+        for (number, &rows) in rows.iter().enumerate() {
+            let table = ShardedTable::of("ps:1", "t").unwrap();
+            let mut shares = split(&table, &(0..rows).collect::<Vec<_>>()).unwrap();
+            let share = shares.pop().unwrap_or_else(Share::empty);
+            owner.wanted.push(Wanted::new(number, &number.to_string(), share));
+        }
+        owner
+    }
+
+    /// (table, first row, rows) of each request.
+    fn spans(requests: &[(NamedRowsBuf, Vec<Span>)]) -> Vec<Vec<(usize, usize, usize)>> {
+        let of_one = |(named, spans): &(NamedRowsBuf, Vec<Span>)| {
+            let counts: Vec<usize> = named.as_rows().iter().map(|table| table.ids.len()).collect();
+            assert_eq!(counts, spans.iter().map(|span| span.count).collect::<Vec<_>>());
+            spans.iter().map(|span| (span.wanted, span.first, span.count)).collect()
+        };
+        requests.iter().map(of_one).collect()
+    }
+
+    #[test]
+    fn many_small_tables_are_one_request() {
+        let mut owner = owner(&[5, 0, 9]);
+        assert_eq!(spans(&owner.next_requests(1, |_| Some(64))), [[(0, 0, 5), (1, 0, 0), (2, 0, 9)]]);
+        assert!(!owner.has_more() && owner.next_requests(1, |_| Some(64)).is_empty());
+    }
+
+    #[test]
+    fn rows_of_unknown_size_are_probed_beside_those_that_are_known() {
+        let mut owner = owner(&[5, 3, 1]);
+        let known = |table: usize| (table == 1).then_some(64);
+        assert_eq!(spans(&owner.next_requests(1, known)), [[(0, 0, 1), (1, 0, 3), (2, 0, 1)]]);
+        assert!(owner.has_more() && owner.next_requests(1, known).is_empty(), "it is probed once");
+        assert_eq!(spans(&owner.next_requests(1, |_| Some(64))), [[(0, 1, 4)]]);
+    }
+
+    #[test]
+    fn a_request_ends_where_its_rows_are_too_many_or_too_large() {
+        let mut large = owner(&[3, 2]);
+        let requests = large.next_requests(1, |_| Some(ROWS_REQUEST_BYTES * 3 / 4));
+        let few = (ROWS_IN_FLIGHT_BYTES - ROWS_REQUEST_BYTES) / (ROWS_REQUEST_BYTES * 3 / 4) + 1;
+        assert_eq!(requests.len(), few.min(5));
+        assert_eq!(spans(&requests)[0], [(0, 0, 1)]);
+        let mut many = owner(&[3 * ROW_IDS_MAX as u64]);
+        assert_eq!(spans(&many.next_requests(1, |_| Some(4)))[1], [(0, ROW_IDS_MAX, ROW_IDS_MAX)]);
+        let mut huge = owner(&[2]);
+        assert_eq!(spans(&huge.next_requests(1, |_| Some(1 << 30))), [[(0, 0, 1)]], "one is always asked for");
+    }
+}

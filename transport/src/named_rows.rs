@@ -1,0 +1,225 @@
+//! The rows that a request names, as they lie in a frame or in a record: of one table, or of several that one task has. One request for
+//! many small tables costs what one for a large table does.
+//!
+//! Pure. A reader checks all of it before it looks at one number.
+
+use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::limits::{NAMED_ROWS_BYTES_MAX, NAMED_TABLES_MAX, TABLE_KEY_BYTES_MAX};
+use crate::row_ids::{self, RowIds};
+use crate::wire::WireError;
+
+/// What stands before the key and the numbers of each table.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Head {
+    key_bytes: U16,
+    ids_bytes: U16,
+    /// How often the consumer's caller has named these rows; for counters alone.
+    named: U32,
+}
+
+/// The rows of one table that a request names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OfTable<'a> {
+    /// The table.
+    pub key: &'a str,
+    /// Its rows.
+    pub ids: RowIds<'a>,
+    /// How often whoever asks has named these, each of which is asked for once; not checked.
+    pub named: u32,
+}
+
+/// Rows of tables, checked: of at most [`NAMED_TABLES_MAX`], in at most [`NAMED_ROWS_BYTES_MAX`] bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedRows<'a> {
+    bytes: &'a [u8],
+    tables: usize,
+}
+
+impl<'a> NamedRows<'a> {
+    /// Reads bytes, which may be anything.
+    ///
+    /// # Errors
+    /// They name no rows of tables, or too many.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        if bytes.len() > NAMED_ROWS_BYTES_MAX {
+            let (found, limit) = (bytes.len() as u64, NAMED_ROWS_BYTES_MAX as u64);
+            return Err(WireError::TooLong { what: "names of rows", found, limit });
+        }
+        let (mut rest, mut tables) = (bytes, 0);
+        while !rest.is_empty() {
+            let truncated = WireError::Truncated { what: "names of rows", found: rest.len() };
+            let (Raw { key, ids, .. }, behind) = split(rest).ok_or(truncated)?;
+            if key.len() > TABLE_KEY_BYTES_MAX {
+                let (found, limit) = (key.len() as u64, TABLE_KEY_BYTES_MAX as u64);
+                return Err(WireError::TooLong { what: "key", found, limit });
+            }
+            crate::wire::text("key", key)?;
+            RowIds::parse(ids)?;
+            (rest, tables) = (behind, tables + 1);
+        }
+        match tables {
+            0 => Err(WireError::Truncated { what: "names of rows", found: 0 }),
+            1..=NAMED_TABLES_MAX => Ok(Self { bytes, tables }),
+            more => Err(WireError::TooLong { what: "tables", found: more as u64, limit: NAMED_TABLES_MAX as u64 }),
+        }
+    }
+
+    /// Tables, at least one; a table may be there more than once.
+    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(self) -> usize {
+        self.tables
+    }
+
+    /// As they came; [`parse`](Self::parse) reads them.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The rows of each table, in the order in which they were named.
+    pub fn iter(self) -> impl Iterator<Item = OfTable<'a>> {
+        let mut rest = self.bytes;
+        std::iter::from_fn(move || {
+            let (Raw { key, ids, named }, behind) = split(rest)?;
+            rest = behind;
+            // Both were read before.
+            Some(OfTable { key: str::from_utf8(key).ok()?, ids: RowIds::parse(ids).ok()?, named })
+        })
+    }
+
+    /// What to call them in a message: the first key, and how many more there are.
+    pub fn title(self) -> String {
+        let key = self.iter().next().map_or("", |table| table.key);
+        match self.tables {
+            1 => key.to_owned(),
+            more => format!("{key}, and {} more tables", more - 1),
+        }
+    }
+}
+
+/// What is named of one table, not looked at.
+struct Raw<'a> {
+    key: &'a [u8],
+    ids: &'a [u8],
+    named: u32,
+}
+
+/// What is named of the first table, and what follows.
+fn split(bytes: &[u8]) -> Option<(Raw<'_>, &[u8])> {
+    let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
+    let (key, rest) = rest.split_at_checked(head.key_bytes.get().into())?;
+    let (ids, rest) = rest.split_at_checked(head.ids_bytes.get().into())?;
+    Some((Raw { key, ids, named: head.named.get() }, rest))
+}
+
+/// Rows of tables that were checked once, kept until they are needed; or that are being written.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NamedRowsBuf {
+    bytes: Vec<u8>,
+    tables: usize,
+}
+
+impl NamedRowsBuf {
+    /// As they were.
+    ///
+    /// # Panics
+    /// If no table was [named](Self::name).
+    pub fn as_rows(&self) -> NamedRows<'_> {
+        assert!(self.tables > 0, "a request names a table");
+        NamedRows { bytes: &self.bytes, tables: self.tables }
+    }
+
+    /// Names as many of `ids`, from the first on, as there is room for; how many those were, and `None` if there is none for the table.
+    /// `named` says of the first so many how often they were named.
+    ///
+    /// # Panics
+    /// If the key is longer than [`TABLE_KEY_BYTES_MAX`].
+    pub fn name(&mut self, key: &str, ids: &[u64], named: impl FnOnce(usize) -> u32) -> Option<usize> {
+        assert!(key.len() <= TABLE_KEY_BYTES_MAX, "a table's key has {} bytes", key.len());
+        let start = self.bytes.len();
+        let room = NAMED_ROWS_BYTES_MAX.saturating_sub(start + size_of::<Head>() + key.len());
+        if self.tables == NAMED_TABLES_MAX || room < row_ids::ID_BYTES_MAX {
+            return None;
+        }
+        self.bytes.extend_from_slice(&[0; size_of::<Head>()]);
+        self.bytes.extend_from_slice(key.as_bytes());
+        let ids_at = self.bytes.len();
+        let count = row_ids::encode(ids, room, &mut self.bytes);
+        let ids_bytes = U16::new((self.bytes.len() - ids_at) as u16);
+        let head = Head { key_bytes: U16::new(key.len() as u16), ids_bytes, named: U32::new(named(count)) };
+        self.bytes[start..][..size_of::<Head>()].copy_from_slice(head.as_bytes());
+        self.tables += 1;
+        Some(count)
+    }
+}
+
+impl From<NamedRows<'_>> for NamedRowsBuf {
+    fn from(NamedRows { bytes, tables }: NamedRows<'_>) -> Self {
+        Self { bytes: bytes.into(), tables }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(ids: RowIds<'_>) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        ids.decode(&mut numbers);
+        numbers
+    }
+
+    #[test]
+    fn tables_come_back_as_they_were_named() {
+        let mut named = NamedRowsBuf::default();
+        assert_eq!(named.name("user", &[3, 9], |_| 5), Some(2));
+        assert_eq!(named.name("", &[], |_| 0), Some(0));
+        assert_eq!(named.name("item", &[7, 1], |count| count as u32), Some(2));
+        let read = NamedRows::parse(named.as_rows().as_bytes()).unwrap();
+        let tables: Vec<_> = read.iter().map(|OfTable { key, ids, named }| (key, numbers(ids), named)).collect();
+        assert_eq!(tables, [("user", vec![3, 9], 5), ("", vec![], 0), ("item", vec![7, 1], 2)]);
+        assert_eq!((read.len(), read.title()), (3, "user, and 2 more tables".to_owned()));
+        assert_eq!(NamedRowsBuf::from(read), named);
+    }
+
+    #[test]
+    fn a_request_is_full_at_some_time_and_can_be_read() {
+        let ids: Vec<u64> = (0..3000).map(|id| id * 200).collect();
+        let mut named = NamedRowsBuf::default();
+        let first = named.name("user", &ids, |_| 0).unwrap();
+        assert_eq!(first, 3000);
+        let second = named.name("item", &ids, |_| 0).unwrap();
+        assert!(second < 3000);
+        assert_eq!(named.name(&"k".repeat(TABLE_KEY_BYTES_MAX), &ids, |_| 0), None);
+        let read = NamedRows::parse(named.as_rows().as_bytes()).unwrap();
+        assert_eq!(read.iter().map(|table| table.ids.len()).collect::<Vec<_>>(), [first, second]);
+        let mut small = NamedRowsBuf::default();
+        while small.name("t", &[1], |_| 1).is_some() {}
+        assert_eq!(NamedRows::parse(small.as_rows().as_bytes()).unwrap().len(), NAMED_TABLES_MAX);
+    }
+
+    #[test]
+    fn bytes_that_name_no_rows_are_refused() {
+        let long = vec![0; NAMED_ROWS_BYTES_MAX + 1];
+        let wrong: [&[u8]; 7] = [
+            &[],
+            &[0, 0, 1],
+            // A key that ends early, numbers that do, numbers that are none, a key that is no text.
+            &[2, 0, 0, 0, 0, 0, 0, 0, b'k'],
+            &[1, 0, 2, 0, 0, 0, 0, 0, b'k', 2],
+            &[1, 0, 1, 0, 0, 0, 0, 0, b'k', 9],
+            &[1, 0, 1, 0, 0, 0, 0, 0, 0xff, 2],
+            &long,
+        ];
+        for bytes in wrong {
+            assert!(NamedRows::parse(bytes).is_err(), "{:?}", &bytes[..bytes.len().min(12)]);
+        }
+        let mut long_key = vec![0; TABLE_KEY_BYTES_MAX + 1 + size_of::<Head>()];
+        long_key[..2].copy_from_slice(&(TABLE_KEY_BYTES_MAX as u16 + 1).to_le_bytes());
+        assert!(NamedRows::parse(&long_key).is_err());
+        let many = [1, 0, 1, 0, 0, 0, 0, 0, b'k', 2].repeat(NAMED_TABLES_MAX + 1);
+        assert!(NamedRows::parse(&many).is_err());
+    }
+}

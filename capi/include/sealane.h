@@ -624,6 +624,28 @@ typedef struct {
   const sealane_error *error;
 } sealane_missing_rows;
 
+/**
+ * Rows of one table that were pushed.
+ */
+typedef struct {
+  /**
+   * The table's key; not NUL-terminated.
+   */
+  sealane_text table;
+  /**
+   * The rows' numbers in the part of the task that accepts them.
+   */
+  const uint64_t *ids;
+  /**
+   * How many.
+   */
+  size_t count;
+  /**
+   * The rows.
+   */
+  sealane_view rows;
+} sealane_table_rows;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1043,6 +1065,16 @@ sealane_error *sealane_table_set_version(sealane_table *table,
                                          int64_t version);
 
 /**
+ * sealane_table_set_version of many tables of a task, in one round trip. After an error, each may have the version or not.
+ *
+ * Fails with SEALANE_CODE_INVALID_ARGUMENT if a table is another task's: then none has it.
+ */
+sealane_error *sealane_set_versions(sealane_task *task,
+                                    sealane_table *const *tables,
+                                    size_t count,
+                                    int64_t version);
+
+/**
  * Lets go of a table, which stays published as it is until its task is detached or withdraws its key (sealane_withdraw); does nothing
  * with NULL. No other function may be using the table, now or afterwards. To be called even if its task was detached.
  */
@@ -1144,17 +1176,17 @@ sealane_error *sealane_push_rows(sealane_task *task,
                                  sealane_call **call);
 
 /**
- * The rows of an accepted tensor that were pushed by sealane_push_rows: their numbers in the part of the task that accepts them, and
- * the rows, which sealane_table_add and sealane_table_update take as they are. Valid until the tensor is freed, whose own view is not
- * to be used any more. No other function may be using the tensor at this time.
+ * The rows of an accepted tensor that were pushed by sealane_push_rows, or by others for many tables at once: into `tables` goes an array
+ * with a place for each table, in the order in which they were pushed, and into `count` how many. sealane_table_add and
+ * sealane_table_update take numbers and rows as they are. Valid until the tensor is freed, whose own view is not to be used any more. No
+ * other function may be using the tensor at this time.
  *
  * Fails with SEALANE_CODE_INVALID_ARGUMENT if something else was pushed. Numbers and rows may come from anybody: look at them before
  * you use them for anything but these two functions, which do.
  */
 sealane_error *sealane_pushed_rows(sealane_tensor *tensor,
-                                   const uint64_t **ids,
-                                   size_t *count,
-                                   sealane_view *rows);
+                                   const sealane_table_rows **tables,
+                                   size_t *count);
 
 /**
  * Dials the listener of that name at the task `to`, and blocks until that has the stream. Fails with SEALANE_CODE_NOT_FOUND if nobody

@@ -68,11 +68,32 @@ impl From<MissingRows> for Missing {
     }
 }
 
+/// Rows of one table that were pushed.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_table_rows {
+    /// The table's key; not NUL-terminated.
+    pub table: sealane_text,
+    /// The rows' numbers in the part of the task that accepts them.
+    pub ids: *const u64,
+    /// How many.
+    pub count: usize,
+    /// The rows.
+    pub rows: sealane_view,
+}
+
 /// Rows that were pushed, as they are shown.
 pub(crate) struct Pushed {
-    update: RowUpdate,
-    dims: Shape,
+    /// Points into the others.
+    shown: Vec<sealane_table_rows>,
+    _updates: Vec<RowUpdate>,
+    _dims: Vec<Shape>,
 }
+
+// SAFETY: it points to nothing but what it has and nobody writes.
+unsafe impl Send for Pushed {}
+// SAFETY: as above.
+unsafe impl Sync for Pushed {}
 
 /// Pulls rows of a table by their numbers, from the memory of those who have published them: no owner's process is woken. Rows may be
 /// named in any order, and more than once. `received` is called when all have come, with a tensor of `count` rows, or the pull has
@@ -225,21 +246,21 @@ pub unsafe extern "C" fn sealane_push_rows(
     })
 }
 
-/// The rows of an accepted tensor that were pushed by sealane_push_rows: their numbers in the part of the task that accepts them, and
-/// the rows, which sealane_table_add and sealane_table_update take as they are. Valid until the tensor is freed, whose own view is not
-/// to be used any more. No other function may be using the tensor at this time.
+/// The rows of an accepted tensor that were pushed by sealane_push_rows, or by others for many tables at once: into `tables` goes an array
+/// with a place for each table, in the order in which they were pushed, and into `count` how many. sealane_table_add and
+/// sealane_table_update take numbers and rows as they are. Valid until the tensor is freed, whose own view is not to be used any more. No
+/// other function may be using the tensor at this time.
 ///
 /// Fails with SEALANE_CODE_INVALID_ARGUMENT if something else was pushed. Numbers and rows may come from anybody: look at them before
 /// you use them for anything but these two functions, which do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_pushed_rows(
     tensor: *mut sealane_tensor,
-    ids: *mut *const u64,
+    tables: *mut *const sealane_table_rows,
     count: *mut usize,
-    rows: *mut sealane_view,
 ) -> *mut sealane_error {
     entry(|| {
-        let (ids, count, rows) = (place(ids, "ids")?, place(count, "count")?, place(rows, "rows")?);
+        let (tables, count) = (place(tables, "tables")?, place(count, "count")?);
         check(tensor, "tensor")?;
         // SAFETY: it is not null, and nobody else uses it, as the header asks of C code.
         let tensor = unsafe { &mut *tensor };
@@ -249,9 +270,8 @@ pub unsafe extern "C" fn sealane_pushed_rows(
         };
         // SAFETY: there are places.
         unsafe {
-            ids.write(pushed.update.ids.as_ptr());
-            count.write(pushed.update.ids.len());
-            rows.write(view(&pushed.update.rows, &pushed.dims, 0));
+            tables.write(pushed.shown.as_ptr());
+            count.write(pushed.shown.len());
         }
         Ok(())
     })
@@ -266,6 +286,13 @@ fn pushed(tensor: &mut Tensor) -> Outcome<Pushed> {
         Payload::Shared(shared) => Bytes::copy_from_slice(&shared),
     };
     *tensor = Tensor::from_parts(meta, bytes);
-    let update = RowUpdate::of(Accepted { from: "".into(), tensor: tensor.share() })?;
-    Ok(Pushed { dims: update.rows.shape(), update })
+    let updates = RowUpdate::all_of(Accepted { from: "".into(), tensor: tensor.share() })?;
+    let dims: Vec<Shape> = updates.iter().map(|update| update.rows.shape()).collect();
+    let shown = updates.iter().zip(&dims).map(|(RowUpdate { table, ids, rows }, dims)| sealane_table_rows {
+        table: sealane_text { start: table.as_ptr().cast(), bytes: table.len() },
+        ids: ids.as_ptr(),
+        count: ids.len(),
+        rows: view(rows, dims, 0),
+    });
+    Ok(Pushed { shown: shown.collect(), _updates: updates, _dims: dims })
 }

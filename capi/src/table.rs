@@ -136,6 +136,28 @@ pub unsafe extern "C" fn sealane_table_set_version(table: *mut sealane_table, ve
     entry(|| Ok(unsafe { opened(table) }?.table.set_version(version)?))
 }
 
+/// sealane_table_set_version of many tables of a task, in one round trip. After an error, each may have the version or not.
+///
+/// Fails with SEALANE_CODE_INVALID_ARGUMENT if a table is another task's: then none has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_set_versions(
+    task: *mut sealane_task,
+    tables: *const *mut sealane_table,
+    count: usize,
+    version: i64,
+) -> *mut sealane_error {
+    entry(|| {
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let tables = array(tables, count, "tables")?;
+            let tables =
+                tables.iter().map(|table| Ok(&opened(table.cast_const())?.table)).collect::<Outcome<Vec<_>>>()?;
+            Ok(task.task.set_versions(&tables, version)?)
+        }
+    })
+}
+
 /// Lets go of a table, which stays published as it is until its task is detached or withdraws its key (sealane_withdraw); does nothing
 /// with NULL. No other function may be using the table, now or afterwards. To be called even if its task was detached.
 #[unsafe(no_mangle)]

@@ -152,6 +152,13 @@ pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 2 << 20;
 /// Rows that one pull names at most, the same row as often as it is named.
 pub(crate) const ROWS_PER_CALL_MAX: usize = 1 << 24;
 
+/// Tables of which one tensor has rows that are pushed, at most.
+pub(crate) const PUSHED_TABLES_MAX: usize = 1024;
+
+/// Bytes of such a tensor at most, unless it has rows of one table alone: a MiB takes several times as long to copy as to push, and finds
+/// room in every arena and receive area.
+pub(crate) const PUSHED_ROWS_BYTES: usize = 1 << 20;
+
 /// Streams of a task, at most: as many as a session has of pushes.
 pub(crate) const STREAMS_MAX: usize = 65_536;
 
@@ -220,6 +227,8 @@ const _: () = {
     assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);
     assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
     assert!(SPINS_SKIPPED_MAX.is_power_of_two());
+    // What is pushed together is accepted.
+    assert!(PUSHED_ROWS_BYTES / size_of::<u64>() <= ROWS_PER_CALL_MAX);
 };
 
 /// CUDA devices of a host.

@@ -60,6 +60,15 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
+/// A tensor's memory as bytes of which there are views, without a copy.
+pub(crate) fn bytes_of(payload: Payload) -> Bytes {
+    match payload {
+        Payload::Owned(buffer) => Bytes::from_owner(buffer),
+        Payload::Shared(buffer) => Bytes::from_owner(Shared(buffer)),
+        Payload::Bytes(bytes) => bytes,
+    }
+}
+
 #[derive(Clone)]
 enum Engine {
     Daemon(Arc<Attached>),
@@ -97,6 +106,17 @@ impl Task {
             Engine::Daemon(attached) => Task(Engine::Daemon(Arc::new(Attached(attached.0.clone(), Goodbye::Left)))),
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => Task(Engine::Embedded(task.clone())),
+        }
+    }
+
+    /// Both are one task of the same attachment, or of the same engine, whose tasks share their names.
+    pub(crate) fn is(&self, other: &Task) -> bool {
+        match (&self.0, &other.0) {
+            (Engine::Daemon(one), Engine::Daemon(other)) => Arc::ptr_eq(&one.0, &other.0),
+            #[cfg(feature = "embedded")]
+            (Engine::Embedded(one), Engine::Embedded(other)) => std::ptr::eq(one.name(), other.name()),
+            #[cfg(feature = "embedded")]
+            _ => false,
         }
     }
 
@@ -393,11 +413,7 @@ impl Task {
             });
         }
         let cut = slicing.cut(self.name(), tensor.meta())?;
-        let bytes = match tensor.into_parts().1 {
-            Payload::Owned(buffer) => Bytes::from_owner(buffer),
-            Payload::Shared(buffer) => Bytes::from_owner(Shared(buffer)),
-            Payload::Bytes(bytes) => bytes,
-        };
+        let bytes = bytes_of(tensor.into_parts().1);
         let slice =
             |(index, range)| Ok((slicing.key(key, index), Tensor::new(slicing.meta_of(index), bytes.slice(range))?));
         let slices = cut.into_iter().map(slice).collect::<Result<Vec<_>, Error>>()?;

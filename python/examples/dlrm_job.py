@@ -144,8 +144,8 @@ def serve(task, job, number, report):
                 ids, rows, dense = part.learn([pushed[name] for name in job.worker_names if name in pushed])
                 tables[0].add(ids, rows)
                 tables[1].add([0], dense)
-            for table in tables if job.synchronous else []:
-                table.set_version(version)
+            if job.synchronous:
+                task.set_versions(tables, version)
             for name in [] if job.synchronous else pushed:
                 learned[name] += 1
                 task.publish(f"learned/{name}", learned[name], np.int64(version))

@@ -11,7 +11,7 @@ use sealane::{Accepted, Error, Waiter};
 use crate::{
     errors::{OrRaise, invalid, late},
     fork::Generation,
-    rows::accepted_rows,
+    rows::{PushedRows, WaitingRows, accepted_rows},
     task::Task,
     tensor::handed_out,
     wait::{SIGNALS_EVERY, timeout},
@@ -30,13 +30,19 @@ pub(crate) struct Acceptor {
     open: RwLock<Option<sealane::Acceptor>>,
     waiter: Waiter,
     made: Generation,
-    /// It accepts rows of tables.
-    of_rows: bool,
+    /// Of those that accept rows of tables.
+    rows: Option<WaitingRows>,
+}
+
+/// What is handed out.
+enum Each {
+    Tensor(Accepted),
+    Rows(PushedRows),
 }
 
 /// What a wait brought.
 enum Taken {
-    Some(Vec<Accepted>),
+    Some(Vec<Each>),
     Nothing,
     Closed,
 }
@@ -45,12 +51,12 @@ impl Acceptor {
     pub(crate) fn new(task: &Bound<'_, Task>, queue: &str, acceptor: sealane::Acceptor) -> Self {
         let (waiter, made) = (task.get().waiter(), Generation::now());
         let open = RwLock::new(Some(acceptor));
-        Self { task: task.clone().unbind(), queue: queue.into(), open, waiter, made, of_rows: false }
+        Self { task: task.clone().unbind(), queue: queue.into(), open, waiter, made, rows: None }
     }
 
     /// The same, of rows of tables.
     pub(crate) fn of_rows(mut self) -> Self {
-        self.of_rows = true;
+        self.rows = Some(WaitingRows::default());
         self
     }
 
@@ -58,15 +64,18 @@ impl Acceptor {
     ///
     /// # Errors
     /// As [`accepted`] and [`accepted_rows`].
-    fn made<'py>(&self, py: Python<'py>, each: Accepted) -> PyResult<Bound<'py, PyAny>> {
-        if self.of_rows { accepted_rows(py, each) } else { accepted(py, each) }
+    fn made<'py>(py: Python<'py>, each: Each) -> PyResult<Bound<'py, PyAny>> {
+        match each {
+            Each::Tensor(tensor) => accepted(py, tensor),
+            Each::Rows(rows) => accepted_rows(py, rows),
+        }
     }
 
-    fn only<'py>(&self, py: Python<'py>, mut taken: Vec<Accepted>) -> PyResult<Bound<'py, PyAny>> {
-        self.made(py, taken.pop().expect("one was taken"))
+    fn only<'py>(py: Python<'py>, mut taken: Vec<Each>) -> PyResult<Bound<'py, PyAny>> {
+        Self::made(py, taken.pop().expect("one was taken"))
     }
 
-    /// Waits for tensors, and takes `most` at most.
+    /// Waits for tensors, or rows of tables, and takes `most` at most.
     ///
     /// # Errors
     /// Those of the queue, and what a signal handler raises: then nothing was taken.
@@ -86,22 +95,40 @@ impl Acceptor {
 
     /// Waits, but not much longer than signals, and who closes it, may wait. Without the interpreter's lock.
     fn take_soon(&self, most: usize, left: Duration) -> Result<Taken, Error> {
+        // What is left of a push of many tables was taken, and is in nobody's queue any more: it is handed out even after the end.
+        let waiting = self.ready(Vec::new(), most)?;
+        if !waiting.is_empty() {
+            return Ok(Taken::Some(waiting));
+        }
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let Some(acceptor) = &*open else { return Ok(Taken::Closed) };
         let mut taken = Vec::new();
-        if most == 0 || acceptor.try_accept(most, &mut taken)? > 0 {
-            return Ok(Taken::Some(taken));
+        if most > 0 && acceptor.try_accept(most, &mut taken)? == 0 {
+            let accepted = self.waiter.block_on(acceptor.accept_many(most), left.min(SIGNALS_EVERY));
+            taken = accepted.transpose()?.unwrap_or_default();
         }
-        let accepted = self.waiter.block_on(acceptor.accept_many(most), left.min(SIGNALS_EVERY));
-        let taken = accepted.transpose()?.unwrap_or_default();
-        Ok(if taken.is_empty() { Taken::Nothing } else { Taken::Some(taken) })
+        match taken.is_empty() && most > 0 {
+            true => Ok(Taken::Nothing),
+            false => self.ready(taken, most).map(Taken::Some),
+        }
+    }
+
+    /// What is handed out of what was taken now and before: `most` at most, and something if anything was taken now.
+    ///
+    /// # Errors
+    /// As [`WaitingRows::take`].
+    fn ready(&self, taken: Vec<Accepted>, most: usize) -> Result<Vec<Each>, Error> {
+        match &self.rows {
+            Some(rows) => Ok(rows.take(taken, most)?.into_iter().map(Each::Rows).collect()),
+            None => Ok(taken.into_iter().map(Each::Tensor).collect()),
+        }
     }
 
     /// What an accept of one or more gives.
     ///
     /// # Errors
     /// As [`take`](Self::take), DeadlineExceeded, InvalidArgument if it was closed.
-    fn wait(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Accepted>> {
+    fn wait(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Each>> {
         let timeout = self::timeout(timeout).or_raise(py)?;
         match self.take(py, most, timeout)? {
             Taken::Some(taken) => Ok(taken),
@@ -129,7 +156,7 @@ impl Acceptor {
     /// ``timeout`` is in seconds; when it is over, ``DeadlineExceeded`` is raised. Unless given there is no limit.
     #[pyo3(signature = (timeout=None))]
     fn accept<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.only(py, self.wait(py, 1, timeout)?)
+        Self::only(py, self.wait(py, 1, timeout)?)
     }
 
     /// The next tensors, ``most`` at most, as a list: all that are available, or the first to arrive. Much cheaper than one by one.
@@ -138,7 +165,7 @@ impl Acceptor {
     #[pyo3(signature = (most, timeout=None))]
     fn accept_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
         let taken = self.wait(py, most, timeout)?;
-        let taken = taken.into_iter().map(|each| self.made(py, each)).collect::<PyResult<Vec<_>>>()?;
+        let taken = taken.into_iter().map(|each| Self::made(py, each)).collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, taken)
     }
 
@@ -156,7 +183,7 @@ impl Acceptor {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.take(py, 1, None)? {
-            Taken::Some(taken) => self.only(py, taken).map(Some),
+            Taken::Some(taken) => Self::only(py, taken).map(Some),
             Taken::Nothing | Taken::Closed => Ok(None),
         }
     }

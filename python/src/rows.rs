@@ -2,9 +2,10 @@
 //! arguments and results of `Task.pull_rows` and `Task.push_rows`. Runs with the GIL, except for copying and waiting.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
@@ -114,6 +115,11 @@ impl Table {
         Self { task: task.clone().unbind(), table, made: Generation::now() }
     }
 
+    /// The table itself.
+    pub(crate) fn inner(&self) -> &sealane::Table {
+        &self.table
+    }
+
     /// Writes rows, as `write` does.
     fn write(
         &self,
@@ -162,7 +168,8 @@ impl Table {
         self.write(py, (ids, rows), sealane::Table::add)
     }
 
-    /// The table is of that version from now on, for those who pull with ``min_version``.
+    /// The table is of that version from now on, for those who pull with ``min_version``. Of many tables, ``Task.set_versions`` is
+    /// faster.
     fn set_version(&self, py: Python<'_>, version: i64) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;
         py.detach(|| self.table.set_version(version)).or_raise(py)
@@ -448,13 +455,40 @@ impl UnderWay for Rows {
     }
 }
 
+/// Rows that were pushed: by whom, and of which table.
+pub(crate) type PushedRows = (Arc<str>, RowUpdate);
+
+/// Rows that were accepted and not handed out: a tensor has those of several tables, and may be no rows at all. Bounded by the tensors
+/// that one accept takes.
+#[derive(Default)]
+pub(crate) struct WaitingRows(Mutex<VecDeque<Result<PushedRows, Error>>>);
+
+impl WaitingRows {
+    /// Puts what was accepted behind what waits, and hands out the first of all, those of `most` tables at most.
+    ///
+    /// # Errors
+    /// InvalidArgument if the first is no rows; the others still wait.
+    pub(crate) fn take(&self, accepted: Vec<Accepted>, most: usize) -> Result<Vec<PushedRows>, Error> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for accepted in accepted {
+            let from = accepted.from.clone();
+            match RowUpdate::all_of(accepted) {
+                Ok(updates) => waiting.extend(updates.into_iter().map(|update| Ok((from.clone(), update)))),
+                Err(error) => waiting.push_back(Err(error)),
+            }
+        }
+        let good = waiting.iter().take(most).take_while(|each| each.is_ok()).count();
+        let count = good.max(1).min(most).min(waiting.len());
+        waiting.drain(..count).collect()
+    }
+}
+
 /// A ``sealane.AcceptedRows``.
 ///
 /// # Errors
-/// InvalidArgument if something else was pushed; as [`handed_out`].
-pub(crate) fn accepted_rows(py: Python<'_>, accepted: Accepted) -> PyResult<Bound<'_, PyAny>> {
-    let from: Arc<str> = accepted.from.clone();
-    let RowUpdate { table, ids, rows } = RowUpdate::of(accepted).or_raise(py)?;
+/// As [`handed_out`].
+pub(crate) fn accepted_rows(py: Python<'_>, (from, update): PushedRows) -> PyResult<Bound<'_, PyAny>> {
+    let RowUpdate { table, ids, rows } = update;
     let ids = sealane::Tensor::from_elements(&[ids.len() as u64], &ids).or_raise(py)?;
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     CLASS.import(py, "sealane._accepted", "AcceptedRows")?.call1((

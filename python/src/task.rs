@@ -765,6 +765,12 @@ impl Task {
         Ok(Table::new(slf, py.detach(publish).or_raise(py)?))
     }
 
+    /// ``Table.set_version`` of many tables of this task, in one round trip. After an error, each may have the version or not.
+    fn set_versions<'py>(&self, py: Python<'py>, tables: Vec<PyRef<'py, Table>>, version: i64) -> PyResult<()> {
+        let tables: Vec<&sealane::Table> = tables.iter().map(|table| table.inner()).collect();
+        py.detach(|| self.connected()?.task.set_versions(&tables, version)).or_raise(py)
+    }
+
     /// Pulls rows of a table by their numbers, each to its place: an array of the shape of ``ids`` with that of a row behind it.
     /// A table that is not published yet, or older than ``min_version``, is waited for.
     ///
@@ -868,8 +874,8 @@ impl Task {
         outcome(py, &self.waiter, || OutgoingRows::push(rows, &self.connected()?.task, queue, sum, &options))
     }
 
-    /// ``push_rows`` to many tables at once: ``ids`` and ``rows`` have those of each table. What is accepted
-    /// has the table's key.
+    /// ``push_rows`` to many tables at once: ``ids`` and ``rows`` have those of each table. What goes to one owner travels together, and
+    /// is accepted table by table, in order, each with its key.
     #[pyo3(signature = (tables, queue, ids, rows, *, sum=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn push_all_rows<'py>(
@@ -926,7 +932,8 @@ impl Task {
     }
 
     /// Opens a queue of this task into which peers ``push_rows``: an ``Acceptor`` of ``AcceptedRows``, which are the name of the task that
-    /// pushed them, the table's key, the numbers of the rows in this task's part of the table, and the rows. What is no rows raises ``InvalidArgument``.
+    /// pushed them, the table's key, the numbers of the rows in this task's part of the table, and the rows. What is no rows raises
+    /// ``InvalidArgument``. Tables that were pushed together come one after the other, from this acceptor, even after it was closed.
     #[pyo3(signature = (queue, *, tensors_max=4096, bytes_max=268_435_456))]
     fn accept_rows(slf: &Bound<'_, Self>, queue: &str, tensors_max: usize, bytes_max: usize) -> PyResult<Acceptor> {
         Ok(Self::acceptor(slf, queue, tensors_max, bytes_max)?.of_rows())

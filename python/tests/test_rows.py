@@ -134,6 +134,28 @@ def test_what_is_written_is_seen(ps, worker, key, torn):
     np.testing.assert_array_equal(pulling.result(), expected[:1])
 
 
+def test_many_tables_get_a_version_at_once(ps, worker, key):
+    tables = [ps.publish_table(f"{key}/{number}", whole()) for number in range(3)]
+    pulling = [worker.pull_rows_async(sealane.ShardedTable(table.key, PS), [0], min_version=3) for table in tables]
+    ps.set_versions(tables, 3)
+    assert [rows.result().shape for rows in pulling] == [(1, 16)] * 3
+    assert [table.version for table in tables] == [3] * 3
+    ps.set_versions([], 4)
+    with pytest.raises(sealane.InvalidArgument, match="not one of"):
+        worker.set_versions(tables, 4)
+    with pytest.raises(sealane.InvalidArgument):
+        ps.set_versions(tables, 2)
+    assert [table.version for table in tables] == [3] * 3
+
+
+def test_what_was_pushed_together_comes_even_after_the_end(ps, worker, key):
+    tables = [sealane.ShardedTable(f"{key}/{number}", PS) for number in range(3)]
+    with ps.accept_rows(key) as accepted:
+        worker.push_all_rows(tables, key, [[1]] * 3, [np.ones((1, 1))] * 3)
+        first = accepted.accept()
+    assert [rows.table for rows in [first, *accepted]] == [table.key for table in tables]
+
+
 def test_no_row_is_torn(ps, worker, key):
     table = ps.publish_table(key, np.zeros((8, 512), np.int64))
     users = sealane.ShardedTable(key, PS)
@@ -184,6 +206,22 @@ def test_pushed_rows_reach_their_owners(ps, worker, key):
         assert (first.table, first.ids.tolist(), first.rows.tolist()) == (key, [2, 4], [[1.0], [2.0]])
         assert (second.table, second.ids.tolist(), second.rows.tolist()) == ("items", [7], [3])
         pushing.result()
+        # They come as one tensor, of which no accept hands out more than it is asked for.
+        tables, numbers = [table, items] * 3, [[4], [5]] * 3
+        worker.push_all_rows(tables, key, numbers, [np.ones((1, 1))] * 6)
+        assert [rows.table for rows in even.accept_many(4)] == [key, "items"] * 2
+        assert even.accept_many(0) == []
+        assert [next(even).table for _ in range(2)] == [key, "items"]
+        # What is no rows among them costs nobody else's.
+        worker.push_all_rows(tables, key, numbers, [np.ones((1, 1))] * 6)
+        worker.push(PS, key, np.arange(3))
+        worker.push_rows(items, key, [1], np.ones((1, 1)))
+        accepted = even.accept_many(1)
+        while len(accepted) < 6:
+            accepted += even.accept_many(20)
+        with pytest.raises(sealane.InvalidArgument, match="pushed rows"):
+            even.accept_many(20)
+        assert even.accept().ids.tolist() == [1]
         with pytest.raises(sealane.InvalidArgument, match="rows has 1 elements, for 2 tables"):
             worker.push_all_rows([table, items], key, [[4], [7]], [rows[0]])
         pushing = worker.push_async(PS, key, np.arange(3))

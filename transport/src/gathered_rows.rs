@@ -61,24 +61,21 @@ pub fn heads<'p>(parts: impl Iterator<Item = &'p Part<Place>>) -> usize {
     parts.map(Part::head_bytes).sum()
 }
 
-/// Writes the heads of all parts, which have their places, and zeros between the parts.
-///
-/// # Panics
-/// If the answer is shorter than was laid out.
-pub fn write_heads<'p>(parts: impl Iterator<Item = &'p Part<Place>> + Clone, answer: &mut [u8]) {
-    let mut at = 0;
+/// Writes the heads of all parts, which have their places, and zeros between the parts: `write` gets bytes, and where they go.
+pub fn write_heads<'p>(parts: impl Iterator<Item = &'p Part<Place>> + Clone, mut write: impl FnMut(usize, &[u8])) {
+    let mut heads = Vec::with_capacity(self::heads(parts.clone()));
     for part in parts.clone() {
         let meta = part.meta.as_wire();
         let bytes = U64::new(part.rows.len() as u64);
         let head = Head { table_rows: U64::new(part.table_rows), bytes, meta_bytes: U64::new(meta.len() as u64) };
-        let (to, padding) = answer[at..at + part.head_bytes()].split_at_mut(size_of::<Head>() + meta.len());
-        to[..size_of::<Head>()].copy_from_slice(head.as_bytes());
-        to[size_of::<Head>()..].copy_from_slice(meta);
-        padding.fill(0);
-        at += part.head_bytes();
+        heads.extend_from_slice(head.as_bytes());
+        heads.extend_from_slice(meta);
+        heads.resize(heads.len().next_multiple_of(8), 0);
     }
+    write(0, &heads);
+    let mut at = heads.len();
     for part in parts {
-        answer[at..part.rows.start].fill(0);
+        write(at, &[0; ALIGNMENT][..part.rows.start - at]);
         at = part.rows.end;
     }
 }
@@ -140,7 +137,7 @@ mod tests {
         let mut parts: Vec<_> = rows.iter().map(part).collect();
         let heads = heads(parts.iter());
         let mut bytes = vec![7; lay_out(parts.iter_mut(), heads).unwrap()];
-        write_heads(parts.iter(), &mut bytes);
+        write_heads(parts.iter(), |at, head| bytes[at..][..head.len()].copy_from_slice(head));
         (bytes, parts)
     }
 
@@ -182,7 +179,7 @@ mod tests {
         let mut part = Part::new(2, strings, 32);
         let heads = part.head_bytes();
         let mut bytes = vec![0; lay_out(std::iter::once(&mut part), heads).unwrap()];
-        write_heads(std::iter::once(&part), &mut bytes);
+        write_heads(std::iter::once(&part), |at, head| bytes[at..][..head.len()].copy_from_slice(head));
         assert!(read(&bytes, 1).is_err());
     }
 }

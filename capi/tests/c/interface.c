@@ -132,13 +132,13 @@ static void check_tables(sealane_task *ps, sealane_task *worker, sealane_text to
   must(sealane_accept(acceptor, 1, 0, accepted, &taken, NULL));
   wait_for(&taken, 1, 0);
   wait_for(&pushed, 1, 0);
-  const uint64_t *numbers = NULL;
-  size_t count = 0;
-  sealane_view sum;
-  must(sealane_pushed_rows(taken.tensors[0], &numbers, &count, &sum));
-  CHECK(count == 2 && numbers[0] == 0 && numbers[1] == 999 && sum.meta.dims[0] == 2);
-  must(sealane_table_add(table, numbers, count, &sum));
-  must(sealane_table_set_version(table, 1));
+  const sealane_table_rows *sums = NULL;
+  size_t tables = 0;
+  must(sealane_pushed_rows(taken.tensors[0], &sums, &tables));
+  CHECK(tables == 1 && sums->table.bytes == strlen("user") && memcmp(sums->table.start, "user", sums->table.bytes) == 0);
+  CHECK(sums->count == 2 && sums->ids[0] == 0 && sums->ids[1] == 999 && sums->rows.meta.dims[0] == 2);
+  must(sealane_table_add(table, sums->ids, sums->count, &sums->rows));
+  must(sealane_set_versions(ps, &table, 1, 1));
   sealane_tensor_free(taken.tensors[0]);
   sealane_acceptor_close(acceptor);
 

@@ -266,6 +266,58 @@ fn rows_go_to_their_owners_and_come_from_all() {
     }
 }
 
+/// # Safety
+/// The tensor that it is from lives.
+unsafe fn key_of(rows: &sealane_table_rows) -> &str {
+    // SAFETY: as this function's caller promises.
+    let key = unsafe { std::slice::from_raw_parts(rows.table.start.cast(), rows.table.bytes) };
+    str::from_utf8(key).unwrap()
+}
+
+#[test]
+fn rows_of_many_tables_come_in_one_tensor() {
+    let World { ps, daemon, .. } = &world();
+    let values = rows(0..10);
+    let [users, items] = ["users", "items"].map(|key| Published::new(ps, key, &view(&values, &dims(&values))));
+    let (mut acceptor, taken) = (null_mut(), Ear::new());
+    // SAFETY: everything lives until the functions return, the ear longer; the tables are open.
+    unsafe {
+        ok(sealane_acceptor_open(ps.0, text("gradients"), null(), &mut acceptor));
+        ok(sealane_accept(acceptor, 1, 0, Some(accepted), taken.context(), null_mut()));
+        let both = [users.0, items.0];
+        ok(sealane_set_versions(ps.0, both.as_ptr(), 2, 4));
+        ok(sealane_set_versions(ps.0, null(), 0, 5));
+    }
+    let worker = sealane::Attach::new(THIRD.to_str().unwrap()).socket(&daemon.socket).attach().unwrap();
+    let gradients = sealane::Tensor::from_elements(&[2, DIM as u64], &[1_f32; 2 * DIM]).unwrap();
+    let [of_users, of_items] = ["users", "items"].map(|key| sealane::ShardedTable::of(PS, key).unwrap());
+    let ids = [[3, 5], [7, 1]];
+    let all = [(&of_users, &ids[0]), (&of_items, &ids[1])].map(|(table, ids)| sealane::TableRows {
+        table,
+        ids,
+        rows: &gradients,
+    });
+    let options = sealane::SendOptions::default();
+    worker.push_all_rows("gradients", &all, sealane::SumRows::Yes, &options).unwrap().wait().unwrap();
+    let tensor = taken.tensor();
+    let (mut tables, mut count) = (null(), 0);
+    // SAFETY: everything lives until the functions return; what is shown, as long as the tensor.
+    unsafe {
+        ok(sealane_pushed_rows(tensor.0, &mut tables, &mut count));
+        let [first, second] = std::slice::from_raw_parts(tables, count) else { panic!("{count} tables") };
+        assert_eq!((key_of(first), key_of(second)), ("users", "items"));
+        assert_eq!(std::slice::from_raw_parts(second.ids, second.count), [1, 7]);
+        ok(sealane_table_add(users.0, first.ids, first.count, &first.rows));
+        ok(sealane_table_add(items.0, second.ids, second.count, &second.rows));
+        sealane_acceptor_close(acceptor);
+    }
+    let pulled = |table, id| {
+        let options = sealane::RowsOptions { min_version: 4, ..Default::default() };
+        worker.pull_rows(table, &[id], &options).wait().unwrap().rows.elements::<f32>().unwrap()[0]
+    };
+    assert_eq!((pulled(&of_users, 3), pulled(&of_users, 7), pulled(&of_items, 7)), (4., 7., 8.));
+}
+
 #[test]
 fn pushed_rows_are_accepted_and_added() {
     let World { ps, worker, .. } = &world();
@@ -284,16 +336,16 @@ fn pushed_rows_are_accepted_and_added() {
     let tensor = accept();
     pushed.ok();
     assert_eq!(tensor.from(), Some(WORKER));
-    let mut sum = std::mem::MaybeUninit::<sealane_view>::uninit();
-    let (mut ids, mut count) = (null(), 0);
+    let (mut tables, mut count) = (null(), 0);
     for _ in 0..2 {
         // SAFETY: everything lives until the functions return.
         unsafe {
-            ok(sealane_pushed_rows(tensor.0, &mut ids, &mut count, sum.as_mut_ptr()));
-            ok(sealane_table_add(table.0, ids, count, sum.as_ptr()));
+            ok(sealane_pushed_rows(tensor.0, &mut tables, &mut count));
+            let [sum] = std::slice::from_raw_parts(tables, count) else { panic!("{count} tables") };
+            assert_eq!((key_of(sum), sum.count), ("users", 2));
+            ok(sealane_table_add(table.0, sum.ids, sum.count, &sum.rows));
         }
     }
-    assert_eq!(count, 2);
     // The only owner has all rows, in another order.
     let places: Vec<u64> = users.rows_of(0);
     let expected = [9, 8].map(|id| {
@@ -314,7 +366,7 @@ fn pushed_rows_are_accepted_and_added() {
     ear.ok();
     // SAFETY: everything lives until the functions return; the acceptor is closed once.
     unsafe {
-        let error = sealane_pushed_rows(tensor.0, &mut ids, &mut count, sum.as_mut_ptr());
+        let error = sealane_pushed_rows(tensor.0, &mut tables, &mut count);
         refused(error, sealane_code::InvalidArgument);
         sealane_acceptor_close(acceptor);
     }
@@ -395,7 +447,11 @@ fn what_makes_no_sense_is_refused() {
             ("rows", push(users.0, key, null(), 0)),
             ("for 1 numbers", push(users.0, key, &good, 0)),
             ("timeout", push(users.0, key, &one, -2)),
-            ("tensor", sealane_pushed_rows(null_mut(), &mut null(), &mut 0, &mut sealane_view { ..good })),
+            ("tensor", sealane_pushed_rows(null_mut(), &mut null(), &mut 0)),
+            ("task", sealane_set_versions(null_mut(), null(), 0, 1)),
+            ("tables", sealane_set_versions(ps.0, null(), 1, 1)),
+            ("table", sealane_set_versions(ps.0, &null_mut(), 1, 1)),
+            ("not one of", sealane_set_versions(worker.0, &table.0, 1, 1)),
         ]
     };
     for (expected, error) in cases {

@@ -8,10 +8,12 @@ mod pulling;
 mod pushed;
 mod sharding;
 mod shares;
+mod updates;
 
 pub use self::{
     published::{Table, TableOptions},
     pulling::{MissingRows, PulledRows, PullingAllRows, PullingRows, RowsOptions, RowsWanted, UnpulledRows},
-    pushed::{RowUpdate, SumRows, TableRows},
+    pushed::{SumRows, TableRows},
     sharding::{ShardedTable, Sharding},
+    updates::RowUpdate,
 };

@@ -1,30 +1,35 @@
-//! Rows that are pushed to the owners of a table: one tensor for each owner, with the numbers of the rows before their bytes.
+//! Rows that are pushed to the owners of tables: one tensor for each owner, with a part for each table, in order. Where the parts would
+//! exceed [`PUSHED_ROWS_BYTES`] or [`PUSHED_TABLES_MAX`], a further tensor follows.
 //!
-//! The tensor is one of bytes: a header, the table's key, the metadata of the rows, their numbers, and the rows. Who accepts it checks all
-//! of it, for it comes from another process.
+//! The tensor is one of bytes: a header, and the parts. A part is a header, the table's key, the metadata of the rows, their numbers, and
+//! the rows. [`RowUpdate`](super::RowUpdate) reads it.
 
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::{
-    Error, Payload, SendOptions, Tensor, TensorMeta,
-    limits::{KEY_BYTES_MAX, META_BYTES_MAX},
-    tensor::{DType, Shape},
-};
+use sealane_transport::{Error, SendOptions, Tensor, TensorMeta, tensor::DType};
 
 use super::{
     sharding::ShardedTable,
     shares::{Share, split},
 };
-use crate::{Accepted, Pushing, Task, limits::ROWS_PER_CALL_MAX};
+use crate::{
+    Pushing, Task,
+    limits::{PUSHED_ROWS_BYTES, PUSHED_TABLES_MAX},
+};
 
 /// The first bytes, which say that rows follow, and how they do.
-const MAGIC: [u8; 8] = *b"SL-rows2";
+pub(super) const MAGIC: [u8; 8] = *b"SL-rows3";
 
-/// Where the rows begin is a multiple of this.
-const ALIGNMENT: usize = 64;
+/// Of the tensor: the magic, and how many parts there are (8).
+pub(super) const HEADER_BYTES: usize = 16;
 
-/// Behind the magic: how many rows there are, the length of the table's key, and that of their metadata as one tensor (8 each). Both
-/// follow, each padded to 8 bytes.
-const HEADER_BYTES: usize = 32;
+/// Of a part: how many rows it has, and the bytes of the table's key, of the rows' metadata as one tensor, and of the rows (8 each).
+pub(super) const PART_HEADER_BYTES: usize = 32;
+
+/// Where a part begins, and its key, its metadata and its numbers, is a multiple of this.
+pub(super) const ALIGNMENT: usize = 8;
+
+/// Where rows begin is a multiple of this.
+pub(super) const ROWS_ALIGNMENT: usize = 64;
 
 /// Adds the numbers of a row to those of another.
 type Add = fn(&mut [u8], &[u8]);
@@ -50,26 +55,14 @@ pub struct TableRows<'a> {
     pub rows: &'a Tensor,
 }
 
-/// Rows that were pushed.
-#[derive(Debug)]
-pub struct RowUpdate {
-    /// The key of their table.
-    pub table: Box<str>,
-    /// Their numbers in the part of the task that accepts them.
-    pub ids: Vec<u64>,
-    /// The rows, of shape `[ids, ...]`.
-    pub rows: Tensor,
-}
-
 impl Task {
-    /// Pushes rows to the owners of a table, into the queue `queue` of each, where [`RowUpdate::of`] reads what was
-    /// [accepted](Task::acceptor). It ends when all queues have taken their part, with the first error if there was any: other owners
-    /// have then taken theirs.
+    /// Pushes rows to the owners of a table, into the queue `queue` of each, where
+    /// [`RowUpdate::all_of`](crate::RowUpdate::all_of) reads what was [accepted](Task::acceptor). It ends when all queues have taken their
+    /// part, with the first error if there was any: other owners have then taken theirs.
     ///
     /// # Errors
     /// InvalidArgument if the table has no such row, or there are not as many rows as numbers, or they cannot be added up, are strings,
-    /// or are in a device's memory. All else is
-    /// the future's.
+    /// or are in a device's memory. All else is the future's.
     pub fn push_rows(
         &self,
         queue: &str,
@@ -80,7 +73,8 @@ impl Task {
         self.push_all_rows(queue, &[rows], sum, options)
     }
 
-    /// [`push_rows`](Self::push_rows) for many tables, in order, at a fraction of the cost each. With an error nothing was pushed.
+    /// [`push_rows`](Self::push_rows) for many tables, in order, at a fraction of the cost each: what goes to one owner goes together,
+    /// about a MiB at a time. With an error nothing was pushed.
     ///
     /// # Errors
     /// As there.
@@ -91,77 +85,136 @@ impl Task {
         sum: SumRows,
         options: &SendOptions,
     ) -> Result<Pushing, Error> {
-        let mut by_owner: Vec<(&str, Vec<Tensor>)> = Vec::new();
-        for rows in rows {
-            for (owner, part) in encode(rows, sum, |bytes| self.alloc(bytes))? {
-                let owner = rows.table.owner(owner);
-                match by_owner.iter_mut().find(|(of, _)| *of == owner) {
-                    Some((_, parts)) => parts.push(part),
-                    None => by_owner.push((owner, vec![part])),
-                }
-            }
-        }
         let mut pushes = Vec::new();
-        for (owner, parts) in by_owner {
-            self.push_each(owner, queue, parts, options, &mut pushes);
+        for (owner, tensors) in encode(rows, sum, |bytes| self.alloc(bytes))? {
+            self.push_each(owner, queue, tensors, options, &mut pushes);
         }
         Ok(Pushing::of(pushes))
     }
 }
 
-impl RowUpdate {
-    /// Reads what was pushed by [`Task::push_rows`], without a copy of the rows.
-    ///
-    /// # Errors
-    /// InvalidArgument if it is anything else.
-    pub fn of(accepted: Accepted) -> Result<RowUpdate, Error> {
-        decode(accepted.tensor)
-    }
+/// Rows of one table for one owner.
+struct Part<'a> {
+    key: &'a str,
+    meta: TensorMeta,
+    share: Share,
+    /// As many as are pushed: sums once, others as often as they are named.
+    count: usize,
+    add: Option<Add>,
+    /// All rows of the table, of which it has some.
+    rows: &'a [u8],
+    row_bytes: usize,
 }
 
-/// One tensor for each owner that gets rows.
-fn encode(
-    &TableRows { table, ids, rows }: &TableRows<'_>,
+/// Where the pieces of a part begin, and where it ends.
+struct Layout {
+    header: usize,
+    key: usize,
+    meta: usize,
+    ids: usize,
+    rows: usize,
+    end: usize,
+}
+
+/// The tensors of each owner that gets rows.
+fn encode<'a>(
+    rows: &[TableRows<'a>],
     sum: SumRows,
     mut allocate: impl FnMut(usize) -> Result<Buffer, Error>,
-) -> Result<Vec<(usize, Tensor)>, Error> {
-    let shape = rows.shape();
-    if rows.meta().is_strings() || rows.meta().is_dead() || !matches!(rows.memory(), MemoryKind::Host) {
-        return Err(Error::invalid(format!("{:?} is no rows of a fixed size in the host's memory", rows.meta())));
+) -> Result<Vec<(&'a str, Vec<Tensor>)>, Error> {
+    let mut by_owner: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
+    for rows in rows {
+        for part in Part::all_of(rows, sum)? {
+            let owner = rows.table.owner(part.share.owner);
+            match by_owner.iter_mut().find(|(of, _)| *of == owner) {
+                Some((_, parts)) => parts.push(part),
+                None => by_owner.push((owner, vec![part])),
+            }
+        }
     }
-    if shape.first() != Some(&(ids.len() as u64)) {
-        return Err(Error::invalid(format!("rows of shape {shape:?} for {} numbers", ids.len())));
+    let mut tensors = Vec::with_capacity(by_owner.len());
+    for (owner, parts) in by_owner {
+        tensors.push((owner, together(&parts, &mut allocate)?));
     }
-    let add = match (sum, rows.dtype()) {
-        (SumRows::No, _) => None,
-        (SumRows::Yes, DType::F32) => Some(add::<f32, 4> as Add),
-        (SumRows::Yes, DType::F64) => Some(add::<f64, 8> as fn(&mut [u8], &[u8])),
-        (SumRows::Yes, other) => return Err(Error::invalid(format!("rows of {other} are not added up"))),
-    };
-    let row_bytes = rows.bytes().len().checked_div(ids.len()).unwrap_or(0);
-    let mut parts = Vec::new();
-    for share in split(table, ids)? {
-        let count = if add.is_some() { share.rows.len() } else { share.places().len() };
-        let mut part_shape = shape.clone();
-        part_shape[0] = count as u64;
-        let meta = TensorMeta::new(rows.dtype(), &part_shape)?;
-        let (key, wire) = (table.key().as_bytes(), meta.as_wire());
-        let header =
-            [MAGIC, (count as u64).to_le_bytes(), (key.len() as u64).to_le_bytes(), (wire.len() as u64).to_le_bytes()];
-        let meta_at = HEADER_BYTES + key.len().next_multiple_of(8);
-        let ids_at = meta_at + wire.len().next_multiple_of(8);
-        let rows_at = (ids_at + count * 8).next_multiple_of(ALIGNMENT);
-        let mut buffer = allocate(rows_at + count * row_bytes)?;
-        let (head, body) = buffer.split_at_mut(rows_at);
-        head.fill(0);
-        head[..HEADER_BYTES].copy_from_slice(header.as_flattened());
-        head[HEADER_BYTES..][..key.len()].copy_from_slice(key);
-        head[meta_at..][..wire.len()].copy_from_slice(wire);
-        fill(&share, add, rows.bytes(), row_bytes, (&mut head[ids_at..], body));
-        let tensor = Tensor::new(TensorMeta::new(DType::U8, &[buffer.len() as u64])?, buffer)?;
-        parts.push((share.owner, tensor));
+    Ok(tensors)
+}
+
+/// As few tensors as have room for these parts.
+fn together(
+    mut parts: &[Part<'_>],
+    mut allocate: impl FnMut(usize) -> Result<Buffer, Error>,
+) -> Result<Vec<Tensor>, Error> {
+    let mut tensors = Vec::new();
+    while !parts.is_empty() {
+        let (mut count, mut bytes) = (0, HEADER_BYTES);
+        for part in parts.iter().take(PUSHED_TABLES_MAX) {
+            let end = part.layout(bytes).end;
+            if count > 0 && end > PUSHED_ROWS_BYTES {
+                break;
+            }
+            (count, bytes) = (count + 1, end);
+        }
+        let (these, rest) = parts.split_at(count);
+        let mut buffer = allocate(bytes)?;
+        buffer[..HEADER_BYTES].copy_from_slice([MAGIC, (count as u64).to_le_bytes()].as_flattened());
+        these.iter().fold(HEADER_BYTES, |at, part| part.write(at, &mut buffer));
+        tensors.push(Tensor::new(TensorMeta::new(DType::U8, &[bytes as u64])?, buffer)?);
+        parts = rest;
     }
-    Ok(parts)
+    Ok(tensors)
+}
+
+impl<'a> Part<'a> {
+    /// One for each owner that gets rows.
+    fn all_of(&TableRows { table, ids, rows }: &TableRows<'a>, sum: SumRows) -> Result<Vec<Part<'a>>, Error> {
+        let mut shape = rows.shape();
+        if rows.meta().is_strings() || rows.meta().is_dead() || !matches!(rows.memory(), MemoryKind::Host) {
+            return Err(Error::invalid(format!("{:?} is no rows of a fixed size in the host's memory", rows.meta())));
+        }
+        if shape.first() != Some(&(ids.len() as u64)) {
+            return Err(Error::invalid(format!("rows of shape {shape:?} for {} numbers", ids.len())));
+        }
+        let add = match (sum, rows.dtype()) {
+            (SumRows::No, _) => None,
+            (SumRows::Yes, DType::F32) => Some(add::<f32, 4> as Add),
+            (SumRows::Yes, DType::F64) => Some(add::<f64, 8> as Add),
+            (SumRows::Yes, other) => return Err(Error::invalid(format!("rows of {other} are not added up"))),
+        };
+        let (key, rows, dtype) = (table.key(), rows.bytes(), rows.dtype());
+        let row_bytes = rows.len().checked_div(ids.len()).unwrap_or(0);
+        let mut parts = Vec::new();
+        for share in split(table, ids)? {
+            let count = if add.is_some() { share.rows.len() } else { share.places().len() };
+            shape[0] = count as u64;
+            let meta = TensorMeta::new(dtype, &shape)?;
+            parts.push(Part { key, meta, share, count, add, rows, row_bytes });
+        }
+        Ok(parts)
+    }
+
+    /// If what is before it ends at `at`.
+    fn layout(&self, at: usize) -> Layout {
+        let header = at.next_multiple_of(ALIGNMENT);
+        let key = header + PART_HEADER_BYTES;
+        let meta = (key + self.key.len()).next_multiple_of(ALIGNMENT);
+        let ids = (meta + self.meta.as_wire().len()).next_multiple_of(ALIGNMENT);
+        let rows = (ids + self.count * size_of::<u64>()).next_multiple_of(ROWS_ALIGNMENT);
+        Layout { header, key, meta, ids, rows, end: rows + self.count * self.row_bytes }
+    }
+
+    /// Writes it behind what ends at `at`; where it ends.
+    fn write(&self, at: usize, buffer: &mut [u8]) -> usize {
+        let (to, wire) = (self.layout(at), self.meta.as_wire());
+        let (head, body) = buffer[..to.end].split_at_mut(to.rows);
+        // What is between the pieces, too: the memory was another's.
+        head[at..].fill(0);
+        let lengths = [self.count, self.key.len(), wire.len(), body.len()].map(|length| (length as u64).to_le_bytes());
+        head[to.header..to.key].copy_from_slice(lengths.as_flattened());
+        head[to.key..][..self.key.len()].copy_from_slice(self.key.as_bytes());
+        head[to.meta..][..wire.len()].copy_from_slice(wire);
+        fill(&self.share, self.add, self.rows, self.row_bytes, (&mut head[to.ids..], body));
+        to.end
+    }
 }
 
 /// Writes the numbers and the rows of a share.
@@ -215,58 +268,29 @@ fn add<T: Number<N>, const N: usize>(to: &mut [u8], more: &[u8]) {
     }
 }
 
-fn decode(tensor: Tensor) -> Result<RowUpdate, Error> {
-    let bad = |what: &str| Error::invalid(format!("the tensor is not one of pushed rows: {what}"));
-    let bytes = tensor.bytes();
-    let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(|| bad("it is too short"))?;
-    let [magic, numbers @ ..] = header.as_chunks::<8>().0 else { return Err(bad("it is too short")) };
-    if *magic != MAGIC {
-        return Err(bad("it begins with something else"));
-    }
-    let [rows, key_bytes, meta_bytes] = *numbers else { return Err(bad("it is too short")) };
-    let [rows, key_bytes, meta_bytes] = [rows, key_bytes, meta_bytes].map(u64::from_le_bytes);
-    if rows > ROWS_PER_CALL_MAX as u64 || key_bytes > KEY_BYTES_MAX as u64 || meta_bytes > META_BYTES_MAX as u64 {
-        return Err(bad("it claims too much"));
-    }
-    let (count, key_bytes, meta_bytes) = (rows as usize, key_bytes as usize, meta_bytes as usize);
-    let table =
-        rest.get(..key_bytes).and_then(|key| str::from_utf8(key).ok()).ok_or_else(|| bad("it has no key"))?.into();
-    let meta_at = HEADER_BYTES + key_bytes.next_multiple_of(8);
-    let meta = bytes.get(meta_at..meta_at + meta_bytes).ok_or_else(|| bad("it ends in the metadata"))?;
-    let meta = TensorMeta::from_wire(meta)?;
-    let ids_at = meta_at + meta_bytes.next_multiple_of(8);
-    let ids = bytes.get(ids_at..ids_at + count * 8).ok_or_else(|| bad("it ends in the numbers"))?;
-    let ids = ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
-    let rows_at = (ids_at + count * 8).next_multiple_of(ALIGNMENT);
-    let rows_bytes = bytes.len().checked_sub(rows_at).ok_or_else(|| bad("it ends before the rows"))?;
-    let shape: Shape = meta.shape();
-    if shape.first() != Some(&rows) || meta.is_strings() {
-        return Err(bad("there are not as many rows as numbers"));
-    }
-    let rows = behind(tensor.into_parts().1, rows_at, rows_bytes);
-    Ok(RowUpdate { table, ids, rows: Tensor::new(meta, rows)? })
-}
-
-/// The last bytes of a payload.
-fn behind(payload: Payload, from: usize, len: usize) -> Payload {
-    match payload {
-        Payload::Owned(buffer) => bytes::Bytes::from_owner(buffer).slice(from..from + len).into(),
-        Payload::Bytes(bytes) => bytes.slice(from..from + len).into(),
-        Payload::Shared(_) => Buffer::copy_of(&payload.as_ref()[from..from + len]).into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sharding;
+    use crate::{Accepted, RowUpdate, Sharding};
 
-    fn parts(table: &ShardedTable, ids: &[u64], rows: &Tensor, sum: SumRows) -> Vec<(usize, Tensor)> {
-        encode(&TableRows { table, ids, rows }, sum, |bytes| Ok(Buffer::from_vec(vec![0xaa; bytes]))).unwrap()
+    fn pushed<'a>(rows: &[TableRows<'a>], sum: SumRows) -> Vec<(&'a str, Vec<Tensor>)> {
+        encode(rows, sum, |bytes| Ok(Buffer::from_vec(vec![0xaa; bytes]))).unwrap()
     }
 
-    fn update(tensor: &Tensor) -> RowUpdate {
-        decode(tensor.share()).unwrap()
+    /// Of one table: what each owner gets.
+    fn parts(table: &ShardedTable, ids: &[u64], rows: &Tensor, sum: SumRows) -> Vec<RowUpdate> {
+        pushed(&[TableRows { table, ids, rows }], sum).into_iter().map(|(_, tensors)| update(&tensors)).collect()
+    }
+
+    fn updates(tensor: &Tensor) -> Vec<RowUpdate> {
+        RowUpdate::all_of(Accepted { from: "worker".into(), tensor: tensor.share() }).unwrap()
+    }
+
+    fn update(tensors: &[Tensor]) -> RowUpdate {
+        let [tensor] = tensors else { panic!("{tensors:?}") };
+        let mut updates = updates(tensor);
+        assert_eq!(updates.len(), 1);
+        updates.remove(0)
     }
 
     #[test]
@@ -275,14 +299,13 @@ mod tests {
         let rows = Tensor::from_elements(&[5, 2], &[0., 1., 10., 11., 20., 21., 30., 31., 40., 41_f32]).unwrap();
         let ids = [7, 4, 7, 0, 9];
         let sent = parts(&table, &ids, &rows, SumRows::No);
-        let [(0, even), (1, odd)] = &sent[..] else { panic!("{sent:?}") };
-        let (even, odd) = (update(even), update(odd));
+        let [even, odd] = &sent[..] else { panic!("{sent:?}") };
         assert_eq!((&*even.table, &*odd.table), ("t", "t"));
         assert_eq!((&even.ids[..], even.rows.elements::<f32>().unwrap()), (&[0, 2][..], &[30., 31., 10., 11.][..]));
         assert_eq!((&odd.ids[..], &odd.rows.shape()[..]), (&[3, 3, 4][..], &[3, 2][..]));
         assert_eq!(odd.rows.elements::<f32>().unwrap(), [0., 1., 20., 21., 40., 41.]);
         let summed = parts(&table, &ids, &rows, SumRows::Yes);
-        let odd = update(&summed[1].1);
+        let odd = &summed[1];
         assert_eq!((&odd.ids[..], odd.rows.elements::<f32>().unwrap()), (&[3, 4][..], &[20., 22., 40., 41.][..]));
     }
 
@@ -290,7 +313,7 @@ mod tests {
     fn rows_of_every_kind_and_none_come_through() {
         let table = ShardedTable::of("a", "t").unwrap();
         let words = Tensor::from_elements(&[2, 3], &[1_u16, 2, 3, 4, 5, 6]).unwrap();
-        let read = update(&parts(&table, &[u64::MAX, 1], &words, SumRows::No)[0].1);
+        let read = &parts(&table, &[u64::MAX, 1], &words, SumRows::No)[0];
         assert_eq!(
             (&read.ids[..], read.rows.elements::<u16>().unwrap()),
             (&[1, u64::MAX][..], &[4, 5, 6, 1, 2, 3][..])
@@ -298,40 +321,63 @@ mod tests {
         let none = Tensor::from_elements::<f64>(&[0, 3], &[]).unwrap();
         assert!(parts(&table, &[], &none, SumRows::Yes).is_empty());
         let double = Tensor::from_elements(&[2, 1], &[0.5_f64, 0.25]).unwrap();
-        let read = update(&parts(&table, &[5, 5], &double, SumRows::Yes)[0].1);
+        let read = &parts(&table, &[5, 5], &double, SumRows::Yes)[0];
         assert_eq!(read.rows.elements::<f64>().unwrap(), [0.75]);
         let refuse = |ids: &[u64], rows: &Tensor| {
             let rows = TableRows { table: &table, ids, rows };
-            encode(&rows, SumRows::Yes, |_| unreachable!("it is refused before")).unwrap_err()
+            encode(&[rows], SumRows::Yes, |_| unreachable!("it is refused before")).unwrap_err()
         };
         assert!(refuse(&[1, 2], &words).to_string().contains("not added up"));
         let strings = Tensor::from_strings(&[2], &["a", "b"]).unwrap();
         for wrong in [strings, Tensor::dead(DType::F32)] {
             let rows = TableRows { table: &table, ids: &[1, 2], rows: &wrong };
-            let error = encode(&rows, SumRows::No, |_| unreachable!("it is refused before"));
+            let error = encode(&[rows], SumRows::No, |_| unreachable!("it is refused before"));
             assert!(error.unwrap_err().to_string().contains("no rows"), "{wrong:?}");
         }
         assert!(refuse(&[1, 2, 3], &double).to_string().contains("3 numbers"));
     }
 
     #[test]
-    fn bytes_that_are_no_rows_are_refused_wherever_they_are_wrong() {
+    fn what_an_owner_gets_of_many_tables_goes_together_and_in_order() {
+        let users = ShardedTable::new("user", ["a", "b"], Sharding::modulo(100, 2).unwrap()).unwrap();
+        let items = ShardedTable::of("b", "item").unwrap();
+        let bytes = Tensor::from_elements(&[3, 5], &[7_u8; 15]).unwrap();
+        let doubles = Tensor::from_elements(&[2, 1], &[0.5_f64, 0.25]).unwrap();
+        let all = [
+            TableRows { table: &users, ids: &[1, 3, 0], rows: &bytes },
+            TableRows { table: &items, ids: &[9, 9], rows: &doubles },
+            TableRows { table: &users, ids: &[5, 7], rows: &doubles },
+        ];
+        let sent = pushed(&all, SumRows::No);
+        let [("a", even), ("b", odd)] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!((&*update(even).table, &update(even).ids[..]), ("user", &[0][..]));
+        let odd_bytes = bytes::Bytes::copy_from_slice(odd[0].bytes());
+        let read = updates(&Tensor::from_parts(odd[0].meta().clone(), odd_bytes.clone()));
+        let names = read.iter().map(|update| (&*update.table, &update.ids[..])).collect::<Vec<_>>();
+        assert_eq!((odd.len(), names), (1, vec![("user", &[0, 1][..]), ("item", &[9, 9]), ("user", &[2, 3])]));
+        assert_eq!((read[0].rows.bytes(), &read[0].rows.shape()[..]), (&[7; 10][..], &[2, 5][..]));
+        assert_eq!(read[1].rows.elements::<f64>().unwrap(), [0.5, 0.25]);
+        // Views of what was accepted, each where its elements are aligned.
+        let all = odd_bytes.as_ptr_range();
+        for rows in read.iter().map(|update| update.rows.bytes().as_ptr()) {
+            assert!(all.contains(&rows) && (rows as usize - all.start as usize).is_multiple_of(ROWS_ALIGNMENT));
+        }
+    }
+
+    #[test]
+    fn many_rows_and_many_tables_go_in_several_tensors() {
         let table = ShardedTable::of("a", "t").unwrap();
-        let rows = Tensor::from_elements(&[3, 2], &[1_u32, 2, 3, 4, 5, 6]).unwrap();
-        let good = parts(&table, &[1, 2, 3], &rows, SumRows::No).remove(0).1.bytes().to_vec();
-        let read = |bytes: &[u8]| decode(Tensor::from_elements(&[bytes.len() as u64], bytes).unwrap());
-        assert!(read(&good).is_ok());
-        for shorter in 0..good.len() {
-            assert!(read(&good[..shorter]).is_err(), "cut to {shorter}");
-        }
-        assert!(read(&[&good[..], &[0]].concat()).is_err());
-        // Every byte of the header and the metadata is read.
-        for at in 0..HEADER_BYTES {
-            for value in [0xff, 0x80, 1] {
-                let mut bad = good.clone();
-                bad[at] ^= value;
-                assert!(read(&bad).is_err(), "byte {at} changed by {value}");
-            }
-        }
+        let large = Tensor::from_elements(&[1, 400_000], &[1_u8; 400_000]).unwrap();
+        let giant = Tensor::from_elements(&[1, 3_000_000], &[1_u8; 3_000_000]).unwrap();
+        let small = Tensor::from_elements(&[1, 1], &[1_u8]).unwrap();
+        let tables_of = |all: &[&Tensor]| {
+            let all: Vec<_> = all.iter().map(|rows| TableRows { table: &table, ids: &[7], rows }).collect();
+            let sent = pushed(&all, SumRows::No).remove(0).1;
+            assert!(sent.iter().all(|tensor| tensor.len() <= PUSHED_ROWS_BYTES || updates(tensor).len() == 1));
+            sent.iter().map(|tensor| updates(tensor).len()).collect::<Vec<_>>()
+        };
+        assert_eq!(tables_of(&[&large; 5]), [2, 2, 1]);
+        assert_eq!(tables_of(&[&small, &giant, &small, &large]), [1, 1, 2]);
+        assert_eq!(tables_of(&vec![&small; PUSHED_TABLES_MAX + 1]), [PUSHED_TABLES_MAX, 1]);
     }
 }

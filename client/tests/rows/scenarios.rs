@@ -18,6 +18,7 @@ macro_rules! all {
             rows_of_a_table_in_parts_come_from_all_owners,
             what_cannot_be_pulled_says_why,
             a_table_that_comes_later_is_waited_for,
+            many_tables_get_a_version_together,
             rows_that_are_missing_are_left_out_where_that_is_asked_for,
             more_rows_than_one_request_names_come_together,
             rows_of_many_tables_come_together,
@@ -130,6 +131,41 @@ pub fn a_table_that_comes_later_is_waited_for(ps: &Task, worker: &Task) {
     assert_eq!((firsts(&third.wait().unwrap().rows), table.version()), (vec![3.], 3));
     assert!(table.set_version(1).is_err());
     assert_eq!(table.version(), 3);
+}
+
+pub fn many_tables_get_a_version_together(ps: &Task, worker: &Task) {
+    let publish = |key, rows, torn| ps.publish_table(key, table(ps, rows, whole), TableOptions { version: 1, torn });
+    // With locks, without, and one that is published anew with each write.
+    let tables = [("user", 100, false), ("item", 100, true), ("small", 2, false)]
+        .map(|(key, rows, torn)| publish(key, rows, torn).unwrap());
+    let [users, items, small] = &tables;
+    let versions = || [users, items, small].map(|table| table.version());
+    let pulling = |min_version| {
+        [users, items, small].map(|table| {
+            let options = RowsOptions { min_version, timeout: Some(Duration::from_secs(60)), ..RowsOptions::default() };
+            worker.pull_rows(&ShardedTable::of(ps.name(), table.key()).unwrap(), &[1], &options)
+        })
+    };
+    let fifth = pulling(5);
+    ps.set_versions(&[users, items, small, users], 5).unwrap();
+    fifth.into_iter().for_each(|pulling| assert_eq!(firsts(&pulling.wait().unwrap().rows), [1.]));
+    assert_eq!(versions(), [5; 3]);
+    // One that is ahead stays so, and keeps no other back.
+    items.set_version(9).unwrap();
+    assert_eq!(ps.set_versions(&[users, items, small], 7).unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(versions(), [7, 9, 7]);
+    pulling(7).into_iter().for_each(|pulling| assert_eq!(firsts(&pulling.wait().unwrap().rows), [1.]));
+    small.update(&[1], &table(ps, 1, |_| 4.)).unwrap();
+    items.set_version(10).unwrap();
+    assert_eq!(worker.set_versions(&[users], 8).unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(versions(), [7, 10, 7]);
+    ps.set_versions(&[], 8).unwrap();
+    // Whoever names the same ones in another order does not wait for ever.
+    thread::scope(|scope| {
+        for tables in [[users, small], [small, users]] {
+            scope.spawn(move || (0..100).for_each(|_| ps.set_versions(&tables, 11).unwrap()));
+        }
+    });
 }
 
 pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, worker: &Task) {
@@ -348,20 +384,30 @@ pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
     for acceptor in [&even, &odd] {
         let accepted = acceptor.accept().wait().unwrap();
         assert_eq!(&*accepted.from, worker.name());
-        let update = RowUpdate::of(accepted).unwrap();
+        let [update] = RowUpdate::all_of(accepted).unwrap().try_into().unwrap();
         updates.push((update.ids, update.rows.elements::<f32>().unwrap().to_vec()));
     }
     pushing.wait().unwrap();
     assert_eq!(updates, [(vec![0, 3], vec![8., 5.]), (vec![1], vec![2.])]);
-    // Of many tables in order.
+    // Of many tables in order, one tensor for each owner.
     let items = ShardedTable::of(ps.name(), "item").unwrap();
     let more = [to_push, TableRows { table: &items, ids: &[5, 5, 1, 0], rows: &rows }, to_push];
     let pushing = worker.push_all_rows("gradients", &more, SumRows::Yes, &SendOptions::default()).unwrap();
-    let update = |acceptor: &Acceptor| RowUpdate::of(acceptor.accept().wait().unwrap()).unwrap();
-    let came = [(); 3].map(|()| update(&even)).map(|update| (update.table.into_string(), update.ids));
+    let updates = |acceptor: &Acceptor| RowUpdate::all_of(acceptor.accept().wait().unwrap()).unwrap();
+    let came = updates(&even).into_iter().map(|update| (update.table.into_string(), update.ids)).collect::<Vec<_>>();
     let expected = [("user", vec![0, 3]), ("item", vec![0, 1, 5]), ("user", vec![0, 3])];
     assert_eq!(came, expected.map(|(table, ids)| (table.to_owned(), ids)));
-    assert_eq!([(); 2].map(|()| update(&odd).ids), [[1], [1]]);
+    assert_eq!(updates(&odd).into_iter().map(|update| update.ids).collect::<Vec<_>>(), [[1], [1]]);
+    pushing.wait().unwrap();
+    assert!(even.try_accept(1, &mut Vec::new()).unwrap() == 0, "there is a second tensor");
+    // And further tensors for more than a MiB.
+    let long = Tensor::from_elements(&[1, 700_000], &[3_u8; 700_000]).unwrap();
+    let long = [TableRows { table: &items, ids: &[5], rows: &long }; 3];
+    let pushing = worker.push_all_rows("gradients", &long, SumRows::No, &SendOptions::default()).unwrap();
+    for _ in 0..3 {
+        let [update] = updates(&even).try_into().unwrap();
+        assert!(update.ids == [5] && update.rows.bytes() == [3; 700_000]);
+    }
     pushing.wait().unwrap();
     let wrong = [to_push, TableRows { table: &parts, ids: &[6, 3, 6, 100], rows: &rows }];
     let refused = worker.push_all_rows("gradients", &wrong, SumRows::Yes, &SendOptions::default()).err().unwrap();
@@ -369,6 +415,6 @@ pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
     assert!(even.try_accept(1, &mut Vec::new()).unwrap() == 0, "a part of a call that failed was pushed");
     // What is no update is refused, and nothing else suffers.
     let stray = worker.push(ps.name(), "gradients", Tensor::from_elements(&[1], &[1_u8]).unwrap());
-    assert_eq!(RowUpdate::of(even.accept().wait().unwrap()).unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(RowUpdate::all_of(even.accept().wait().unwrap()).unwrap_err().code(), Code::InvalidArgument);
     stray.wait().unwrap();
 }

@@ -11,7 +11,7 @@ class Accepted(NamedTuple):
 
 
 class AcceptedRows(NamedTuple):
-    """Rows that were pushed, as ``Task.accept_rows`` hands them out: ``sender, table, ids, rows = acceptor.accept()``."""
+    """Rows of one table that were pushed, as ``Task.accept_rows`` hands them out: ``sender, table, ids, rows = acceptor.accept()``."""
 
     sender: str
     table: str

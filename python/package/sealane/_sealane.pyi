@@ -182,6 +182,8 @@ class Task:
         """Opens a queue of this task, into which peers push."""
     def publish_table(self, key: str, array: _Outgoing, *, version: int = 0, torn: bool = False) -> Table:
         """Publishes a table, whose rows any peer may pull. A writable array from ``empty`` is published in place."""
+    def set_versions(self, tables: Sequence[Table], version: int) -> None:
+        """``Table.set_version`` of many tables, in one round trip."""
     @overload
     def pull_rows(
         self,

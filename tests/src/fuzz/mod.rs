@@ -149,7 +149,7 @@ pub const TARGETS: &[Target] = &[
         run: rows::run,
         seeds: rows::seeds,
         input_bytes_max: 512,
-        words: &[b"SL-rows1"],
+        words: &[b"SL-rows3"],
     },
     Target {
         name: "safetensors",

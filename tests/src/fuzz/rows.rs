@@ -13,7 +13,7 @@ use sealane_transport::tensor::{DType, Tensor, TensorMeta};
 use super::assert_says;
 
 /// What pushed rows begin with.
-const MAGIC: &[u8] = b"SL-rows2";
+const MAGIC: &[u8] = b"SL-rows3";
 
 /// The first byte says which; the rest is read.
 pub(super) fn run(input: &[u8]) {
@@ -84,12 +84,16 @@ fn read_answer(bytes: &[u8]) {
 
 fn read_pushed(tensor: Tensor) {
     let bytes = tensor.len();
-    match RowUpdate::of(Accepted { from: "worker0:2222".into(), tensor }) {
+    match RowUpdate::all_of(Accepted { from: "worker0:2222".into(), tensor }) {
         Err(error) => assert_says(&error),
-        Ok(RowUpdate { ids, rows, .. }) => {
-            assert_eq!(rows.shape().first(), Some(&(ids.len() as u64)));
-            assert!(rows.bytes().len() + 8 * ids.len() + MAGIC.len() <= bytes);
-            rows.meta().check_bytes(rows.bytes().len() as u64).expect("a tensor");
+        Ok(updates) => {
+            let mut read = MAGIC.len();
+            for RowUpdate { ids, rows, .. } in updates {
+                assert_eq!(rows.shape().first(), Some(&(ids.len() as u64)));
+                rows.meta().check_bytes(rows.bytes().len() as u64).expect("a tensor");
+                read += rows.bytes().len() + 8 * ids.len();
+            }
+            assert!(read <= bytes);
         }
     }
 }
@@ -108,13 +112,17 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     let meta = TensorMeta::new(DType::U16, &[2, 3]).expect("two dimensions");
     let meta = meta.as_wire();
     assert!(meta.len() <= META_BYTES_MAX);
-    let [rows, key, length] = [2, 4, meta.len() as u64].map(u64::to_le_bytes);
-    let mut pushed = [MAGIC, &rows, &key, &length, b"user\0\0\0\0", meta].concat();
-    pushed.resize(pushed.len().next_multiple_of(8), 0);
-    pushed.extend([5_u64, u64::MAX].iter().flat_map(|id| id.to_le_bytes()));
-    pushed.resize(pushed.len().next_multiple_of(64), 0);
-    pushed.extend([9; 12]);
-    assert!(RowUpdate::of(Accepted { from: "worker0:2222".into(), tensor: tensor(&pushed) }).is_ok());
+    let mut pushed = [MAGIC, &2_u64.to_le_bytes()].concat();
+    for key in [b"user", b"item"] {
+        let lengths = [2, 4, meta.len() as u64, 12].map(u64::to_le_bytes);
+        pushed.resize(pushed.len().next_multiple_of(8), 0);
+        pushed.extend([lengths.as_flattened(), key, &[0; 4], meta].concat());
+        pushed.resize(pushed.len().next_multiple_of(8), 0);
+        pushed.extend([5_u64, u64::MAX].iter().flat_map(|id| id.to_le_bytes()));
+        pushed.resize(pushed.len().next_multiple_of(64), 0);
+        pushed.extend([9; 12]);
+    }
+    assert!(RowUpdate::all_of(Accepted { from: "worker0:2222".into(), tensor: tensor(&pushed) }).is_ok());
     let pushed = [&[1], &pushed[..]].concat();
     let mut named = NamedRowsBuf::default();
     for (key, ids) in [("user", &[5, 700][..]), ("item", &[9, 1]), ("none", &[])] {
@@ -126,7 +134,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     });
     let heads = gathered_rows::heads(parts.iter());
     let mut answer = vec![7; gathered_rows::lay_out(parts.iter_mut(), heads).expect("it is small")];
-    gathered_rows::write_heads(parts.iter(), &mut answer);
+    gathered_rows::write_heads(parts.iter(), |at, head| answer[at..][..head.len()].copy_from_slice(head));
     assert!(gathered_rows::read(&answer, 2).is_ok());
     let (named, answer) = ([&[2], named.as_rows().as_bytes()].concat(), [&[3, 2], &answer[..]].concat());
     vec![

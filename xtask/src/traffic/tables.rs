@@ -191,7 +191,10 @@ fn took(me: usize, accepted: Accepted) -> Result<(), String> {
     let from = accepted.from.clone();
     let owner = number(&from).and_then(|pusher| owners(pusher).iter().position(|&owner| owner == me));
     let Some(owner) = owner else { return Err(format!("rows of {from}, which pushes none here")) };
-    let RowUpdate { ids, rows, .. } = RowUpdate::of(accepted).map_err(|error| format!("of {from}: {error}"))?;
+    let updates = RowUpdate::all_of(accepted).map_err(|error| format!("of {from}: {error}"))?;
+    let [RowUpdate { ids, rows, .. }] = &updates[..] else {
+        return Err(format!("rows of {} tables of {from}, which pushes those of one", updates.len()));
+    };
     let numbers = rows.elements::<f32>().map_err(|error| format!("of {from}: {error}"))?;
     let sharding = sharded(me).sharding().clone();
     for (&id, row) in ids.iter().zip(numbers.chunks(NUMBERS)) {

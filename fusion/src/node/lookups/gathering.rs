@@ -102,7 +102,9 @@ impl Gathering {
                 }
             }
         };
-        gathered_rows::write_heads(tables.iter().map(|table| &table.part), &mut to);
+        gathered_rows::write_heads(tables.iter().map(|table| &table.part), |at, head| {
+            to.volatile_mut().range(at..at + head.len()).copy_from(head);
+        });
         Ok(Some(Self { tables, to, table: 0, filled: 0, turns: 0 }))
     }
 

@@ -47,6 +47,10 @@ PS = [
     line("steps of 200 workers + 10 ps, wide & deep, by plans; gRPC: a call each", "ps_grpc", "steps_per_s"),
     line("the same; gRPC: all in one message", "ps_grpc", "steps_per_s", grpc="async, one message, polling"),
 ]
+ROWS = [
+    line("26 x 2048 rows of 64 B, TCP", "rows_tcp", "steps_per_s"),
+    line("the same, shared memory, through the daemon", "rows_shm", "steps_per_s"),
+]
 SYSTEMS = ["<what", "Sealane", "raw", "gRPC", "speed, raw = 1", "speed, gRPC = 1"]
 
 # What the tables of variants show; the quotient is of the first.
@@ -242,8 +246,8 @@ def number(value):
     return brief(value) if isinstance(value, (int, float)) else ""
 
 
-def growth(results, section):
-    report = results.get("growth").report
+def sizes(report, section):
+    """The sizes that were computed."""
     if "sizes" not in report:
         return
     rows = []
@@ -256,6 +260,18 @@ def growth(results, section):
         rows.append([name, number(size["steps_per_s"]), *steps, *used, number(size["efficiency"]), limit, by])
     heads = ["steps a second", "step, p50", "p99", "busy: ps CPU", "ps NIC", "worker CPU", "worker NIC", "efficiency"]
     section.table(["<workers + ps", *heads, "<first limit", "<what moves it, by what factor"], rows, "Sizes")
+    asked = ("requests_per_step", "requests_per_s_and_shard", "request_bytes_per_s", "row_bytes_per_s")
+    rows = [[f"{number(size['workers'])} + {number(size['ps'])}", *(number(size["rows"][name]) for name in asked)]
+            for size in report["sizes"] if size.get("rows")]
+    heads = ["requests for rows, a step", "a second and shard of a ps", "their bytes a second and ps", "bytes of rows a second and ps"]
+    section.table(["<workers + ps", *heads], rows, "Requests for rows")
+
+
+def growth(results, section):
+    report = results.get("growth").report
+    if "sizes" not in report:
+        return
+    sizes(report, section)
     steps = [(size["workers"], size["steps_per_s"]) for size in report["sizes"]]
     perfect = [(size["workers"], size["steps_per_s"] / size["efficiency"]) for size in report["sizes"]]
     section.picture = curves("steps/s", "workers", [("computed", steps, False), ("perfect growth", perfect, True)])
@@ -357,6 +373,30 @@ def steps(results, section):
     section.table(["<1000 x 64 B by", "messages a step, both ways"], [row for row in rows if row[1]], "Messages")
 
 
+def rows_moved(results, section):
+    metrics = ("bytes_per_step", "messages_per_step", "worker_cpu_ms_per_step", "ps_cpu_ms_per_step")
+    run = results.get("rows_tcp")
+    rows = [[system, *(median(metric, run.figure(system, None, metric)) for metric in metrics)] for system in ("sealane", "raw", "grpc")]
+    heads = ["bytes a step", "messages a step", "CPU a step, worker", "ps"]
+    section.table(["<26 x 2048 rows of 64 B, TCP", *heads], [row for row in rows if any(row[1:])], "What a step takes")
+
+
+def rows(results, section):
+    if any(results.get(line.experiment).provenance for line in ROWS):
+        against_grpc(results, section, ROWS)
+        systems(results, section, ROWS)
+        rows_moved(results, section)
+    run = results.get("rows_ps")
+    if run.provenance:
+        found = [(name, run.figure(system, None, "steps_per_s")) for system, name in (("sealane", "by rows"), ("whole", "whole"))]
+        speed_of = quotient(run.ratio("sealane/whole", "steps_per_s"))
+        cells = [[name, with_spread("steps_per_s", figure, NOT_MEASURED)] for name, figure in found]
+        cells[0].append(speed_of)
+        cells[1].append("1")
+        section.table(["<tables pulled", "steps a second", "whole = 1"], cells, "DLRM, 8 workers + 2 ps")
+    sizes(results.get("rows_growth").report, section)
+
+
 PEERS = [
     ("1000 workers pull a plan of 16 x 64 B from one ps", "fanin_plan", "tensors_per_s"),
     ("the same: what the slowest gets of its share", "fanin_plan", "slowest_share"),
@@ -446,6 +486,7 @@ ANSWERS = {
     "tensors": tensors,
     "one_host": lambda results, section: systems(results, section, ONE_HOST),
     "steps": steps,
+    "rows": rows,
     "other_systems": other_systems.answer,
     "peers": peers,
     "restart": restart,

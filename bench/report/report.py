@@ -58,7 +58,8 @@ def words(experiment, folder=RESULTS, quick=False):
         given = (1, 0.1) if quick else (experiment.get("rounds", ROUNDS), experiment.get("seconds", SECONDS))
         return ["bench", *experiment["bench"].split(), "--rounds", str(given[0]), "--seconds", f"{given[1]:g}"]
     if "growth" in experiment:
-        return ["bench", "growth", "--calibrate", *(f"{folder}/{name}.json" for name in experiment["growth"])]
+        calibrated = (f"{folder}/{name}.json" for name in experiment["growth"])
+        return ["bench", "growth", *experiment.get("flags", "").split(), "--calibrate", *calibrated]
     if "python" in experiment:
         return experiment["python"].split() + ("--rounds 1 --steps 20 --exchange-steps 50".split() if quick else [])
     if "peers" in experiment:
@@ -242,6 +243,15 @@ def systems(results):
     return f"{table([*chapters.SYSTEMS, '<command'], rows)}\n{where}"
 
 
+def rows(results):
+    """Rows of tables by Sealane and others; nothing until they are measured."""
+    section = Section("", "")
+    if results.get("rows_tcp").provenance and results.get("rows_shm").provenance:
+        chapters.systems(results, section, chapters.ROWS)
+        chapters.rows_moved(results, section)
+    return "\n".join(section.tables).rstrip()
+
+
 def verbs(results):
     section = Section("", "")
     chapters.lab(results, section)
@@ -249,14 +259,15 @@ def verbs(results):
 
 
 def filled(page, text, results):
-    """A page with its tables and single figures, each between two marks, made anew."""
-    tables = {"systems": systems, "verbs": verbs, "other_systems": other_systems.leaders, "in_brief": other_systems.in_brief}
+    """A page with its tables and single figures, each between two marks, made anew; a table of which nothing was measured stays."""
+    tables = {"systems": systems, "verbs": verbs, "rows": rows, "other_systems": other_systems.leaders, "in_brief": other_systems.in_brief}
 
     def made(kind, name, old):
         if "<!-- " in old:
             raise SystemExit(f"error: {page}: <!-- {kind} {name} has no end")
         if kind == "measured" and name in tables:
-            return f"\n\n{tables[name](results)}\n\n"
+            found = tables[name](results)
+            return f"\n\n{found}\n\n" if found else old
         if kind == "figure" and name in FIGURES:
             return figure(results, name)
         raise SystemExit(f"error: {page}: nothing is called {name}, as <!-- {kind} {name} says")

@@ -184,6 +184,32 @@ class Pages(unittest.TestCase):
                 report.filled("page", wrong, results)
 
 
+    def test_rows_are_shown_once_they_were_measured_and_what_was_there_stays_until_then(self):
+        page = "<!-- measured rows: made by `cargo xtask report` -->\n\nold\n\n<!-- end of measured -->"
+        self.assertEqual(report.filled("page", page, Results({})), page)
+        of = lambda system, metric, value: row(system, "", metric, value=value, min=value, max=value)
+        rates = [of("sealane", "steps_per_s", 300.0), of("raw", "steps_per_s", 600.0), of("sealane", "bytes_per_step", 2e6)]
+        run = Run({"provenance": PROVENANCE, "results": rates, "ratios": [ratio("sealane/raw", "steps_per_s", 0.5)]})
+        whole = Run({"provenance": PROVENANCE, "results": [of("sealane", "steps_per_s", 90.0), of("whole", "steps_per_s", 3.0)],
+                     "ratios": [ratio("sealane/whole", "steps_per_s", 30.0)]})
+        results = Results({"rows_tcp": run, "rows_shm": run, "rows_ps": whole})
+        self.assertIn("| 26 x 2048 rows of 64 B, TCP | 300/s | 600/s | 0.5 |", report.filled("page", page, results))
+        section = Section("", "")
+        chapters.rows(results, section)
+        self.assertIn("| sealane | 2 MB |  |  |  |", section.tables[1])
+        self.assertIn("| by rows | 90/s | 30 |\n| whole | 3/s | 1 |", section.tables[2])
+
+    def test_computed_sizes_say_what_rows_ask_of_a_ps(self):
+        rows = {"requests_per_step": 104.0, "requests_per_s_and_shard": 9e4, "request_bytes_per_s": 2e6, "row_bytes_per_s": 3e7}
+        size = {"workers": 40, "ps": 4, "steps_per_s": 3e3, "step_ms": {"p50": 1.0, "p99": 2.0}, "utilisation": {}, "efficiency": 1.0,
+                "first_limit": "ps_cpu", "moved_by": None, "rows": rows}
+        section = Section("", "")
+        chapters.sizes({"sizes": [size]}, section)
+        self.assertIn("| 40 + 4 | 104 | 90 k | 2 M | 30 M |", section.tables[1])
+        self.assertEqual(report.words({"growth": ["rows"], "flags": "--rows --workload x"}),
+                         "bench growth --rows --workload x --calibrate bench/results/rows.json".split())
+
+
 class Files(unittest.TestCase):
     def setUp(self):
         self.place = Path(self.enterContext(tempfile.TemporaryDirectory()))

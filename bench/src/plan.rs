@@ -19,6 +19,7 @@ use crate::limits::{
 };
 
 pub use tables::{Skew, Tables};
+pub(crate) use tables::{check as check_tables, in_words};
 pub use training::{Mode, Size, Training, Variant};
 pub(crate) use training::{cut, spread};
 pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
@@ -121,8 +122,8 @@ pub struct Plan {
     pub registration: Option<Registration>,
     /// The parameter-server experiment; `None` elsewhere.
     pub training: Option<Training>,
-    /// The tables of which rows are pulled; `None` elsewhere.
-    pub tables: Option<Tables>,
+    /// The tables of which rows are pulled, those of one size together; none elsewhere.
+    pub tables: Vec<Tables>,
     /// What Sealane's two sides show each other. Default: nothing.
     pub security: Security,
     /// What Sealane's shards run on. Default: auto.
@@ -171,7 +172,7 @@ impl Plan {
                 Bench::Rows => Some(Training::of_rows()),
                 _ => None,
             },
-            tables: (bench == Bench::Rows).then(Tables::default),
+            tables: if bench == Bench::Rows { vec![Tables::default()] } else { Vec::new() },
             step,
             workload: None,
             transfer: None,
@@ -233,7 +234,9 @@ impl Plan {
     fn check_fuse(&self) -> Result<(), BenchError> {
         let accepted: &[Fuse] = match (self.bench, self.link) {
             (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
-            (Bench::Ps, Link::Shm) => &[Fuse::Off, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
+            (Bench::Ps, _) if self.has_hosted_workers() => {
+                &[Fuse::Off, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan]
+            }
             (Bench::Ps, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
             (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
@@ -246,7 +249,8 @@ impl Plan {
         let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
         if let Some(refused) = variants.chain([self.fuse]).find(|fuse| !accepted.contains(fuse)) {
             let names: Vec<_> = accepted.iter().map(Fuse::to_string).collect();
-            let accepted = format!("{} with {} over {}", names.join(" or "), self.bench, self.link);
+            let how = if self.tables.is_empty() { format!("over {}", self.link) } else { "and --rows".to_owned() };
+            let accepted = format!("{} with {} {how}", names.join(" or "), self.bench);
             return Err(BenchError::setting("--fuse", refused, accepted));
         }
         if self.republish && (self.fuse != Fuse::Plan || self.bench != Bench::Fuse) {
@@ -281,8 +285,8 @@ impl Plan {
             let accepted = "it with latency, rate, bandwidth or fuse over tcp alone";
             return Err(BenchError::setting("--security", self.security, accepted));
         }
-        if self.bench != Bench::Rows && self.baselines.contains(&SystemName::Whole) {
-            return Err(BenchError::setting("--baseline", SystemName::Whole, "it with rows alone"));
+        if self.tables.is_empty() && self.baselines.contains(&SystemName::Whole) {
+            return Err(BenchError::setting("--baseline", SystemName::Whole, "it with rows, or with ps --rows"));
         }
         if !is_secured && self.baselines.contains(&SystemName::Open) {
             return Err(BenchError::setting("--baseline", SystemName::Open, "it with --security secret or tls alone"));
@@ -301,9 +305,7 @@ impl Plan {
         if let Some(training) = &self.training {
             training.check()?;
         }
-        if let Some(tables) = &self.tables {
-            tables.check()?;
-        }
+        tables::check(&self.tables)?;
         if !matches!(self.bench, Bench::Fuse | Bench::Ps) {
             return Ok(());
         }
@@ -326,6 +328,7 @@ impl Plan {
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::Restart => (&[Link::Tcp], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
+            Bench::Ps if !self.tables.is_empty() => (&[Link::Tcp, Link::Shm], &[SystemName::Whole]),
             Bench::Ps if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Ps => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Grpc]),
             Bench::Rows if self.link == Link::Shm => (&[Link::Shm], &[SystemName::Raw]),
@@ -377,6 +380,17 @@ impl Plan {
         };
         let (step, training) = (sliced(&self.step), self.training.clone().map(of_one));
         Self { window, fuse, polling, registration: Some(registration), training, step, ..self.clone() }
+    }
+
+    /// Whether workers of the parameter-server experiment are tasks, each with a thread, which a session over TCP has not.
+    pub(crate) fn has_hosted_workers(&self) -> bool {
+        self.link == Link::Shm || !self.tables.is_empty()
+    }
+
+    /// The plan in which the tables are variables like the others, after them, and pulled whole.
+    pub(crate) fn with_whole_tables(&self) -> Self {
+        let each = self.tables.iter().flat_map(Tables::each).map(|table| table.bytes() as usize);
+        Self { step: self.step.iter().copied().chain(each).collect(), tables: Vec::new(), ..self.clone() }
     }
 
     /// The counted length of one round.

@@ -68,8 +68,8 @@ pub struct Parameters {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub compute_us: Option<u64>,
     /// The tables of which rows were pulled.
-    #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
-    pub tables: Option<Tables>,
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub tables: Vec<Tables>,
     /// What Sealane's two sides showed each other.
     pub security: Security,
     /// What Sealane's shards were to run on.
@@ -172,7 +172,7 @@ impl Report {
                 ps: training.map(|training| training.size.ps),
                 mode: training.filter(|_| steps).map(|training| training.mode),
                 compute_us: training.filter(|_| steps).map(|training| training.compute_us),
-                tables: plan.tables,
+                tables: plan.tables.clone(),
                 security: plan.security,
                 executor: plan.executor,
                 congestion: carrier.congestion,

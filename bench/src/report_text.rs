@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::byte_count::format_bytes;
-use crate::plan::{Bench, Executor, Security};
+use crate::plan::{Bench, Executor, Security, in_words};
 use crate::report::{Figures, Report, ResultRow, Switch};
 use crate::sample::Metric;
 use crate::spread::Ratio;
@@ -89,6 +89,9 @@ impl Report {
         let (workers, ps, tensors) = (number(settings.workers), number(settings.ps), number(settings.tensors));
         let name = settings.workload.as_deref().unwrap_or("a step");
         let mut text = format!("{workers} workers and {ps} ps, {name} of {tensors} tensors");
+        if !settings.tables.is_empty() {
+            write!(text, " and rows of {}", in_words(&settings.tables)).expect("a string takes everything");
+        }
         if let Some(compute_us @ 1..) = settings.compute_us {
             write!(text, ", {compute_us} µs of computing").expect("a string takes everything");
         }
@@ -99,8 +102,7 @@ impl Report {
     fn tables(&self) -> String {
         let settings = &self.parameters;
         let [workers, ps] = [settings.workers, settings.ps].map(Option::unwrap_or_default);
-        let tables = settings.tables.map(|tables| tables.to_string()).unwrap_or_default();
-        format!("{workers} workers and {ps} ps, {tables}")
+        format!("{workers} workers and {ps} ps, {}", in_words(&settings.tables))
     }
 
     /// The percentiles of each system's round trips.

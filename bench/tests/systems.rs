@@ -187,6 +187,13 @@ fn cases() -> Vec<Trial> {
             cases.push(Trial::test(format!("{workers} workers pull rows of {ps} ps over {link}"), move || rows(&plan)));
         }
     }
+    for (link, fuse) in [(Link::Tcp, Fuse::Plan), (Link::Shm, Fuse::Plan), (Link::Tcp, Fuse::Receive)] {
+        let plan = training_plan(link, Mode::Sync, 0, &[Variant { fuse, ..Variant::default() }]);
+        // More parameter servers than the least table has rows.
+        let of = |rows, dim| Tables { tables: 1, rows, dim, batch: 300, skew: Skew::Zipf(1.05) };
+        let plan = Plan { tables: vec![of(1_000, 5), of(1, 16)], baselines: vec![SystemName::Whole], ..plan };
+        cases.push(Trial::test(format!("workers train with rows over {link}, fuse {fuse}"), move || train_rows(&plan)));
+    }
     cases.push(Trial::test("an engine that does not know its callers refuses them", refused_callers));
     cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
@@ -261,7 +268,7 @@ fn rows_plan(link: Link, size: Size, baselines: Vec<SystemName>) -> Plan {
     let plan = short_plan(Bench::Rows, link, baselines);
     let training = plan.training.clone().map(|training| Training { size, ..training });
     let tables = Tables { tables: 3, rows: 1_000, dim: 5, batch: 300, skew: Skew::Zipf(1.05) };
-    Plan { training, tables: Some(tables), ..plan }
+    Plan { training, tables: vec![tables], ..plan }
 }
 
 /// What comes is looked at by the systems themselves.
@@ -281,6 +288,24 @@ fn rows(plan: &Plan) -> Result<(), Failed> {
     assert!(plan.link == Link::Shm || (bytes("sealane") < bytes("grpc") && bytes("grpc") < bytes("whole")));
     assert_eq!(report.parameters.tables, plan.tables);
     roxmltree::Document::parse(&outcome.to_svg("sealane bench"))?;
+    Ok(())
+}
+
+/// What comes is looked at by the systems themselves.
+fn train_rows(plan: &Plan) -> Result<(), Failed> {
+    let report = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?.report;
+    let value = |system: &str, metric| {
+        let row = report.results.iter().find(|row| row.system == system && row.metric == metric);
+        row.and_then(|row| if let Figures::Value { value, .. } = row.figures { Some(value) } else { None })
+    };
+    let [steps, rows] = [Metric::StepsPerSecond, Metric::RowsPerSecond].map(|metric| value("sealane", metric));
+    assert!(
+        steps > Some(0.0) && rows.zip(steps).is_some_and(|(rows, steps)| (rows / steps - 600.0).abs() < 1.0),
+        "{rows:?}"
+    );
+    assert!(value("whole", Metric::StepsPerSecond) > Some(0.0) && value("whole", Metric::RowsPerSecond).is_none());
+    assert!(report.ratios.iter().any(|ratio| ratio.name == "sealane/whole" && ratio.of == "steps_per_s"));
+    assert_eq!(report.parameters.tables, plan.tables);
     Ok(())
 }
 

@@ -60,6 +60,19 @@ pub struct Workload {
     pub pull: Vec<TensorSpec>,
     /// The gradients that a worker pushes.
     pub push: Vec<TensorSpec>,
+    /// The tables that it names rows of, where the file lists them.
+    pub tables: Option<Embeddings>,
+}
+
+/// Embedding tables, of which a worker pulls rows: those of each are a tensor whose name ends in `/rows`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Embeddings {
+    /// The rows of each table.
+    pub rows: Vec<u64>,
+    /// Elements of a row.
+    pub dim: u64,
+    /// Rows that a worker names of each in a step, where the file says so.
+    pub batch: Option<usize>,
 }
 
 /// The text of a workload file. Fields that nobody here needs may stand beside these.
@@ -70,6 +83,9 @@ struct WorkloadFile {
     tensors: Option<Vec<TensorEntry>>,
     pull: Option<Vec<TensorEntry>>,
     push: Option<Vec<TensorEntry>>,
+    table_rows: Option<Vec<u64>>,
+    embedding_dim: Option<u64>,
+    batch: Option<usize>,
 }
 
 impl Workload {
@@ -118,7 +134,21 @@ impl Workload {
             }
         };
         let stem = || Path::new(place).file_stem().map_or(place.into(), |stem| stem.to_string_lossy());
-        Ok(Workload { name: file.name.unwrap_or_else(|| stem().into_owned()), pull, push })
+        let tables = match (file.table_rows, file.embedding_dim) {
+            (None, _) => None,
+            (Some(rows), Some(dim)) => {
+                let batches = pull.iter().filter(|spec| spec.is_batch_of_rows()).count();
+                if batches != rows.len() {
+                    let (listed, named) = (rows.len(), "pulled tensors whose names end in /rows");
+                    return Err(wrong(format!(
+                        "\"table_rows\" lists {listed} tables, and there are {batches} {named}"
+                    )));
+                }
+                Some(Embeddings { rows, dim, batch: file.batch })
+            }
+            (Some(_), None) => return Err(wrong("\"table_rows\" needs \"embedding_dim\" beside it".to_owned())),
+        };
+        Ok(Workload { name: file.name.unwrap_or_else(|| stem().into_owned()), pull, push, tables })
     }
 
     /// Bytes that a worker pulls in a step.
@@ -190,6 +220,11 @@ impl TensorSpec {
         &self.meta
     }
 
+    /// Whether it is what a batch names of a table.
+    pub fn is_batch_of_rows(&self) -> bool {
+        self.name.ends_with("/rows")
+    }
+
     /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.meta.dtype()
@@ -231,6 +266,8 @@ mod tests {
         let dlrm = Workload::parse(&Workload::text("dlrm_kaggle").unwrap(), "dlrm_kaggle").unwrap();
         assert_eq!((dlrm.pull.len(), dlrm.push.len()), (40, 66));
         assert!(dlrm.push.iter().any(|spec| spec.dtype() != DType::F32));
+        let tables = dlrm.tables.unwrap();
+        assert_eq!((tables.rows.len(), tables.dim, tables.batch), (26, 16, Some(128)));
     }
 
     #[test]
@@ -256,6 +293,12 @@ mod tests {
         assert_eq!(problem(r#"{"tensors":[]}"#), "my.json: \"tensors\" has 0 tensors; 1 to 65536 are accepted");
         let twice = r#"{"tensors":[{"name":"a","shape":[1]},{"name":"a","shape":[1]}]}"#;
         assert_eq!(problem(twice), "my.json: \"tensors\" has two tensors named a; name each once");
+        let tables = r#"{"table_rows":[7],"embedding_dim":16,"tensors":[{"name":"a","shape":[1]}]}"#;
+        let expected =
+            "my.json: \"table_rows\" lists 1 tables, and there are 0 pulled tensors whose names end in /rows";
+        assert_eq!(problem(tables), expected);
+        let tables = r#"{"table_rows":[7],"tensors":[{"name":"a/rows","shape":[1]}]}"#;
+        assert_eq!(problem(tables), "my.json: \"table_rows\" needs \"embedding_dim\" beside it");
         let dtype = r#"{"dtype":"f31","tensors":[{"name":"a","shape":[1]}]}"#;
         assert!(problem(dtype).starts_with("my.json: tensor a has dtype f31; "), "{}", problem(dtype));
     }

@@ -131,6 +131,11 @@ impl NamedRowsBuf {
         NamedRows { bytes: &self.bytes, tables: self.tables }
     }
 
+    /// True while no table is named.
+    pub fn is_empty(&self) -> bool {
+        self.tables == 0
+    }
+
     /// Names as many of `ids`, from the first on, as there is room for; how many those were, and `None` if there is none for the table.
     /// `named` says of the first so many how often they were named.
     ///

@@ -8,11 +8,12 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
+use super::lookups::Lookups;
 use super::plan::{Course, PS_MAX, WORKERS_MAX};
 use super::scene::{Costs, EndCosts, Load, Machines, Part, Scene};
 use super::simulation::simulate;
 use crate::error::BenchError;
-use crate::plan::{Mode, Size};
+use crate::plan::{Mode, Size, Tables, check_tables};
 use crate::report::SCHEMA;
 use crate::spread::rounded;
 
@@ -74,9 +75,9 @@ impl Calibration {
         if reports.is_empty() || reports.len() > REPORTS_MAX {
             return Err(wrong(&together(), format!("there are {} reports; give 1 to {REPORTS_MAX}", reports.len())));
         }
-        let (mut inputs, mut left_out) = (Vec::new(), 0);
+        let (mut inputs, mut rows, mut left_out) = (Vec::new(), Vec::new(), 0);
         for (name, text) in reports {
-            left_out += read(name, text, &mut inputs)?;
+            left_out += read(name, text, &mut inputs, &mut rows)?;
         }
         if inputs.len() < INPUTS_MIN {
             let found = inputs.len();
@@ -102,7 +103,10 @@ impl Calibration {
             })
         };
         let (worker, ps) = (end(true)?, end(false)?);
-        let costs = Costs { worker: of_coefficients(worker), ps: of_coefficients(ps) };
+        let costs = Costs {
+            worker: of_coefficients(worker, row_ns(&rows, 0, &worker)),
+            ps: of_coefficients(ps, row_ns(&rows, 1, &ps)),
+        };
         let inputs = inputs.iter().map(|input| input.predicted(&costs, &[worker, ps])).collect();
         let from = reports.iter().map(|(name, _)| name.clone()).collect();
         Ok(Calibration { costs, from, inputs, ends_measured, left_out })
@@ -170,14 +174,30 @@ impl Input {
         let course = Course { mode: self.mode, compute_us: self.compute_us, straggler_sigma: 0.0, seed: 0 };
         let ps = self.size.ps as f64;
         let tensors = (self.messages / ps - CONTROLS_A_PS).max(CONTROLS_A_PS);
-        let part = Part { bytes: (self.bytes / ps / 2.0).round() as u64, messages: tensors / 2.0 };
-        let loads = vec![Load { pull: part, push: part }; self.size.ps];
+        let part = Part { bytes: (self.bytes / ps / 2.0).round() as u64, messages: tensors / 2.0, rows: 0.0 };
+        let loads = vec![Load { request: Part::CONTROL, pull: part, push: part }; self.size.ps];
         simulate(&Scene::new(machines, course, costs, &loads)).steps_per_second()
     }
 }
 
-fn of_coefficients([write_ns, message_ns, byte_ns]: [f64; COEFFICIENTS]) -> EndCosts {
-    EndCosts { write_ns, message_ns, byte_ns }
+fn of_coefficients([write_ns, message_ns, byte_ns]: [f64; COEFFICIENTS], row_ns: f64) -> EndCosts {
+    EndCosts { write_ns, message_ns, byte_ns, row_ns }
+}
+
+/// A measurement of `bench rows`: pulls without pushes.
+#[derive(Clone, Copy, Debug)]
+struct RowsInput {
+    counts: [f64; COEFFICIENTS],
+    /// Rows that moved in a step.
+    rows: f64,
+    /// CPU time of a step, of the worker and of the ps.
+    ends_ns: [f64; 2],
+}
+
+/// What a row costs an end besides messages and bytes, on average; 0 where nothing was measured.
+fn row_ns(inputs: &[RowsInput], end: usize, coefficients: &[f64; COEFFICIENTS]) -> f64 {
+    let rest = |input: &RowsInput| ((input.ends_ns[end] - cost(&input.counts, coefficients)) / input.rows).max(0.0);
+    inputs.iter().map(rest).sum::<f64>() / inputs.len().max(1) as f64
 }
 
 /// The part of a report that matters here. Others may have more.
@@ -196,6 +216,8 @@ struct Parameters {
     workload: Option<String>,
     mode: Option<Mode>,
     compute_us: Option<f64>,
+    #[serde(default)]
+    tables: Vec<Tables>,
 }
 
 #[derive(Deserialize)]
@@ -208,23 +230,28 @@ struct Row {
 }
 
 /// Adds the measurements of a report, and tells how many variants of Sealane it left out.
-fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchError> {
+fn read(name: &str, text: &str, inputs: &mut Vec<Input>, of_rows: &mut Vec<RowsInput>) -> Result<usize, BenchError> {
     let report: Report = serde_json::from_str(text)
         .map_err(|error| wrong(name, format!("{error}; name a report that `sealane bench ps --json FILE` wrote")))?;
-    if report.schema != SCHEMA || report.bench != "ps" {
+    if report.schema != SCHEMA || !["ps", "rows"].contains(&&*report.bench) {
         let problem = format!(
-            "it is a report of {} in {}; name one of ps in {SCHEMA}, as `sealane bench ps --json FILE` writes it",
+            "it is a report of {} in {}; name one of ps or rows in {SCHEMA}, as `sealane bench ps --json FILE` writes it",
             report.bench, report.schema
         );
         return Err(wrong(name, problem));
     }
-    let Parameters { workers, ps, workload, mode, compute_us } = report.parameters;
+    let Parameters { workers, ps, workload, mode, compute_us, tables } = report.parameters;
     let counted = |what: &str, count: Option<usize>, most: usize| {
         count
             .filter(|count| (1..=most).contains(count))
             .ok_or_else(|| wrong(name, format!("parameters.{what} is not 1 to {most}; measure again")))
     };
     let size = Size { workers: counted("workers", workers, WORKERS_MAX)?, ps: counted("ps", ps, PS_MAX)? };
+    check_tables(&tables).map_err(|error| wrong(name, format!("parameters.tables: {error}; measure again")))?;
+    if report.bench == "ps" && !tables.is_empty() {
+        return Err(wrong(name, "it is of ps with --rows; name one without, or one of rows".to_owned()));
+    }
+    let lookups = Lookups::new(tables);
     let mut variants: Vec<&str> = Vec::new();
     for row in report.results.iter().filter(|row| row.system == "sealane") {
         if !variants.contains(&row.variant.as_str()) {
@@ -247,6 +274,16 @@ fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchE
         };
         let ends = of_variant("worker_cpu_ms_per_step").zip(of_variant("ps_cpu_ms_per_step"));
         let ends_ns = ends.map(|(worker, ps)| (worker * 1e6, ps * 1e6));
+        if report.bench == "rows" {
+            let [worker, ps] = [needed("worker_cpu_ms_per_step")?, needed("ps_cpu_ms_per_step")?];
+            let writes = WRITES_A_PS / 2.0 * size.ps as f64;
+            of_rows.push(RowsInput {
+                counts: [writes, needed("messages_per_step")?, needed("bytes_per_step")?],
+                rows: lookups.over(size.ps).iter().map(|asked| asked.rows).sum::<f64>().max(1.0),
+                ends_ns: [worker * 1e6, ps * 1e6],
+            });
+            continue;
+        }
         let cpu_ns = match ends_ns {
             Some((worker, ps)) => worker + ps,
             None => needed("cpu_ms_per_step")? * 1e6,

@@ -1,7 +1,8 @@
 //! Where the first limit of a size lies, and what moves it: the same simulation again, with more of something.
 
+use super::lookups::Asked;
 use super::plan::{GrowthPlan, has_room};
-use super::report::{FirstLimit, MovedBy, SessionBytes, SizeRow, StepTimes};
+use super::report::{FirstLimit, MovedBy, RowsOfSize, SessionBytes, SizeRow, StepTimes};
 use super::scene::{Load, Machines, Scene};
 use super::simulation::{Tally, simulate};
 use crate::byte_count::format_bytes;
@@ -64,11 +65,30 @@ impl Setup {
     /// What each ps has of a step.
     fn loads(&self, plan: &GrowthPlan) -> Vec<Load> {
         let (ps, variables) = (self.machines.size.ps, &plan.variables);
-        match self.cut {
+        let mut loads = match self.cut {
             Cut::None => variables.over(ps),
             Cut::Bytes(bytes) => variables.sliced(bytes).over(ps),
             Cut::Count(count) => variables.cut(count).over(ps),
+        };
+        plan.lookups.add_to(&mut loads);
+        loads
+    }
+
+    /// What pulls of rows are for the parameter servers, at so many steps a second of all workers.
+    fn rows(&self, plan: &GrowthPlan, steps_per_s: f64) -> Option<RowsOfSize> {
+        if plan.lookups.tables().is_empty() {
+            return None;
         }
+        let asked = plan.lookups.over(self.machines.size.ps);
+        let of_all = |of: fn(&Asked) -> f64| asked.iter().map(of).sum::<f64>();
+        let most = |of: fn(&Asked) -> f64| rounded(asked.iter().map(of).fold(0.0, f64::max) * steps_per_s);
+        Some(RowsOfSize {
+            rows_per_step: rounded(of_all(|asked| asked.rows)),
+            requests_per_step: rounded(of_all(|asked| asked.requests)),
+            requests_per_s_and_shard: rounded(most(|asked| asked.requests) / f64::from(self.machines.ps_shards)),
+            request_bytes_per_s: most(|asked| asked.request_bytes),
+            row_bytes_per_s: most(|asked| asked.row_bytes),
+        })
     }
 
     /// The bytes of the ps that has the most, in those that each would have of an equal share.
@@ -186,6 +206,7 @@ pub(super) fn measure(plan: &GrowthPlan, size: Size, first: Option<f64>) -> Size
             ps: size.workers as u64 * SESSION_BYTES,
             worker_host: (size.workers.min(plan.workers_per_host) * size.ps) as u64 * SESSION_BYTES,
         },
+        rows: setup.rows(plan, steps_per_s),
         first_limit,
         moved_by: best(&tried).map(|(_, moved)| moved.clone()),
         tried: tried.into_iter().map(|(_, moved)| moved).collect(),

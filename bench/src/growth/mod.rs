@@ -15,6 +15,7 @@
 //! | write \[o\] | ns | what leaves a shard, or reaches one, at once | [`Costs`]: measured, or `--calibrate` |
 //! | message \[o\] | ns | each frame in it; as many as Sealane sends (8 KiB of small variables, 4 KiB of small gradients, or a chunk of 4 MiB) | the same |
 //! | byte \[G of the shard\] | ns | each byte in it | the same |
+//! | row | ns | each row that is gathered or put into its place, besides its bytes | reports of `bench rows` by `--calibrate`, else 0 |
 //! | NIC \[G of the network\] | Gbit/s | each byte, at both NICs, which send and receive at the same time | `--nic-gbit` |
 //! | propagation \[L\] | µs | from NIC to NIC | `--propagation-us` |
 //! | compute | µs | between the last answer and the first push; lognormal around its mean | `--compute-us`, `--straggler-sigma` |
@@ -26,6 +27,11 @@
 //! with variables that each ps publishes in so many slices.
 //! Of that alone come incast (many workers' gradients meet at a ps's NIC and shard), the cores of both ends, the imbalance of variables
 //! over ps (whole variables, or slices, the largest first, each to the ps that has least), and that the slowest ps and worker decide.
+//!
+//! With `--rows`, the request and the answer are also those for rows of tables: what each ps is asked for is drawn as `bench rows` draws
+//! it and encoded as a client does, a request for each table and ps that has rows of the batch, a frame each way for each. That a row is
+//! sent once however often it is named is in it, and so is that popular rows of all tables meet at some ps. A client's share of that
+//! work, which is the training process's own, counts as its host's shard's, and how much of a pull may be in flight is left out.
 //!
 //! What it leaves out: the fabric between NICs (no switch is ever the limit), lost segments and congestion control, the memory
 //! bandwidth that the shards of a host share, what the training process does with a core of its own, and that a shard with many
@@ -41,6 +47,7 @@
 mod calibration;
 mod fit;
 mod limit;
+mod lookups;
 mod plan;
 mod report;
 mod scene;
@@ -55,9 +62,10 @@ use crate::sample::{Metric, Sample};
 use crate::spread::rounded;
 
 pub use calibration::{Calibration, Prediction, REPORTS_MAX};
+pub use lookups::Lookups;
 pub use plan::{Course, GrowthPlan, PAIRS_MAX, PS_MAX, SIZES, SIZES_MAX, SLICES_MAX, WORKERS_MAX};
 pub use report::{
-    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, SizeRow, StepTimes,
+    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, RowsOfSize, SCHEMA, SessionBytes, SizeRow, StepTimes,
 };
 pub use scene::{Costs, EndCosts, Variables};
 pub use simulation::Shares;

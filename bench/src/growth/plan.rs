@@ -7,10 +7,11 @@ use sealane_transport::limits::SLICES_MAX as PUBLISHED_SLICES_MAX;
 use serde::Serialize;
 
 use super::calibration::Calibration;
+use super::lookups::Lookups;
 use super::scene::{Costs, Variables};
 use crate::byte_count::parse_bytes;
 use crate::error::BenchError;
-use crate::plan::{Mode, Size, within};
+use crate::plan::{Mode, Size, check_tables, within};
 
 /// The sizes that are simulated by default: from what one machine can run to what none can.
 pub const SIZES: [Size; 7] = [
@@ -60,6 +61,11 @@ pub struct GrowthPlan {
     #[arg(skip)]
     #[serde(skip)]
     pub variables: Variables,
+
+    /// The rows that a worker pulls in a step besides.
+    #[arg(skip)]
+    #[serde(flatten)]
+    pub lookups: Lookups,
 
     /// Split larger variables into slices of at most this many bytes, as in 64KiB [default: no split]
     #[arg(long = "slice", value_name = "BYTES", value_parser = |text: &str| parse_bytes(text).map(|bytes| bytes as u64))]
@@ -153,6 +159,10 @@ impl GrowthPlan {
         within("--worker-shards", self.worker_shards, 1..=SHARDS_MAX)?;
         within("--ps-shards", self.ps_shards, 1..=SHARDS_MAX)?;
         within("--stripes", self.stripes, 1..=self.worker_shards)?;
+        check_tables(self.lookups.tables())?;
+        if !self.lookups.tables().is_empty() && self.stripes > 1 {
+            return Err(BenchError::setting("--stripes", self.stripes, "1 with --rows, which come over one shard"));
+        }
         within("--nic-gbit", self.nic_gbit_per_s, NIC_GBIT)?;
         within("--propagation-us", self.propagation_us, 0.0..=TIME_US_MAX)?;
         within("--compute-us", self.course.compute_us, 0.0..=TIME_US_MAX)?;
@@ -182,6 +192,7 @@ pub(super) fn has_room(size: Size) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Tables;
 
     fn plan() -> GrowthPlan {
         GrowthPlan::new("some", Variables { pull: vec![100; 10], push: vec![100; 10] })
@@ -203,9 +214,14 @@ mod tests {
     #[test]
     fn what_is_outside_its_limits_is_named() {
         type Change = fn(&mut GrowthPlan);
-        let cases: [(&str, Change); 19] = [
+        let cases: [(&str, Change); 21] = [
             ("--stripes", |plan| plan.stripes = 0),
             ("--stripes", |plan| (plan.stripes, plan.ps_shards) = (2, 2)),
+            ("--stripes", |plan| {
+                (plan.stripes, plan.worker_shards) = (2, 2);
+                plan.lookups = Lookups::new(vec![Tables::default()]);
+            }),
+            ("--batch", |plan| plan.lookups = Lookups::new(vec![Tables { batch: 0, ..Tables::default() }])),
             ("--slices", |plan| plan.slices = Some(0)),
             ("--sizes", |plan| plan.sizes.clear()),
             ("--sizes", |plan| plan.sizes = vec![SIZES[0]; SIZES_MAX + 1]),

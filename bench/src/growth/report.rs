@@ -10,7 +10,7 @@ use super::scene::{Costs, EndCosts};
 use super::simulation::Shares;
 use crate::byte_count::format_bytes;
 use crate::limits::PEERS_MAX;
-use crate::plan::Size;
+use crate::plan::{Size, in_words};
 use crate::table::{Column, Table};
 
 /// Names the JSON's shape; another shape gets another number.
@@ -35,7 +35,7 @@ pub struct GrowthParameters {
     /// The machines.
     #[serde(flatten)]
     pub plan: GrowthPlan,
-    /// Bytes that a worker pulls in a step.
+    /// Bytes that a worker pulls in a step, without rows.
     pub pull_bytes: u64,
     /// Bytes that it pushes.
     pub push_bytes: u64,
@@ -79,6 +79,9 @@ pub struct SizeRow {
     pub imbalance: f64,
     /// Bytes that sessions hold in a ps, and in a worker host.
     pub session_bytes: SessionBytes,
+    /// What pulls of rows are for its parameter servers; `None` without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowsOfSize>,
     /// What keeps it from more.
     pub first_limit: FirstLimit,
     /// What helps most of what was tried; `None` where nothing was.
@@ -103,6 +106,21 @@ pub struct SessionBytes {
     pub ps: u64,
     /// One worker host.
     pub worker_host: u64,
+}
+
+/// Pulls of rows, as the ps that has most of them sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RowsOfSize {
+    /// Rows that a worker is sent in a step, by all ps together.
+    pub rows_per_step: f64,
+    /// Requests that it makes for them.
+    pub requests_per_step: f64,
+    /// Requests that reach each shard of a ps in a second.
+    pub requests_per_s_and_shard: f64,
+    /// Bytes of requests that reach a ps in a second.
+    pub request_bytes_per_s: f64,
+    /// Bytes of rows that leave it in a second.
+    pub row_bytes_per_s: f64,
 }
 
 /// What limits the steps a second.
@@ -162,6 +180,10 @@ impl GrowthReport {
         }
         text.push_str(&self.growth().to_text());
         text.push('\n');
+        if !self.parameters.plan.lookups.tables().is_empty() {
+            text.push_str(&self.rows().to_text());
+            text.push('\n');
+        }
         text.push_str(&self.notes());
         text
     }
@@ -182,8 +204,12 @@ impl GrowthReport {
             1 => String::new(),
             stripes => format!(", pulls in {stripes} stripes"),
         };
+        let rows = match settings.lookups.tables() {
+            [] => String::new(),
+            tables => format!(" and rows of {}", in_words(tables)),
+        };
         format!(
-            "growth on virtual time, {}, {}{slices}: {} workers a host, {} and {} shards a worker host and ps{stripes}, NICs of {} Gbit/s, \
+            "growth on virtual time, {}, {}{slices}{rows}: {} workers a host, {} and {} shards a worker host and ps{stripes}, NICs of {} Gbit/s, \
              {} µs between them{compute}",
             settings.course.mode,
             settings.workload,
@@ -196,7 +222,7 @@ impl GrowthReport {
     }
 
     fn costs(&self) -> Table {
-        let heads = ["ns a write", "ns a message", "ns a byte"].map(Column::number);
+        let heads = ["ns a write", "ns a message", "ns a byte", "ns a row"].map(Column::number);
         let ends = [("a worker's shard", self.costs.costs.worker), ("a ps's shard", self.costs.costs.ps)];
         let row = |(name, end): (&str, EndCosts)| {
             vec![
@@ -204,6 +230,7 @@ impl GrowthReport {
                 format!("{:.0}", end.write_ns),
                 format!("{:.0}", end.message_ns),
                 format!("{:.3}", end.byte_ns),
+                format!("{:.0}", end.row_ns),
             ]
         };
         Table::new([&[Column::text("CPU time")], &heads[..]].concat(), ends.map(row))
@@ -263,9 +290,29 @@ impl GrowthReport {
         Table::new(columns, self.sizes.iter().map(row))
     }
 
+    /// One row a size: what pulls of rows are for the ps that has most of them.
+    fn rows(&self) -> Table {
+        let heads = ["rows a step", "requests a step", "requests/s a shard", "requests, MB/s a ps", "rows, MB/s a ps"];
+        let columns: Vec<Column> = ["workers", "ps"].into_iter().chain(heads).map(Column::number).collect();
+        let row = |size: &SizeRow| {
+            let rows = size.rows.as_ref()?;
+            let counts = [rows.rows_per_step, rows.requests_per_step, rows.requests_per_s_and_shard];
+            let rates = [rows.request_bytes_per_s, rows.row_bytes_per_s].map(|bytes| format!("{:.2}", bytes / 1e6));
+            let sizes = [size.size.workers, size.size.ps].map(|count| count.to_string());
+            Some(sizes.into_iter().chain(counts.map(|count| format!("{count:.0}"))).chain(rates).collect())
+        };
+        Table::new(columns, self.sizes.iter().filter_map(row))
+    }
+
     fn notes(&self) -> String {
         let mut text = "Utilisation is that of the busiest of its kind. Efficiency is steps/s and worker in those of the first size.\n".to_owned();
         let most = self.sizes.iter().map(|size| size.size.workers).max().unwrap_or(0);
+        let costs = self.costs.costs;
+        if !self.parameters.plan.lookups.tables().is_empty() && costs.worker.row_ns + costs.ps.row_ns == 0.0 {
+            text.push_str(
+                "A row costs no more here than its bytes: --calibrate finds what it does in a report of `sealane bench rows` over tcp.\n",
+            );
+        }
         if most > PEERS_MAX {
             writeln!(
                 text,

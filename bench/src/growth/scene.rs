@@ -22,9 +22,9 @@ const WARM_UP_OF_EACH: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The request for the ps's variables, of one frame.
+    /// The request for the ps's variables, of one frame, and those for rows.
     Request,
-    /// The variables.
+    /// The variables, and the rows.
     Answer,
     /// The gradients.
     Push,
@@ -120,17 +120,16 @@ impl Machines {
 }
 
 fn legs(machines: &Machines, costs: &Costs, load: &Load) -> Legs {
-    let control = Part { bytes: 0, messages: 1.0 };
     let from_worker = |kind: Kind, part: Part| {
         let stripes = f64::from(machines.stripes_of(kind));
         // Each has a frame at least.
         let messages = (part.messages / stripes).max(part.messages.min(1.0));
         let bytes = part.bytes as f64 / stripes + messages * HEADER_BYTES;
         Leg {
-            send: of_ns(costs.worker.ns(messages, bytes)),
+            send: of_ns(costs.worker.ns(messages, bytes) + costs.worker.row_ns * part.rows),
             leave: nic_time(bytes * stripes, machines.worker_nic_gbit),
             arrive: nic_time(bytes * stripes, machines.ps_nic_gbit),
-            receive: of_ns(costs.ps.ns(messages, bytes)),
+            receive: of_ns(costs.ps.ns(messages, bytes) + costs.ps.row_ns * part.rows),
         }
     };
     let from_ps = |kind: Kind, part: Part| {
@@ -138,10 +137,10 @@ fn legs(machines: &Machines, costs: &Costs, load: &Load) -> Legs {
         Leg { send: receive, leave: arrive, arrive: leave, receive: send }
     };
     [
-        from_worker(Kind::Request, control),
+        from_worker(Kind::Request, load.request),
         from_ps(Kind::Answer, load.pull),
         from_worker(Kind::Push, load.push),
-        from_ps(Kind::Taken, control),
+        from_ps(Kind::Taken, Part::CONTROL),
     ]
 }
 
@@ -161,6 +160,7 @@ pub struct Variables {
 /// What a worker's step moves between it and one ps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Load {
+    pub(super) request: Part,
     pub(super) pull: Part,
     pub(super) push: Part,
 }
@@ -171,12 +171,24 @@ pub(super) struct Part {
     pub(super) bytes: u64,
     /// Frames that carry them.
     pub(super) messages: f64,
+    /// Rows of tables among them.
+    pub(super) rows: f64,
+}
+
+impl Part {
+    /// One frame without a tensor.
+    pub(super) const CONTROL: Part = Part { bytes: 0, messages: 1.0, rows: 0.0 };
+
+    /// With so much more.
+    pub(super) fn and(self, messages: f64, bytes: f64, rows: f64) -> Part {
+        Part { bytes: self.bytes + bytes.round() as u64, messages: self.messages + messages, rows: self.rows + rows }
+    }
 }
 
 impl Load {
     /// All bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.pull.bytes + self.push.bytes
+        self.request.bytes + self.pull.bytes + self.push.bytes
     }
 }
 
@@ -210,14 +222,14 @@ impl Variables {
     pub(super) fn over(&self, ps: usize) -> Vec<Load> {
         let pull = shared(&self.pull, ps, PART_BYTES as u64);
         let push = shared(&self.push, ps, GROUP_BYTES as u64);
-        pull.into_iter().zip(push).map(|(pull, push)| Load { pull, push }).collect()
+        pull.into_iter().zip(push).map(|(pull, push)| Load { request: Part::CONTROL, pull, push }).collect()
     }
 }
 
 fn shared(sizes: &[u64], ps: usize, frame_bytes: u64) -> Vec<Part> {
     let part = |share: Vec<usize>| {
         let own: Vec<u64> = share.into_iter().map(|tensor| sizes[tensor]).collect();
-        Part { bytes: own.iter().sum(), messages: frames(&own, frame_bytes) as f64 }
+        Part { bytes: own.iter().sum(), messages: frames(&own, frame_bytes) as f64, rows: 0.0 }
     };
     spread(sizes, ps).into_iter().map(part).collect()
 }
@@ -252,6 +264,9 @@ pub struct EndCosts {
     pub message_ns: f64,
     /// Nanoseconds for each byte in it.
     pub byte_ns: f64,
+    /// Nanoseconds for each row of a table that is gathered, or put into its place, besides its bytes. 0 where it was not measured.
+    #[serde(default)]
+    pub row_ns: f64,
 }
 
 impl EndCosts {
@@ -283,8 +298,8 @@ impl Default for Costs {
     fn default() -> Costs {
         let (write_ns, byte_ns) = (0.0, 0.148);
         Costs {
-            worker: EndCosts { write_ns, message_ns: 1_050.0, byte_ns },
-            ps: EndCosts { write_ns, message_ns: 1_130.0, byte_ns },
+            worker: EndCosts { write_ns, message_ns: 1_050.0, byte_ns, row_ns: 0.0 },
+            ps: EndCosts { write_ns, message_ns: 1_130.0, byte_ns, row_ns: 0.0 },
         }
     }
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::plan::Size;
+use crate::plan::{Size, Tables};
 
 fn plan() -> GrowthPlan {
     let sizes = vec![Size { workers: 10, ps: 1 }, Size { workers: 40, ps: 4 }];
@@ -12,6 +12,10 @@ fn plan() -> GrowthPlan {
 }
 
 fn limit_of(change: fn(&mut GrowthPlan)) -> SizeRow {
+    limit_by(change)
+}
+
+fn limit_by(change: impl FnOnce(&mut GrowthPlan)) -> SizeRow {
     let mut plan = GrowthPlan { sizes: vec![Size { workers: 40, ps: 4 }], ..plan() };
     change(&mut plan);
     grow(&plan, &mut Progress::silent()).unwrap().sizes.remove(0)
@@ -87,6 +91,50 @@ fn a_large_variable_is_moved_by_slices_and_not_by_more_ps() {
     assert!(row.moved_by.as_ref().is_some_and(|moved| moved.what.starts_with("variables in slices of ")), "{row:?}");
     let more = row.tried.iter().find(|moved| moved.what == "8 ps").unwrap();
     assert!(more.factor < 1.1, "{row:?}");
+}
+
+#[test]
+fn rows_of_many_tables_are_one_request_a_ps() {
+    let tables = Tables { tables: 26, rows: 100_000, batch: 128, ..Tables::default() };
+    let change = |plan: &mut GrowthPlan| {
+        plan.variables = Variables { pull: vec![64], push: vec![64] };
+        plan.lookups = Lookups::new(vec![tables]);
+        plan.workers_per_host = 2;
+    };
+    let row = limit_by(change);
+    let rows = row.rows.unwrap();
+    // 26 tables on four ps.
+    assert_eq!(rows.requests_per_step, 4.0, "{rows:?}");
+    let whole = limit_by(|plan| {
+        change(plan);
+        plan.variables.pull.extend([tables.rows * 64; 26]);
+        plan.lookups = Lookups::default();
+    });
+    assert!(whole.rows.is_none() && whole.steps_per_s < row.steps_per_s / 10.0, "{whole:?}");
+    let costly = |row_ns| {
+        limit_by(|plan| {
+            change(plan);
+            plan.calibration = Some(calibrated(row_ns));
+        })
+    };
+    assert!(costly(1_000.0).steps_per_s < costly(0.0).steps_per_s / 2.0);
+    let plan = GrowthPlan { lookups: Lookups::new(vec![tables]), ..plan() };
+    let text = grow(&plan, &mut Progress::silent()).unwrap().to_table();
+    for expected in [
+        "made_up and rows of 26 tables of 100000 rows",
+        "requests/s a shard",
+        "A row costs no more here than its bytes",
+    ] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}
+
+/// The program's own costs, and what a row costs.
+fn calibrated(row_ns: f64) -> Calibration {
+    let with_rows = |end: EndCosts| EndCosts { row_ns, ..end };
+    let own = Costs::default();
+    let costs = Costs { worker: with_rows(own.worker), ps: with_rows(own.ps) };
+    Calibration { costs, from: Vec::new(), inputs: Vec::new(), ends_measured: true, left_out: 0 }
 }
 
 #[test]

@@ -45,7 +45,12 @@ impl Tables {
         (self.tables as u64).saturating_mul(self.rows).saturating_mul(self.row_bytes() as u64)
     }
 
-    pub(super) fn check(&self) -> Result<(), BenchError> {
+    /// Each by itself.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Tables> + use<> {
+        std::iter::repeat_n(Tables { tables: 1, ..*self }, self.tables)
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
         within("--tables", self.tables, 1..=TABLES_MAX)?;
         within("--dim", self.dim, 1..=TABLE_DIM_MAX)?;
         within("--batch", self.batch, 1..=TABLE_BATCH_MAX)?;
@@ -59,6 +64,31 @@ impl Tables {
             ));
         }
         Ok(())
+    }
+}
+
+/// Tables of any sizes.
+pub(crate) fn check(tables: &[Tables]) -> Result<(), BenchError> {
+    tables.iter().try_for_each(Tables::check)?;
+    let count = tables.iter().map(|of| of.tables).sum::<usize>();
+    within("--tables", count, usize::from(count > 0)..=TABLES_MAX)?;
+    let bytes = tables.iter().map(Tables::bytes).fold(0, u64::saturating_add);
+    if bytes > TABLES_BYTES_MAX {
+        let accepted = format!("tables of at most {TABLES_BYTES_MAX} bytes in all");
+        return Err(BenchError::setting("--rows", format!("so many that they have {bytes} bytes"), accepted));
+    }
+    Ok(())
+}
+
+/// How a report tells what they are: of several sizes, the least and the most rows.
+pub(crate) fn in_words(tables: &[Tables]) -> String {
+    let (count, rows) = (tables.iter().map(|of| of.tables).sum::<usize>(), || tables.iter().map(|of| of.rows));
+    match (tables, rows().min(), rows().max()) {
+        ([one], ..) => one.to_string(),
+        ([Tables { dim, batch, skew, .. }, ..], Some(least), Some(most)) => {
+            format!("{count} tables of {least} to {most} rows of {dim} float32, {batch} rows each, {skew}")
+        }
+        _ => "no tables".to_owned(),
     }
 }
 
@@ -136,6 +166,18 @@ mod tests {
         }
         for wrong in ["", "zipf", "zipf:", "zipf:-1", "zipf:11", "zipf:NaN", "normal"] {
             assert!(wrong.parse::<Skew>().unwrap_err().to_string().contains("--skew"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn tables_of_several_sizes_are_counted_together() {
+        let [few, many] = [3, 500_000_000].map(|rows| Tables { tables: 2, rows, ..Tables::default() });
+        assert_eq!(in_words(&[few, many]), "4 tables of 3 to 500000000 rows of 16 float32, 2048 rows each, zipf:1.05");
+        assert_eq!(in_words(&[few]), few.to_string());
+        check(&[]).unwrap();
+        check(&[few, many]).unwrap();
+        for wrong in [vec![many, many], vec![Tables { tables: TABLES_MAX, ..few }, few]] {
+            assert!(check(&wrong).unwrap_err().is_usage());
         }
     }
 

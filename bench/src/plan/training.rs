@@ -8,11 +8,11 @@ use std::str::FromStr;
 use sealane_transport::limits::SLICES_MAX;
 use serde::{Deserialize, Serialize};
 
-use super::{Fuse, Link, Plan, Registration, within};
+use super::{Bench, Fuse, Link, Plan, Registration, SystemName, Tables, within};
 use crate::error::BenchError;
 use crate::limits::{
     COMPUTE_US_MAX, HOSTED_BYTES_MAX, HOSTED_WORKERS_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX,
-    SLICE_BYTES_MIN, STEP_TENSORS_MAX, WINDOW_MAX,
+    SLICE_BYTES_MIN, STEP_BYTES_MAX, STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
 /// Who waits for whom between two steps.
@@ -187,26 +187,42 @@ impl Plan {
             if *slices > 1 && link != Link::Tcp {
                 return refused("--slices", slices.to_string(), format!("1 over {link}, or --link tcp"));
             }
+            if *slices > 1 && !self.tables.is_empty() {
+                return refused("--slices", slices.to_string(), "1 with --rows".to_owned());
+            }
         }
-        if !matches!(link, Link::Shm | Link::Verbs) {
+        if self.bench != Bench::Ps || (link != Link::Verbs && !self.has_hosted_workers()) {
             return Ok(());
         }
+        let named: usize = self.tables.iter().map(Tables::step_bytes).sum();
+        let whole =
+            if self.baselines.contains(&SystemName::Whole) { self.with_whole_tables().step } else { Vec::new() };
+        let whole = whole.iter().sum::<usize>();
+        if whole > STEP_BYTES_MAX {
+            let accepted = format!("it with --table-rows-max, so that they are at most {STEP_BYTES_MAX} bytes");
+            return refused("--baseline", format!("whole, which are {whole} bytes a step"), accepted);
+        }
+        let pulled = whole.max(self.step.iter().sum::<usize>() + named);
+        let (place, remedy) = match self.tables.is_empty() {
+            true => (format!("over {link}"), ", or --link tcp"),
+            false => ("with --rows".to_owned(), ""),
+        };
         for Size { workers, .. } in training.sizes() {
             if workers > HOSTED_WORKERS_MAX {
                 let accepted =
-                    format!("at most {HOSTED_WORKERS_MAX} over {link}, where each has a thread and memory of its own");
+                    format!("at most {HOSTED_WORKERS_MAX} {place}, where each has a thread and memory of its own");
                 return refused("--workers", workers.to_string(), accepted);
             }
-            let bytes = workers * self.step.iter().chain(&training.push).sum::<usize>();
+            let bytes = workers * (pulled + training.push.iter().sum::<usize>());
             if bytes > HOSTED_BYTES_MAX {
-                let accepted = format!("at most {HOSTED_BYTES_MAX} bytes of all workers over {link}, or --link tcp");
+                let accepted = format!("at most {HOSTED_BYTES_MAX} bytes of all workers {place}{remedy}");
                 return refused("--workers", format!("{workers} with {bytes} bytes a step"), accepted);
             }
         }
         let planned = |variant: &&Variant| variant.fuse == Fuse::Plan && !variant.keeps_memory();
         match training.variants.iter().find(planned) {
-            Some(variant) if link == Link::Shm => {
-                let accepted = "static with --fuse plan over shm, where a plan keeps its memory".to_owned();
+            Some(variant) if link != Link::Verbs => {
+                let accepted = format!("static with --fuse plan {place}, where a plan keeps its memory");
                 refused("--registration", variant.registration.to_string(), accepted)
             }
             _ => Ok(()),
@@ -247,7 +263,6 @@ pub(crate) fn spread<T: Copy + Default + Ord + Add<Output = T>>(sizes: &[T], ps:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Bench;
 
     #[test]
     fn tensors_are_spread_by_size() {

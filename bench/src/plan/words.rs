@@ -148,7 +148,7 @@ impl FromStr for SystemName {
     type Err = BenchError;
 
     fn from_str(text: &str) -> Result<Self, BenchError> {
-        let baselines = "raw, grpc, grpc-stream, stream or open";
+        let baselines = "raw, grpc, grpc-stream, stream, whole or open";
         match read("--baseline", text, baselines)? {
             Self::Sealane => Err(BenchError::setting("--baseline", text, baselines)),
             baseline => Ok(baseline),

@@ -9,6 +9,8 @@ mod sealane;
 mod sockets;
 mod training;
 
+pub(crate) use rows::Wanted;
+
 use std::time::{Duration, Instant};
 use std::{hint, thread};
 
@@ -42,6 +44,10 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
             let first = training.variants[0];
             systems
                 .extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, plan.with_variant(Variant { fuse, ..first }))));
+            continue;
+        }
+        if let (Bench::Ps, Some(training), SystemName::Whole) = (plan.bench, &plan.training, *name) {
+            systems.push((*name, plan.with_variant(training.variants[0]).with_whole_tables()));
             continue;
         }
         if plan.bench == Bench::Fuse && *name == SystemName::Grpc {

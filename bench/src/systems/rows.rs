@@ -4,6 +4,7 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::Zipf;
+use sealane::Sharding;
 
 use crate::error::BenchError;
 use crate::plan::{Plan, Skew, Tables};
@@ -11,14 +12,19 @@ use crate::plan::{Plan, Skew, Tables};
 /// Steps whose rows a worker knows before the first round; it names them again and again.
 const STEPS: usize = 8;
 
-/// The tables of a plan that has some.
+/// The tables of a plan of rows, which all have one size.
 pub(super) fn tables(plan: &Plan) -> Tables {
-    plan.tables.expect("a plan of rows has tables")
+    plan.tables[0]
+}
+
+/// Each table of a plan by itself.
+pub(super) fn each(plan: &Plan) -> Vec<Tables> {
+    plan.tables.iter().flat_map(Tables::each).collect()
 }
 
 /// The rows that a worker names in its steps, table by table.
-pub(super) struct Wanted {
-    tables: Tables,
+pub(crate) struct Wanted {
+    tables: Vec<Tables>,
     steps: Vec<Vec<Vec<u64>>>,
     next: usize,
 }
@@ -26,10 +32,19 @@ pub(super) struct Wanted {
 impl Wanted {
     /// Of the worker with this number; the same in every run.
     pub(super) fn new(plan: &Plan, worker: usize) -> Self {
-        let tables = tables(plan);
+        Self::of(each(plan), worker)
+    }
+
+    /// The same of these tables, each by itself.
+    pub(crate) fn of(tables: Vec<Tables>, worker: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(worker as u64);
-        let mut step = || (0..tables.tables).map(|_| draw(&tables, &mut random)).collect();
-        Self { tables, steps: (0..STEPS).map(|_| step()).collect(), next: 0 }
+        let mut step = || tables.iter().map(|table| draw(table, &mut random)).collect();
+        Self { steps: (0..STEPS).map(|_| step()).collect(), tables, next: 0 }
+    }
+
+    /// What each step names of each table.
+    pub(crate) fn into_steps(self) -> Vec<Vec<Vec<u64>>> {
+        self.steps
     }
 
     /// What the next step names of each table.
@@ -41,10 +56,11 @@ impl Wanted {
     /// Looks whether these are the rows of one table that the last step has named.
     pub(super) fn check(&self, system: &'static str, table: usize, rows: &[u8]) -> Result<(), BenchError> {
         let named = &self.steps[(self.next - 1) % STEPS][table];
-        let mut pairs = named.iter().zip(rows.chunks_exact(self.tables.row_bytes()));
+        let row_bytes = self.tables[table].row_bytes();
+        let mut pairs = named.iter().zip(rows.chunks_exact(row_bytes));
         let right = pairs
             .all(|(&row, bytes)| bytes.as_chunks().0.iter().all(|of| f32::from_ne_bytes(*of) == element(table, row)));
-        match right && rows.len() == named.len() * self.tables.row_bytes() {
+        match right && rows.len() == named.len() * row_bytes {
             true => Ok(()),
             false => Err(BenchError::WrongBytes { system, tensor: table }),
         }
@@ -61,7 +77,8 @@ fn draw(tables: &Tables, random: &mut SmallRng) -> Vec<u64> {
             (random.sample(zipf) as u64).clamp(1, rows) - 1
         }
     };
-    (0..tables.batch).map(|_| rank(random).wrapping_mul(0x9e37_79b9_7f4a_7c15) % rows).collect()
+    let scattered = Sharding::hash(rows, 1).expect("the plan was checked");
+    (0..tables.batch).map(|_| scattered.place(rank(random)).1).collect()
 }
 
 /// Each element of a row.
@@ -121,6 +138,8 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::plan::Bench;
 
@@ -128,7 +147,7 @@ mod tests {
     fn what_is_gathered_is_what_was_named() {
         for dim in [16, 32, 64, 3] {
             let tables = Tables { tables: 2, rows: 500, dim, batch: 100, skew: Skew::Zipf(1.05) };
-            let plan = Plan { tables: Some(tables), ..Plan::new(Bench::Rows) };
+            let plan = Plan { tables: vec![tables], ..Plan::new(Bench::Rows) };
             let memory = Memory::new(&plan, || 0..500);
             let mut wanted = Wanted::new(&plan, 3);
             for _ in 0..2 * STEPS {
@@ -153,6 +172,10 @@ mod tests {
             rows.dedup();
             rows.len()
         };
+        // No two ranks are one row.
+        let small = Tables { tables: 1, rows: 100, dim: 1, batch: 10_000, skew: Skew::Uniform };
+        let rows: BTreeSet<u64> = draw(&small, &mut SmallRng::seed_from_u64(1)).into_iter().collect();
+        assert_eq!(rows.len(), 100);
         let (zipf, uniform) = (distinct(Skew::Zipf(1.05)), distinct(Skew::Uniform));
         assert!(zipf < 6_000 && uniform > 9_000, "{zipf} {uniform}");
     }

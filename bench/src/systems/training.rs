@@ -93,7 +93,7 @@ impl StepLog {
 /// Those who train with parameter servers, which have a process of their own.
 struct Experiment<T> {
     training: Training,
-    tables: Option<Tables>,
+    tables: Vec<Tables>,
     trainees: T,
     /// What the resident memory of the parameter servers' process grew by for each connection.
     resident_bytes_each: f64,
@@ -112,7 +112,7 @@ pub(super) fn system(
     peer: &Peer,
 ) -> Result<System, BenchError> {
     let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
-    let (training, tables) = (of(plan).clone(), plan.tables);
+    let (training, tables) = (of(plan).clone(), plan.tables.clone());
     let experiment = Experiment { training, tables, trainees, resident_bytes_each, steps: None, processes };
     Ok(System::new(name, variant, experiment))
 }
@@ -157,10 +157,12 @@ impl<T: Trainees> Experiment<T> {
             (Metric::StepTimeP90, log.milliseconds(0.9)),
             (Metric::StepTimeP99, log.milliseconds(0.99)),
         ];
-        if let Some(tables) = &self.tables {
-            let rows = tables.rows_a_step() as f64 * made / log.took().as_secs_f64();
-            figures.push((Metric::RowsPerSecond, rows));
-            figures.push((Metric::GigabytesPerSecond, rows * tables.row_bytes() as f64 / 1e9));
+        if !self.tables.is_empty() {
+            let a_second = |of_step: fn(&Tables) -> usize| {
+                self.tables.iter().map(of_step).sum::<usize>() as f64 * made / log.took().as_secs_f64()
+            };
+            figures.push((Metric::RowsPerSecond, a_second(Tables::rows_a_step)));
+            figures.push((Metric::GigabytesPerSecond, a_second(Tables::step_bytes) / 1e9));
         }
         if let Some(Moved { messages, bytes }) = moved {
             figures.push((Metric::MessagesPerStep, messages as f64 / made));

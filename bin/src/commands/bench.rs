@@ -4,6 +4,7 @@ mod growth;
 mod ps;
 mod restart;
 mod rows;
+mod tables;
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -53,7 +54,7 @@ Links:
     ps: every worker is a client of the parameter servers' engine, with a
     separate thread; the ps run on that engine's shard, so their calls cross no
     thread. Memory that is not reused is allocated from the client's arena each
-    time. 64 workers at most; no --fuse turn, no baselines.
+    time. 64 workers at most; no --fuse turn, no baselines but whole.
     grpc, grpc-stream: through tonic over a Unix socket.
     stream: as over tcp, between the two clients, each on a thread.
   verbs
@@ -281,11 +282,11 @@ enum Command {
     ///
     /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost per write,
     /// message and byte, and a queue. Costs are built in, or fitted with --calibrate; fitted costs are checked by predicting
-    /// those measurements. For each size: steps per second, utilization of the busiest core and NIC, efficiency relative to
+    /// those measurements. With --rows, embedding tables are pulled by rows. For each size: steps per second, utilization of the busiest core and NIC, efficiency relative to
     /// perfect scaling, the first bottleneck, and the gain from removing it.
     #[command(after_help = "Example:\n  sealane bench growth --sizes 200+10,10000+500 --slice 64KiB\n  \
                       sealane bench growth --calibrate small.json large.json --json growth.json")]
-    Growth(growth::Args),
+    Growth(Box<growth::Args>),
 
     /// Serve a measurement made by another process
     #[command(
@@ -331,7 +332,7 @@ struct Common {
     executor: Executor,
 
     /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
-    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows, whole (tables as a whole), or, with --security, open
+    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows and ps --rows, whole (tables as a whole), or, with --security, open
     /// (Sealane without it); repeatable
     #[arg(long, value_name = "raw|grpc|grpc-stream|stream|whole|open")]
     baseline: Vec<SystemName>,

@@ -3,8 +3,8 @@ use serde_json::{Value, json};
 use super::*;
 
 const KNOWN: Costs = Costs {
-    worker: EndCosts { write_ns: 900.0, message_ns: 300.0, byte_ns: 0.11 },
-    ps: EndCosts { write_ns: 2_600.0, message_ns: 700.0, byte_ns: 0.14 },
+    worker: EndCosts { write_ns: 900.0, message_ns: 300.0, byte_ns: 0.11, row_ns: 0.0 },
+    ps: EndCosts { write_ns: 2_600.0, message_ns: 700.0, byte_ns: 0.14, row_ns: 0.0 },
 };
 
 /// A report as `sealane bench ps` would have written it if the known costs were all.
@@ -73,6 +73,32 @@ fn known_costs_are_found_and_foretell_what_was_measured() {
 }
 
 #[test]
+fn what_a_row_costs_is_found_in_reports_of_rows() {
+    let (messages, tables) = (60.0, json!({"tables":26,"rows":100,"dim":16,"batch":2048,"skew":"uniform"}));
+    // Every row of such small tables is named.
+    let rows = 26.0 * 100.0;
+    let bytes = rows * 64.0;
+    let of_end = |end: &EndCosts, row_ns: f64| {
+        let known = cost(&[2.0, messages, bytes], &[end.write_ns, end.message_ns, end.byte_ns]);
+        (known + row_ns * rows) / 1e6
+    };
+    let figure = |metric: &str, value: f64| json!({"system":"sealane","variant":"rows","metric":metric,"value":value});
+    let report = json!({"schema":"sealane-bench/1","bench":"rows","parameters":{"workers":1,"ps":1,"tables":[tables]},"results":[
+        figure("steps_per_s", 1.0), figure("messages_per_step", messages), figure("bytes_per_step", bytes),
+        figure("worker_cpu_ms_per_step", of_end(&KNOWN.worker, 25.0)), figure("ps_cpu_ms_per_step", of_end(&KNOWN.ps, 40.0))]});
+    let all = [reports(true), vec![("rows.json".to_owned(), report.to_string())]].concat();
+    let calibration = Calibration::of(&all).unwrap();
+    let found = [calibration.costs.worker.row_ns, calibration.costs.ps.row_ns];
+    assert!(near(found[0], 25.0) && near(found[1], 40.0), "{found:?}");
+    assert_eq!(calibration.inputs.len(), 4);
+    assert_eq!(Calibration::of(&reports(true)).unwrap().costs.ps.row_ns, 0.0);
+    let mut wrong = report;
+    wrong["bench"] = "ps".into();
+    let text = Calibration::of(&[("rows.json".to_owned(), wrong.to_string())]).unwrap_err().to_string();
+    assert_eq!(text, "rows.json: it is of ps with --rows; name one without, or one of rows");
+}
+
+#[test]
 fn what_is_measured_of_both_ends_together_is_halved() {
     let calibration = Calibration::of(&reports(false)).unwrap();
     assert!(!calibration.ends_measured);
@@ -96,7 +122,7 @@ fn what_cannot_be_used_is_refused_with_its_place() {
     };
     assert!(refused(|report| *report = json!([])).starts_with("my.json: "));
     let text = refused(|report| report["bench"] = "fuse".into());
-    assert!(text.starts_with("my.json: it is a report of fuse in sealane-bench/1; name one of ps"), "{text}");
+    assert!(text.starts_with("my.json: it is a report of fuse in sealane-bench/1; name one of ps or rows"), "{text}");
     assert!(refused(|report| report["schema"] = "sealane-growth/1".into()).contains("sealane-growth/1"));
     let text = refused(|report| report["parameters"]["ps"] = 0.into());
     assert!(text.starts_with("my.json: parameters.ps is not 1 to "), "{text}");

@@ -5,8 +5,8 @@ use super::*;
 use crate::plan::Size;
 
 const COSTS: Costs = Costs {
-    worker: EndCosts { write_ns: 1_000.0, message_ns: 200.0, byte_ns: 0.1 },
-    ps: EndCosts { write_ns: 3_000.0, message_ns: 500.0, byte_ns: 0.2 },
+    worker: EndCosts { write_ns: 1_000.0, message_ns: 200.0, byte_ns: 0.1, row_ns: 0.0 },
+    ps: EndCosts { write_ns: 3_000.0, message_ns: 500.0, byte_ns: 0.2, row_ns: 0.0 },
 };
 
 fn machines(workers: usize) -> Machines {

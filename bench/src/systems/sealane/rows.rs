@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use sealane::{
-    Attach, Buffer, DType, Error, Keys, Plan as PullPlan, Polling, RowsOptions, RowsWanted, ShardedTable, Sharding,
-    Table, TableOptions, Task, Tensor, TensorMeta,
+    Attach, Buffer, DType, Error, Keys, Plan as PullPlan, Polling, PullingAllRows, RowsOptions, RowsWanted,
+    ShardedTable, Sharding, Table, TableOptions, Task, Tensor, TensorMeta,
 };
 use sealane_fusion::{Engine, EngineSettings};
 use sealane_transport::shm::attach;
@@ -21,7 +21,7 @@ use crate::peer::{PeerJob, PeerProgram, PeerReady, announce, until_ended};
 use crate::plan::{Link, Plan, Size, SystemName, Tables};
 use crate::process;
 use crate::system::System;
-use crate::systems::rows::{Wanted, fill, tables};
+use crate::systems::rows::{self, Wanted, fill, tables};
 use crate::systems::sockets::Meeting;
 use crate::systems::training::{self, Moved, StepLog, Trainees};
 
@@ -70,8 +70,12 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 
 /// Bytes of what a worker receives without a destination: the rows of all tables at once.
 fn room(plan: &Plan) -> u64 {
-    let tables = tables(plan);
-    (room_bytes(&vec![tables.batch * tables.row_bytes(); tables.tables]) + SLACK_BYTES) as u64
+    (room_bytes(&bytes_of_each(plan)) + SLACK_BYTES) as u64
+}
+
+/// Bytes of what a worker pulls of each table in a step.
+pub(super) fn bytes_of_each(plan: &Plan) -> Vec<usize> {
+    rows::each(plan).iter().map(Tables::step_bytes).collect()
 }
 
 fn client(plan: &Plan, meeting: &Meeting, name: &str, arena_bytes: u64) -> Result<Task, Error> {
@@ -133,24 +137,40 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 
 /// Every ps publishes its part of each table.
 fn publish(plan: &Plan, ps: impl Iterator<Item = Result<Task, Error>>) -> Result<Vec<Table>, Error> {
-    let tables = tables(plan);
-    let sharding = sharding(plan)?;
     let mut published = Vec::new();
     for (number, task) in ps.enumerate() {
         let task = task?;
-        for table in 0..tables.tables {
-            let rows = sharding.rows_of(number);
-            let mut memory = task.alloc(rows as usize * tables.row_bytes())?;
-            fill(&mut memory, &tables, table, (0..rows).map(|local| sharding.row(number, local)));
-            let whole = Tensor::new(TensorMeta::new(DType::F32, &[rows, tables.dim as u64])?, memory)?;
-            published.push(task.publish_table(&key_of(table), whole, TableOptions::default())?);
+        for part in parts(plan, number, |bytes| task.alloc(bytes)) {
+            let (key, part) = part?;
+            published.push(task.publish_table(&key, part, TableOptions::default())?);
         }
     }
     Ok(published)
 }
 
-fn sharding(plan: &Plan) -> Result<Sharding, Error> {
-    Sharding::modulo(tables(plan).rows, training::of(plan).size.ps)
+/// The part of each table that a ps has, and its key.
+pub(super) fn parts(
+    plan: &Plan,
+    ps: usize,
+    alloc: impl Fn(usize) -> Result<Buffer, Error>,
+) -> impl Iterator<Item = Result<(String, Tensor), Error>> {
+    rows::each(plan).into_iter().enumerate().map(move |(number, table)| {
+        let sharding = sharding(plan, &table)?;
+        let rows = sharding.rows_of(ps);
+        let mut memory = alloc(rows as usize * table.row_bytes())?;
+        fill(&mut memory, &table, number, (0..rows).map(|local| sharding.row(ps, local)));
+        let part = Tensor::new(TensorMeta::new(DType::F32, &[rows, table.dim as u64])?, memory)?;
+        Ok((table_key(plan, number), part))
+    })
+}
+
+fn sharding(plan: &Plan, table: &Tables) -> Result<Sharding, Error> {
+    Sharding::modulo(table.rows, training::of(plan).size.ps)
+}
+
+/// The keys of tables follow those of the variables.
+fn table_key(plan: &Plan, number: usize) -> String {
+    key_of(plan.step.len() + number)
 }
 
 /// All workers, and their engine where it is in this process.
@@ -178,32 +198,66 @@ impl Trainees for Workers {
     }
 }
 
-/// One worker.
-struct Worker {
-    task: Task,
+/// The rows that a worker pulls, step after step.
+pub(super) struct Rows {
     wanted: Wanted,
     tables: Vec<ShardedTable>,
     /// Where the rows of each table go; gone if a step has failed.
     rows: Vec<Option<Buffer>>,
+}
+
+/// A step's rows of all tables that were asked for.
+pub(super) type Pull = PullingAllRows;
+
+impl Rows {
+    /// Of the worker with this number.
+    pub(super) fn new(plan: &Plan, worker: usize) -> Result<Self, Error> {
+        let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
+        let of = |(number, table)| ShardedTable::new(&table_key(plan, number), &ps, sharding(plan, &table)?);
+        let memory = |bytes| Some(Buffer::from_vec(vec![0; bytes]));
+        Ok(Self {
+            wanted: Wanted::new(plan, worker),
+            tables: rows::each(plan).into_iter().enumerate().map(of).collect::<Result<_, _>>()?,
+            rows: bytes_of_each(plan).into_iter().map(memory).collect(),
+        })
+    }
+
+    /// Asks for those of the next step.
+    pub(super) fn begin(&mut self, task: &Task) -> Pull {
+        let ids = self.wanted.advance();
+        let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
+        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take() });
+        task.pull_all_rows(wanted, &RowsOptions::default())
+    }
+
+    /// Waits for all of them.
+    pub(super) fn end(&mut self, pull: Pull) -> Result<(), Error> {
+        let pulled = pull.wait()?;
+        self.rows = pulled.into_iter().map(|pulled| Some(pulled.rows.into_buffer())).collect();
+        Ok(())
+    }
+
+    /// Looks whether the last step's are what was named.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        let mut rows = self.rows.iter().enumerate();
+        rows.try_for_each(|(table, rows)| self.wanted.check(NAME, table, rows.as_deref().unwrap_or_default()))
+    }
+}
+
+/// One worker.
+struct Worker {
+    task: Task,
+    rows: Rows,
     /// One a ps, if tables are pulled whole.
     plans: Vec<PullPlan>,
 }
 
 impl Worker {
     fn new(plan: &Plan, number: usize, task: Task, whole: bool) -> Result<Self, Error> {
-        let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
-        let Tables { tables: count, batch, .. } = tables(plan);
-        let table = |number| ShardedTable::new(&key_of(number), &ps, sharding(plan)?);
-        let keys: Vec<String> = (0..count).map(key_of).collect();
-        let plans =
-            ps.iter().filter(|_| whole).map(|ps| Ok(task.plan(ps, Keys::new(&keys)?))).collect::<Result<_, Error>>()?;
-        Ok(Self {
-            wanted: Wanted::new(plan, number),
-            tables: (0..count).map(table).collect::<Result<_, _>>()?,
-            rows: (0..count).map(|_| Some(Buffer::from_vec(vec![0; batch * tables(plan).row_bytes()]))).collect(),
-            plans,
-            task,
-        })
+        let keys: Vec<String> = (0..tables(plan).tables).map(|table| table_key(plan, table)).collect();
+        let ps = (0..training::of(plan).size.ps).filter(|_| whole);
+        let plans = ps.map(|ps| Ok(task.plan(&ps_task(ps), Keys::new(&keys)?))).collect::<Result<_, Error>>()?;
+        Ok(Self { rows: Rows::new(plan, number)?, plans, task })
     }
 
     fn make_step(&mut self) -> Result<(), Error> {
@@ -211,20 +265,11 @@ impl Worker {
             let pulls: Vec<_> = self.plans.iter_mut().map(|plan| plan.pull(0)).collect();
             return pulls.into_iter().try_for_each(|pull| pull.wait());
         }
-        let ids = self.wanted.advance();
-        let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
-        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take() });
-        let pulled = self.task.pull_all_rows(wanted, &RowsOptions::default()).wait()?;
-        self.rows = pulled.into_iter().map(|pulled| Some(pulled.rows.into_buffer())).collect();
-        Ok(())
+        let pull = self.rows.begin(&self.task);
+        self.rows.end(pull)
     }
 
     fn check(&self) -> Result<(), BenchError> {
-        if !self.plans.is_empty() {
-            return Ok(());
-        }
-        let rows = self.rows.iter().enumerate();
-        rows.into_iter()
-            .try_for_each(|(table, rows)| self.wanted.check(NAME, table, rows.as_deref().unwrap_or_default()))
+        if self.plans.is_empty() { self.rows.check() } else { Ok(()) }
     }
 }

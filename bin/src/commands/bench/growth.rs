@@ -5,10 +5,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use sealane_bench::Progress;
-use sealane_bench::growth::{Calibration, GrowthPlan, Variables, grow};
+use sealane_bench::growth::{Calibration, GrowthPlan, Lookups, Variables, grow};
 
+use super::tables::{RowsFlags, Step};
 use crate::output_file::{OutputFile, STANDARD_OUTPUT};
-use crate::workload::{TensorSpec, Workload};
+use crate::workload::Workload;
 use crate::{Context, Failure, command_line};
 
 /// Largest report that costs are found from: thousands of times what a run writes.
@@ -19,7 +20,11 @@ pub(super) struct Args {
     #[command(flatten)]
     plan: GrowthPlan,
 
-    /// Fit message costs to reports of `sealane bench ps --json`; several, from workloads of different sizes
+    #[command(flatten)]
+    rows: RowsFlags,
+
+    /// Fit message costs to reports of `sealane bench ps --json`; several, from workloads of different sizes; and the cost of a
+    /// row to those of `sealane bench rows --json` among them
     #[arg(long, value_name = "FILE.json", num_args = 1..)]
     calibrate: Vec<PathBuf>,
 
@@ -56,13 +61,15 @@ impl Args {
     fn plan(&self) -> Result<GrowthPlan, Failure> {
         let name = &self.plan.workload;
         let workload = Workload::parse(&Workload::text(name)?, name)?;
-        let sizes_of = |specs: &[TensorSpec]| specs.iter().map(TensorSpec::bytes).collect();
-        let variables = Variables { pull: sizes_of(&workload.pull), push: sizes_of(&workload.push) };
+        let Step { pull, push, tables } = self.rows.step(&workload)?;
+        let sizes_of = |sizes: Vec<usize>| sizes.into_iter().map(|bytes| bytes as u64).collect();
+        let variables = Variables { pull: sizes_of(pull), push: sizes_of(push) };
         let calibration = match &self.calibrate[..] {
             [] => None,
             files => Some(Calibration::of(&files.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?)?),
         };
-        Ok(GrowthPlan { workload: workload.name, variables, calibration, ..self.plan.clone() })
+        let lookups = Lookups::new(tables);
+        Ok(GrowthPlan { workload: workload.name, variables, lookups, calibration, ..self.plan.clone() })
     }
 }
 
@@ -111,6 +118,9 @@ mod tests {
         assert_eq!((chosen.slice_bytes, chosen.course.mode, chosen.course.seed), (Some(64 << 10), Mode::Sync, 7));
         assert_eq!((chosen.workload.as_str(), chosen.nic_gbit_per_s), ("dlrm_kaggle", 25.0));
         assert_eq!((chosen.variables.pull.len(), chosen.variables.push.len()), (40, 66));
+        let rows = plan("growth --rows --workload dlrm_kaggle --batch 2048").unwrap();
+        assert_eq!((rows.variables.pull.len(), rows.variables.push.len()), (14, 66));
+        assert_ne!(rows.lookups, Lookups::default());
         let default = plan("growth").unwrap();
         let own = GrowthPlan::new("wide_deep_400", default.variables.clone());
         assert_eq!(format!("{default:?}"), format!("{own:?}"));

@@ -3,6 +3,7 @@
 use itertools::iproduct;
 use sealane_bench::{Bench, Fuse, Mode, Plan, Registration, Size, Training, Variant};
 
+use super::tables::{RowsFlags, Step};
 use super::{Common, Polling, plan};
 use crate::Failure;
 use crate::workload::Workload;
@@ -22,11 +23,15 @@ use crate::workload::Workload;
 /// If a setting is a list, all combinations are variants, which are measured in turn and compared with the first. grpc: tonic,
 /// with a connection from every worker to every ps: one unary call per tensor, with as many in flight as there are request
 /// buffers, and one call per ps with all tensors in one message.
+///
+/// With --rows, workers over tcp are tasks of one engine, with a thread each and a connection with every ps, and 64 at most: each
+/// pulls its rows, then waits for its variables. whole: Sealane pulls the same tables as variables, whole, and pushes the same.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
                   sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
                   sealane bench ps --workers 200 --ps 10 --slices 1,10\n  \
+                  sealane bench ps --rows --workload dlrm_kaggle --workers 8 --ps 2 --baseline whole\n  \
                   sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
                   sealane bench ps --link verbs --workers 4 --ps 2 --registration dynamic,static")]
 pub(super) struct Args {
@@ -44,6 +49,9 @@ pub(super) struct Args {
     /// The tensors that a worker pulls and pushes in a step: dlrm_kaggle, wide_deep_400, resnet50, ..., or a JSON file
     #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
     workload: String,
+
+    #[command(flatten)]
+    rows: RowsFlags,
 
     /// Whether workers proceed independently, or each step waits for the gradients of all
     #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
@@ -88,17 +96,16 @@ impl Args {
     pub(super) fn plan(&self) -> Result<Plan, Failure> {
         let text = Workload::text(&self.workload)?;
         let workload = Workload::parse(&text, &self.workload)?;
-        let bytes = |tensors: &[crate::workload::TensorSpec]| {
-            tensors.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX)).collect::<Vec<_>>()
-        };
+        let Step { pull: step, push, tables } = self.rows.step(&workload)?;
         let &Self { mode, compute_us, .. } = self;
         let sizes = self.sizes()?;
-        let (size, push, variants) = (sizes[0], bytes(&workload.push), self.variants(&sizes));
+        let (size, variants) = (sizes[0], self.variants(&sizes));
         let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
         let whole = plan(Bench::Ps, &self.common);
         let first = training.variants[0];
         Ok(Plan {
-            step: bytes(&workload.pull),
+            step,
+            tables,
             workload: Some(workload.name),
             window: first.request_buffers,
             fuse: first.fuse,
@@ -226,6 +233,39 @@ mod tests {
         }
         let plan = plan_of("ps --link shm --fuse off,receive,plan --copies 0,1");
         assert_eq!(plan.training.unwrap().variants.len(), 6);
+    }
+
+    #[test]
+    fn rows_are_pulled_in_place_of_their_tables() {
+        let plan = plan_of("ps --rows --workload dlrm_kaggle --workers 8 --ps 2 --baseline whole --fuse plan,off");
+        assert_eq!((plan.step.len(), plan.tables.len(), plan.training.as_ref().unwrap().push.len()), (14, 26, 66));
+        plan_of("ps --rows --workload dlrm_kaggle --workers 8 --link shm --baseline whole");
+        let refused = |flags: &str| {
+            let line = format!("ps --workload dlrm_kaggle {flags}");
+            let plan = Line::parse_from(line.split(' ')).args.plan().unwrap_or_else(|_| panic!("{line}"));
+            plan.check().unwrap_err().to_string()
+        };
+        for (flags, expected) in [
+            ("--baseline whole", "--baseline is whole; give only grpc with ps"),
+            ("--rows --baseline grpc", "--baseline is grpc; give only whole with ps"),
+            (
+                "--rows --fuse turn",
+                "--fuse is turn; give off or receive or receive-wait-all or plan with ps and --rows",
+            ),
+            ("--rows --slices 2", "--slices is 2; give 1 with --rows"),
+            (
+                "--rows --registration dynamic",
+                "--registration is dynamic; give static with --fuse plan with --rows, where a plan keeps its memory",
+            ),
+            (
+                "--rows --baseline whole --table-rows-max 20000000",
+                "--baseline is whole, which are 2162708868 bytes a step; give it with --table-rows-max, so that they are at most \
+                 1073741824 bytes",
+            ),
+        ] {
+            assert_eq!(refused(flags), expected);
+        }
+        assert!(refused("--rows --workers 65").starts_with("--workers is 65; give at most 64 with --rows"));
     }
 
     #[test]

@@ -59,6 +59,6 @@ impl Args {
         let &Self { tables, rows, dim, batch, skew, workers, ps, .. } = self;
         let plan = plan(Bench::Rows, &self.common);
         let training = plan.training.clone().map(|training| Training { size: Size { workers, ps }, ..training });
-        Plan { training, tables: Some(Tables { tables, rows, dim, batch, skew }), ..plan }
+        Plan { training, tables: vec![Tables { tables, rows, dim, batch, skew }], ..plan }
     }
 }

@@ -3,7 +3,11 @@
 //! over the other links; one that is a client as well would have a hop more. All workers are in this process and share its
 //! CPU. Bounded by [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
 //!
-//! All pulls of a step are begun before the first is waited for, and what came from a ps is followed by what is pushed to it.
+//! Where rows of tables are pulled, or the same tables whole, workers over TCP are tasks as well: of one engine in this process, each
+//! with a connection of its own with every ps.
+//!
+//! All pulls of a step are begun before the first is waited for, rows come first, and what came from a ps is followed by what is
+//! pushed to it.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -14,47 +18,87 @@ use sealane::{
     Attach, Buffer, DType, Error, Keys, Plan as PullPlan, PlanPulling, Polling, Pushing, Receiving, RecvOptions,
     Sending, Task, Tensor, TensorMeta,
 };
+use sealane_fusion::Engine;
 
-use super::super::engine::{NAME, QUEUE, key_of, ps_task};
+use super::super::engine::{self, QUEUE, key_of, ps_task};
 use super::super::peers;
+use super::super::rows::{self, Rows};
 use super::memory::{Copies, OPEN_FILES, arena_bytes};
+use super::servers;
 use crate::error::BenchError;
-use crate::limits::{CONNECT_LIMIT, FILL};
+use crate::limits::{CONNECT_LIMIT, FILL, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Fuse, Mode, Plan, Training, Variant};
+use crate::plan::{Fuse, Link, Mode, Plan, SystemName, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
 use crate::systems::sockets::Meeting;
 use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
 
-/// All workers.
-struct Clients(Vec<Worker>);
+/// All workers, and their engine where it is in this process.
+struct Clients {
+    workers: Vec<Worker>,
+    engine: Option<Engine>,
+}
 
 /// Parameter servers in a process of their own, and a client of their engine for every worker.
 pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let workers = training::of(&job.plan).size.workers;
-    process::allow_open_files("--workers", workers, OPEN_FILES)?;
+    let connections = if job.plan.link == Link::Shm { 0 } else { training::of(&job.plan).size.ps };
+    process::allow_open_files("--workers", workers, OPEN_FILES + connections)?;
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     System::with_peer(&job, program, |peer| {
         let growth = Growth::of(peer.process_id())?;
         let plan = &job.plan;
-        let attach = |number| {
-            let attach = Attach::new(&peers::task(number)).socket(meeting.socket()).arena_bytes(arena_bytes(plan));
-            let task = attach.timeout(CONNECT_LIMIT).polling(polling(plan)).attach()?;
-            Worker::new(plan, task)
+        let engine = match plan.link {
+            Link::Shm => None,
+            _ => Some(host(plan, &peer.ready().ports)?),
         };
-        let clients = (0..workers).map(attach).collect::<Result<_, ::sealane::Error>>();
-        let clients = Clients(clients.map_err(BenchError::sealane("attach"))?);
+        let task = |number| match &engine {
+            None => {
+                let attach = Attach::new(&peers::task(number)).socket(meeting.socket()).arena_bytes(arena_bytes(plan));
+                attach.timeout(CONNECT_LIMIT).polling(polling(plan)).attach()
+            }
+            Some(engine) => engine.task(&peers::task(number)).map(Task::from),
+        };
+        let workers = (0..workers).map(|number| Worker::new(plan, number, task(number)?));
+        let workers = workers.collect::<Result<_, ::sealane::Error>>().map_err(BenchError::sealane("attach"))?;
+        let clients = Clients { workers, engine };
         let each = growth.bytes_each(training::of(plan).pairs())?;
-        training::system((NAME, described(plan)), plan, clients, each, peer)
+        training::system((job.system.as_str(), described(&job)), plan, clients, each, peer)
     })
 }
 
-/// The variant, with what a shared CPU forbids.
-fn described(plan: &Plan) -> String {
+/// The engine of all workers, which call parameter servers at these ports.
+fn host(plan: &Plan, ports: &[u16]) -> Result<Engine, BenchError> {
+    let training = training::of(plan);
+    let names: Vec<String> = (0..training.size.workers).map(peers::task).collect();
+    // Each worker is at a transport address of its own, and so has a connection with each ps.
+    let listeners = names.iter().map(|_| Ok(engine::listener(plan)?.0)).collect::<Result<_, BenchError>>()?;
+    let mut settings = engine::settings(plan, &servers::map(training, ports), &names, listeners, None)?;
+    settings.links_max = settings.links_max.max(2 * training.pairs());
+    engine::let_rest(&mut settings);
+    settings.request_timeout = STALL_LIMIT + Duration::from_micros(training.compute_us);
+    settings.fuse = engine::fuse(plan);
+    settings.session.window = plan.window;
+    // The workers, which share its CPU, would have to wait for a shard that spins.
+    settings.runtime.polling = Polling::Park;
+    // A plan keeps what it has pulled, and all parameter servers answer all workers at once.
+    let pulled = engine::room_bytes(&plan.step) + engine::room_bytes(&rows::bytes_of_each(plan));
+    settings.slab_receive_bytes += training.size.workers * pulled;
+    engine::start(settings)
+}
+
+/// The variant, with what a shared CPU forbids, and how tables are pulled.
+fn described(job: &PeerJob) -> String {
+    let plan = &job.plan;
     let waiting = if plan.polling && shares_cpu(plan) { ", workers parking" } else { "" };
-    format!("{}{waiting}", training::variant(plan))
+    let tables = match job.system {
+        SystemName::Whole => ", tables whole",
+        _ if plan.tables.is_empty() => "",
+        _ => ", rows",
+    };
+    format!("{}{waiting}{tables}", training::variant(plan))
 }
 
 /// Whether a worker that spins would keep others from working.
@@ -72,12 +116,16 @@ fn polling(plan: &Plan) -> Polling {
 
 impl Trainees for Clients {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        training::in_threads(&mut self.0, log, |worker| worker.train(steps).map_err(BenchError::sealane("train")))
+        training::in_threads(&mut self.workers, log, |worker| {
+            let times = worker.train(steps).map_err(BenchError::sealane("train"))?;
+            worker.rows.as_ref().map_or(Ok(()), Rows::check)?;
+            Ok(times)
+        })
     }
 
     /// Records in rings are no messages, and nobody counts them.
     fn moved(&self) -> Result<Option<Moved>, BenchError> {
-        Ok(None)
+        self.engine.as_ref().map(|engine| engine::moved(std::iter::once(engine))).transpose()
     }
 }
 
@@ -90,6 +138,8 @@ pub(super) struct Worker {
     sides: Vec<Side>,
     /// One a ps; empty where no plan is pulled.
     plans: Vec<PullPlan>,
+    /// Where tables are pulled by rows.
+    rows: Option<Rows>,
 }
 
 /// What it has of one ps.
@@ -119,7 +169,7 @@ enum Push {
 
 impl Worker {
     /// Takes a task, and memory for a step.
-    pub(super) fn new(plan: &Plan, task: Task) -> Result<Self, Error> {
+    fn new(plan: &Plan, number: usize, task: Task) -> Result<Self, Error> {
         let training = training::of(plan).clone();
         let side = |(ps, share): (usize, Share)| {
             let gradient = |&bytes: &usize| {
@@ -140,7 +190,8 @@ impl Worker {
         let planned = sides.iter().filter(|_| plan.fuse == Fuse::Plan);
         let plans = planned.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
         let plans = plans.collect::<Result<_, Error>>()?;
-        Ok(Self { task, training, step: 0, sides, plans })
+        let rows = if plan.tables.is_empty() { None } else { Some(Rows::new(plan, number)?) };
+        Ok(Self { task, training, step: 0, sides, plans, rows })
     }
 
     /// Makes so many steps, one after the other; when each began and ended.
@@ -154,7 +205,7 @@ impl Worker {
     }
 
     fn make_step(&mut self) -> Result<(), Error> {
-        let Self { task, training, step, sides, plans } = self;
+        let Self { task, training, step, sides, plans, rows } = self;
         let variant = training.variants[0];
         let at = *step;
         *step += 1;
@@ -165,6 +216,10 @@ impl Worker {
             None => side.ask(task, at, variant).map(Pull::Received),
         };
         let pulls = sides.iter_mut().map(begin).collect::<Result<Vec<_>, Error>>()?;
+        if let Some(rows) = rows {
+            let pull = rows.begin(task);
+            rows.end(pull)?;
+        }
         let waits_for_all = training.compute_us > 0 || variant.fuse == Fuse::ReceiveWaitAll;
         let mut pushes = Vec::with_capacity(sides.len());
         for (side, pull) in sides.iter_mut().zip(pulls) {

@@ -5,6 +5,7 @@ use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
 use super::super::attached::{SLACK_BYTES, room_bytes};
+use super::super::rows;
 use crate::error::BenchError;
 use crate::plan::{Fuse, Plan, Registration};
 use crate::systems::training;
@@ -53,9 +54,10 @@ impl Copies {
 /// Open files of a client: its socket, its doorbell, and what it sleeps on.
 pub(super) const OPEN_FILES: usize = 3;
 
-/// Memory of a client for what it pulls with a plan, which lies where the engine puts it.
+/// Memory of a client for what it pulls with a plan, and for rows, which lie where the engine puts them.
 pub(super) fn area_bytes(plan: &Plan) -> u64 {
-    (SLACK_BYTES + if plan.fuse == Fuse::Plan { room_bytes(&plan.step) } else { 0 }) as u64
+    let planned = if plan.fuse == Fuse::Plan { room_bytes(&plan.step) } else { 0 };
+    (SLACK_BYTES + planned + room_bytes(&rows::bytes_of_each(plan))) as u64
 }
 
 /// Memory of a client for its gradients, once more where they are copied, and for what it pulls without a plan.

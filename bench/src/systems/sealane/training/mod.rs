@@ -13,7 +13,7 @@ use super::engine::NAME;
 use super::peers;
 use crate::error::BenchError;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Link, Plan};
+use crate::plan::{Link, Plan, SystemName};
 use crate::process::{self, Growth};
 use crate::system::System;
 use crate::systems::crowd::Crowd;
@@ -27,6 +27,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     match job.plan.link {
         Link::Verbs => engines::start(job, program),
         Link::Shm => clients::start(job, program),
+        _ if job.plan.has_hosted_workers() || job.system == SystemName::Whole => clients::start(job, program),
         Link::Tcp | Link::Loopback => over_sockets(job, program),
     }
 }

@@ -8,7 +8,9 @@ use std::net::TcpListener;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
+use sealane_fusion::{
+    AcceptOptions, Acceptor, Buffer, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask,
+};
 use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 
@@ -16,6 +18,7 @@ use super::super::attached::admit_next;
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
 use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
+use super::super::rows;
 use super::memory;
 use crate::error::BenchError;
 use crate::limits::FILL;
@@ -140,6 +143,10 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
     let parameters: Rc<[Parameter]> = share.numbers.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = share.pushed.len() * training.size.workers;
     let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
+    for part in rows::parts(plan, number, |bytes| Ok(Buffer::from_vec(vec![0; bytes]))) {
+        let (key, part) = part?;
+        server.task.publish(&key, 0, part)?;
+    }
     if plan.fuse == Fuse::Plan {
         publish(&server.task, 0, &server.parameters)?;
     } else {

@@ -142,12 +142,13 @@ pub(crate) const TABLE_IN_PLACE_MIN: usize = sealane_transport::shm::limits::INL
 /// besides is asked for when they have been answered.
 pub(crate) const ROW_REQUESTS_MAX: usize = 256;
 
-/// Bytes of the rows that one request asks for, but one row at least.
-pub(crate) const ROWS_REQUEST_BYTES: usize = 512 << 10;
+/// Bytes of the rows that one request asks for, but one row at least: they are in the second-level cache when they are put to their
+/// places.
+pub(crate) const ROWS_REQUEST_BYTES: usize = 128 << 10;
 
-/// Bytes of the rows of one pull that are in flight, in equal parts for its owners, but one row of each owner at least: pulls
-/// from some thirty tables at once fit into a client's receive area, unless that was made smaller.
-pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 2 << 20;
+/// Bytes of the rows of one call that are in flight, in equal parts for its owners, but one row of each owner at least: some twenty
+/// calls at once fit into a client's receive area, unless that was made smaller.
+pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 3 << 20;
 
 /// Rows that one pull names at most, the same row as often as it is named.
 pub(crate) const ROWS_PER_CALL_MAX: usize = 1 << 24;

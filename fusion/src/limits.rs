@@ -80,6 +80,9 @@ pub(crate) const ROW_TURNS_MAX: u32 = 1000;
 /// Requests for rows without memory, or whose next row is being written, that are tried again in a turn that comes anyway.
 pub(crate) const ROW_RETRIES_PER_TURN: usize = 4;
 
+/// What it costs to look a table up and to read which of its rows are named, in bytes that could be copied meanwhile.
+pub(crate) const ROW_TABLE_COST_BYTES: usize = 2048;
+
 /// Most tables of which a shard counts what it has gathered.
 pub(crate) const TABLES_COUNTED_MAX: usize = 1024;
 

@@ -169,8 +169,8 @@ impl Acceptor {
         PyList::new(py, taken)
     }
 
-    /// Closes the queue; pushes wait for the next acceptor, which first gets what was taken and not accepted. Threads that wait for a
-    /// tensor is told; an iteration ends. May be called twice.
+    /// Closes the queue; pushes wait for the next acceptor, which first gets what was taken and not accepted, but
+    /// for tables that came by one push with one that was. Threads that wait for a tensor are told; an iteration ends. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;
         py.detach(|| drop(self.shut()));

@@ -92,9 +92,10 @@ impl<'a> NamedRows<'a> {
     /// What to call them in a message: the first key, and how many more there are.
     pub fn title(self) -> String {
         let key = self.iter().next().map_or("", |table| table.key);
-        match self.tables {
-            1 => key.to_owned(),
-            more => format!("{key}, and {} more tables", more - 1),
+        match self.tables - 1 {
+            0 => key.to_owned(),
+            1 => format!("{key} and 1 more table"),
+            more => format!("{key} and {more} more tables"),
         }
     }
 }
@@ -185,7 +186,7 @@ mod tests {
         let read = NamedRows::parse(named.as_rows().as_bytes()).unwrap();
         let tables: Vec<_> = read.iter().map(|OfTable { key, ids, named }| (key, numbers(ids), named)).collect();
         assert_eq!(tables, [("user", vec![3, 9], 5), ("", vec![], 0), ("item", vec![7, 1], 2)]);
-        assert_eq!((read.len(), read.title()), (3, "user, and 2 more tables".to_owned()));
+        assert_eq!((read.len(), read.title()), (3, "user and 2 more tables".to_owned()));
         assert_eq!(NamedRowsBuf::from(read), named);
     }
 

@@ -13,7 +13,7 @@ const REQUEST_BYTES: usize = 16;
 /// A key as `bench rows` has them.
 const KEY: &str = "layer_0/kernel";
 /// Bytes of rows that a client asks for at once at most, as docs/tables.md says.
-const ANSWER_BYTES_MAX: usize = 512 << 10;
+const ANSWER_BYTES_MAX: usize = 128 << 10;
 
 /// The rows that a worker names in a few steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn large_batches_need_several_requests() {
         let of = |table: Tables| Lookups::new(vec![Tables { tables: 1, ..table }]).over(1)[0].requests;
-        assert_eq!(of(tables(100_000_000, 10_000)), 4.0, "6 KiB of numbers each");
-        assert_eq!(of(Tables { dim: 1 << 14, ..tables(100, 2_000) }), 13.0, "512 KiB of rows each");
+        assert_eq!(of(tables(100_000_000, 10_000)), 5.0, "2,048 rows each");
+        assert_eq!(of(Tables { dim: 1 << 14, ..tables(100, 2_000) }), 50.0, "128 KiB of rows each");
     }
 }

@@ -1,6 +1,6 @@
 //! What is asked of one owner: rows of all tables of a call, in as few requests as there can be. Pure.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use sealane_transport::{limits::ROW_IDS_MAX, named_rows::NamedRowsBuf};
 
@@ -44,6 +44,8 @@ pub(super) struct Owner {
     pub(super) wanted: Vec<Wanted>,
     /// In the order in which it was asked.
     pub(super) asked: VecDeque<Asked>,
+    /// Rows of unknown size are asked for one by one: together they were too large for one answer.
+    probes_alone: bool,
 }
 
 impl Wanted {
@@ -56,16 +58,15 @@ impl Wanted {
         self.is_probed = false;
     }
 
-    /// It is not asked for what it was not asked for yet: the numbers of these rows in the share.
-    pub(super) fn stop(&mut self) -> std::ops::Range<usize> {
-        let all = self.share.rows.len();
-        self.next.take().unwrap_or(all)..all
+    /// It is not asked for what it was not asked for yet: the numbers of these rows in the share; `None` if it was asked for all.
+    pub(super) fn stop(&mut self) -> Option<Range<usize>> {
+        Some(self.next.take()?..self.share.rows.len())
     }
 }
 
 impl Owner {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.into(), wanted: Vec::new(), asked: VecDeque::new() }
+        Self { name: name.into(), wanted: Vec::new(), asked: VecDeque::new(), probes_alone: false }
     }
 
     /// True if it is to be asked for more.
@@ -73,15 +74,31 @@ impl Owner {
         self.wanted.iter().any(|wanted| wanted.next.is_some())
     }
 
-    /// The next requests, as many as may be in flight if the call asks so many owners. `row_bytes` says how large the rows of a table
-    /// are, if that is known.
+    /// The probes of a request were too large together: each will be asked for by itself. False if that is no way out.
+    pub(super) fn probe_alone(&mut self, spans: &[Span], row_bytes: impl Fn(usize) -> Option<usize>) -> bool {
+        if spans.len() < 2 || spans.iter().any(|span| row_bytes(self.wanted[span.wanted].table).is_some()) {
+            return false;
+        }
+        spans.iter().for_each(|span| self.wanted[span.wanted].next = Some(span.first));
+        self.probes_alone = true;
+        true
+    }
+
+    /// The next requests, as many as may be in flight if the call asks so many owners; with `full`, those that no further table would
+    /// fit into. `row_bytes` says how large the rows of a table are, if that is known.
     pub(super) fn next_requests(
         &mut self,
         owners: usize,
+        full: bool,
         row_bytes: impl Fn(usize) -> Option<usize>,
     ) -> Vec<(NamedRowsBuf, Vec<Span>)> {
         let most_in_flight = ROWS_IN_FLIGHT_BYTES / owners;
-        let most_at_once = ROWS_REQUEST_BYTES.min(most_in_flight);
+        // One is gathered while another is put to its places.
+        let most_at_once = ROWS_REQUEST_BYTES.min(most_in_flight / 2);
+        let to_ask = |wanted: &Wanted| {
+            let rest = wanted.share.rows.len() - wanted.next.unwrap_or(wanted.share.rows.len());
+            rest * row_bytes(wanted.table).unwrap_or(0)
+        };
         let bytes_of = |wanted: &[Wanted], spans: &[Span]| -> usize {
             let bytes = |span: &Span| span.count * row_bytes(wanted[span.wanted].table).unwrap_or(0);
             spans.iter().map(bytes).sum()
@@ -90,6 +107,7 @@ impl Owner {
         let mut requests = Vec::new();
         while self.asked.len() + requests.len() < (ROW_REQUESTS_MAX / owners).max(1)
             && (in_flight == 0 || in_flight + most_at_once <= most_in_flight)
+            && (!full || self.wanted.iter().map(to_ask).sum::<usize>() >= most_at_once)
         {
             let Some((named, spans)) = self.next_request(most_at_once, &row_bytes) else { break };
             in_flight += bytes_of(&self.wanted, &spans);
@@ -98,22 +116,25 @@ impl Owner {
         requests
     }
 
-    /// The next request, for up to so many bytes with what the answer says of each table, but for one row at least. Of a table whose
-    /// rows are not known yet, one row is asked for.
+    /// The next request, for up to so many bytes with what the answer says of each table, but for one row at least. Of tables whose
+    /// rows are not known yet, one row each is asked for, by a request of their own.
     fn next_request(
         &mut self,
         bytes: usize,
         row_bytes: impl Fn(usize) -> Option<usize>,
     ) -> Option<(NamedRowsBuf, Vec<Span>)> {
         let (mut named, mut spans, mut room) = (NamedRowsBuf::default(), Vec::new(), bytes);
+        let mut probes = false;
         for (at, wanted) in self.wanted.iter_mut().enumerate() {
             let Some(first) = wanted.next else { continue };
             let row_bytes = row_bytes(wanted.table);
             let fit = match row_bytes {
+                Some(_) if probes => continue,
                 Some(row_bytes) => room.saturating_sub(HEAD_BYTES) / row_bytes.max(1),
-                None if wanted.is_probed => continue,
+                None if wanted.is_probed || !(probes || spans.is_empty()) => continue,
                 None => 1,
             };
+            probes = row_bytes.is_none();
             let fit = if spans.is_empty() { fit.max(1) } else { fit };
             let rest = &wanted.share.rows[first..];
             let most = rest.len().min(fit).min(ROW_IDS_MAX);
@@ -126,6 +147,9 @@ impl Owner {
             wanted.is_probed = row_bytes.is_none();
             spans.push(Span { wanted: at, first, count });
             room = room.saturating_sub(HEAD_BYTES + count * row_bytes.unwrap_or(0));
+            if probes && self.probes_alone {
+                break;
+            }
         }
         (!spans.is_empty()).then_some((named, spans))
     }
@@ -164,29 +188,37 @@ mod tests {
     #[test]
     fn many_small_tables_are_one_request() {
         let mut owner = owner(&[5, 0, 9]);
-        assert_eq!(spans(&owner.next_requests(1, |_| Some(64))), [[(0, 0, 5), (1, 0, 0), (2, 0, 9)]]);
-        assert!(!owner.has_more() && owner.next_requests(1, |_| Some(64)).is_empty());
+        assert!(owner.next_requests(1, true, |_| Some(64)).is_empty(), "more of them would fit");
+        assert_eq!(spans(&owner.next_requests(1, false, |_| Some(64))), [[(0, 0, 5), (1, 0, 0), (2, 0, 9)]]);
+        assert!(!owner.has_more() && owner.next_requests(1, false, |_| Some(64)).is_empty());
     }
 
     #[test]
-    fn rows_of_unknown_size_are_probed_beside_those_that_are_known() {
+    fn rows_of_unknown_size_are_probed_by_themselves() {
         let mut owner = owner(&[5, 3, 1]);
         let known = |table: usize| (table == 1).then_some(64);
-        assert_eq!(spans(&owner.next_requests(1, known)), [[(0, 0, 1), (1, 0, 3), (2, 0, 1)]]);
-        assert!(owner.has_more() && owner.next_requests(1, known).is_empty(), "it is probed once");
-        assert_eq!(spans(&owner.next_requests(1, |_| Some(64))), [[(0, 1, 4)]]);
+        let requests = owner.next_requests(1, false, known);
+        assert_eq!(spans(&requests), [vec![(0, 0, 1), (2, 0, 1)], vec![(1, 0, 3)]]);
+        assert!(owner.has_more() && owner.next_requests(1, false, known).is_empty(), "it is probed once");
+        // Together they were too large for one answer, and are asked for one by one.
+        owner.wanted.iter_mut().for_each(Wanted::came);
+        assert!(!owner.probe_alone(&requests[1].1, known) && owner.probe_alone(&requests[0].1, known));
+        let again = owner.next_requests(1, false, known);
+        assert_eq!(spans(&again), [[(0, 0, 1)], [(2, 0, 1)]]);
+        assert!(!owner.probe_alone(&again[0].1, known), "it is alone");
+        assert_eq!(spans(&owner.next_requests(1, false, |_| Some(64))), [[(0, 1, 4)]]);
     }
 
     #[test]
     fn a_request_ends_where_its_rows_are_too_many_or_too_large() {
         let mut large = owner(&[3, 2]);
-        let requests = large.next_requests(1, |_| Some(ROWS_REQUEST_BYTES * 3 / 4));
+        let requests = large.next_requests(1, false, |_| Some(ROWS_REQUEST_BYTES * 3 / 4));
         let few = (ROWS_IN_FLIGHT_BYTES - ROWS_REQUEST_BYTES) / (ROWS_REQUEST_BYTES * 3 / 4) + 1;
         assert_eq!(requests.len(), few.min(5));
         assert_eq!(spans(&requests)[0], [(0, 0, 1)]);
         let mut many = owner(&[3 * ROW_IDS_MAX as u64]);
-        assert_eq!(spans(&many.next_requests(1, |_| Some(4)))[1], [(0, ROW_IDS_MAX, ROW_IDS_MAX)]);
+        assert_eq!(spans(&many.next_requests(1, false, |_| Some(4)))[1], [(0, ROW_IDS_MAX, ROW_IDS_MAX)]);
         let mut huge = owner(&[2]);
-        assert_eq!(spans(&huge.next_requests(1, |_| Some(1 << 30))), [[(0, 0, 1)]], "one is always asked for");
+        assert_eq!(spans(&huge.next_requests(1, false, |_| Some(1 << 30))), [[(0, 0, 1)]], "one is always asked for");
     }
 }

@@ -2,6 +2,7 @@
 //! what may be in flight, so that one that is slow keeps no other from being asked.
 
 use std::{
+    collections::HashMap,
     future::Future,
     iter::zip,
     pin::Pin,
@@ -28,7 +29,8 @@ pub struct RowsOptions {
     /// How long it may take. Default: the daemon's or the engine's `request_timeout`.
     pub timeout: Option<Duration>,
     /// Rows that their table does not have, or whose owner is gone or does not answer in time, are left out and named in
-    /// [`PulledRows::missing`]; the others come. Default: the call fails with the first error.
+    /// [`PulledRows::missing`]; the others come. The call fails all the same if no row of one of its tables came: nobody knows what
+    /// its rows look like. Default: it fails with the first error.
     pub partial: bool,
 }
 
@@ -76,7 +78,7 @@ pub struct MissingRows {
 pub struct UnpulledRows {
     /// Why.
     pub error: Error,
-    /// The memory for the rows of each table, if some was given.
+    /// The memory for the rows of each table: that which was given, or that which was made for those that came.
     pub outs: Vec<Option<Buffer>>,
 }
 
@@ -117,7 +119,7 @@ impl Task {
     /// named in any order and more than once. A table that is not published yet is waited for.
     ///
     /// The rows of one request are of one version of their owner's part, but for rows that the owner [writes](crate::Table) meanwhile:
-    /// these are whole, old or new. A request has up to 4,096 rows of one owner, and 512 KiB. How large rows are is learnt from the
+    /// these are whole, old or new. A request has up to 4,096 rows of a table, and 128 KiB. How large rows are is learnt from the
     /// first one, unless `out` says it, or `table` or a clone of it was pulled from before: keep it.
     ///
     /// ```no_run
@@ -154,7 +156,12 @@ impl Task {
             owners: Vec::new(),
             failed: None,
         };
-        wanted.into_iter().for_each(|wanted| pulling.add(wanted));
+        let mut owners = HashMap::new();
+        for wanted in wanted {
+            pulling.add(wanted, &mut owners);
+            // What fills a request is gathered while further tables are looked at.
+            (0..pulling.owners.len()).for_each(|owner| pulling.ask(owner, true));
+        }
         if pulling.failed.is_some() {
             pulling.owners.clear();
         }
@@ -164,8 +171,8 @@ impl Task {
 }
 
 impl PullingAllRows {
-    /// Adds a table to what is to be asked for.
-    fn add(&mut self, RowsWanted { table, ids, out }: RowsWanted<'_>) {
+    /// Adds a table to what is to be asked for. `owners` are the numbers of those that there are.
+    fn add<'w>(&mut self, RowsWanted { table, ids, out }: RowsWanted<'w>, owners: &mut HashMap<&'w str, usize>) {
         let number = self.tables.len();
         let places = Places::new(out, ids.len(), table.row_bytes());
         self.tables.push(Table { table: table.clone(), places, missing: Vec::new(), asked: 0 });
@@ -183,13 +190,10 @@ impl PullingAllRows {
         of_table.missing.extend(beyond.map(|(places, error)| MissingRows { owner: "".into(), places, error }));
         for share in shares {
             let name = table.owner(share.owner);
-            let owner = match self.owners.iter().position(|owner| *owner.name == *name) {
-                Some(owner) => owner,
-                None => {
-                    self.owners.push(Owner::new(name));
-                    self.owners.len() - 1
-                }
-            };
+            let owner = *owners.entry(name).or_insert(self.owners.len());
+            if owner == self.owners.len() {
+                self.owners.push(Owner::new(name));
+            }
             self.owners[owner].wanted.push(Wanted::new(number, table.key(), share));
         }
     }
@@ -205,14 +209,14 @@ impl PullingAllRows {
 
     /// Asks each owner for as much as may be in flight.
     fn ask_all(&mut self) {
-        (0..self.owners.len()).for_each(|owner| self.ask(owner));
+        (0..self.owners.len()).for_each(|owner| self.ask(owner, false));
     }
 
-    /// Asks one owner.
-    fn ask(&mut self, owner: usize) {
+    /// Asks one owner for as much as may be in flight; with `full`, for no less than a request may ask for.
+    fn ask(&mut self, owner: usize, full: bool) {
         let (owners, tables) = (self.owners.len(), &self.tables);
         let owner = &mut self.owners[owner];
-        let requests = owner.next_requests(owners, |table| tables[table].places.row_bytes());
+        let requests = owner.next_requests(owners, full, |table| tables[table].places.row_bytes());
         if requests.is_empty() {
             return;
         }
@@ -288,10 +292,20 @@ impl PullingAllRows {
     fn came(&mut self, owner: usize, spans: &[Span], outcome: RecvOutcome) {
         let known = self.known();
         spans.iter().for_each(|span| self.owners[owner].wanted[span.wanted].came());
-        let put = match outcome {
-            Ok(answer) => self.put(owner, spans, &answer),
-            Err(unreceived) => Err(unreceived.error),
+        let (rest, put) = match outcome {
+            Ok(answer) => {
+                let mut put = 0;
+                let outcome = self.put(owner, spans, &answer, &mut put);
+                (&spans[put..], outcome)
+            }
+            Err(unreceived) => (spans, Err(unreceived.error)),
         };
+        if put.as_ref().is_err_and(|error| error.code() == Code::ResourceExhausted) {
+            let tables = &self.tables;
+            if self.owners[owner].probe_alone(rest, |table| tables[table].places.row_bytes()) {
+                return self.ask(owner, false);
+            }
+        }
         for span in spans {
             let Table { table, places, .. } = &self.tables[self.owners[owner].wanted[span.wanted].table];
             // After an error the size of rows is learnt anew: it may be the reason.
@@ -299,11 +313,11 @@ impl PullingAllRows {
         }
         match put {
             Ok(()) => {}
-            Err(error) if self.partial && is_of_one_owner(&error) => self.miss(owner, spans, &error),
+            Err(error) if self.partial && is_of_one_owner(&error) => self.miss(owner, rest, &error),
             Err(error) => self.fail(error),
         }
         match known == self.known() {
-            true => self.ask(owner),
+            true => self.ask(owner, false),
             false => self.ask_all(),
         }
     }
@@ -313,12 +327,12 @@ impl PullingAllRows {
         self.tables.iter().filter(|table| table.places.row_bytes().is_some()).count()
     }
 
-    /// Puts what an owner has answered to its places.
+    /// Puts what an owner has answered to its places; `put` counts the spans that are there.
     ///
     /// # Errors
     /// Unavailable naming the owner, if it is no answer; those of [`Places::put`]; InvalidArgument for a row that the table does not
     /// have, unless the call is partial.
-    fn put(&mut self, owner: usize, spans: &[Span], answer: &Tensor) -> Result<(), Error> {
+    fn put(&mut self, owner: usize, spans: &[Span], answer: &Tensor, put: &mut usize) -> Result<(), Error> {
         let owner = &self.owners[owner];
         let wrong =
             |error: Error| Error::unavailable(&owner.name, format!("it sent something else than rows: {error}"));
@@ -332,6 +346,7 @@ impl PullingAllRows {
             let rows = &share.rows[first..first + count];
             let there = rows.partition_point(|&row| row < part.table_rows);
             places.put(share, (first, there), (&part.meta, part.rows), (&owner.name, table.key()))?;
+            *put += 1;
             let Some(&beyond) = rows.get(there) else { continue };
             let row = table.sharding().row(share.owner, beyond);
             let has = format!("which has {} rows", part.table_rows);
@@ -357,8 +372,7 @@ impl PullingAllRows {
         }
         // It is not asked for the rest.
         for wanted in wanted {
-            let rest = wanted.stop();
-            if !rest.is_empty() {
+            if let Some(rest) = wanted.stop() {
                 let missing = &mut self.tables[wanted.table].missing;
                 note(missing, name, wanted.share.places_of_all(rest), error);
             }

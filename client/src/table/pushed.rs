@@ -4,6 +4,8 @@
 //! The tensor is one of bytes: a header, and the parts. A part is a header, the table's key, the metadata of the rows, their numbers, and
 //! the rows. [`RowUpdate`](super::RowUpdate) reads it.
 
+use std::collections::HashMap;
+
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{Error, SendOptions, Tensor, TensorMeta, tensor::DType};
 
@@ -123,13 +125,15 @@ fn encode<'a>(
     mut allocate: impl FnMut(usize) -> Result<Buffer, Error>,
 ) -> Result<Vec<(&'a str, Vec<Tensor>)>, Error> {
     let mut by_owner: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
+    let mut numbers = HashMap::new();
     for rows in rows {
         for part in Part::all_of(rows, sum)? {
             let owner = rows.table.owner(part.share.owner);
-            match by_owner.iter_mut().find(|(of, _)| *of == owner) {
-                Some((_, parts)) => parts.push(part),
-                None => by_owner.push((owner, vec![part])),
+            let number = *numbers.entry(owner).or_insert(by_owner.len());
+            if number == by_owner.len() {
+                by_owner.push((owner, Vec::new()));
             }
+            by_owner[number].1.push(part);
         }
     }
     let mut tensors = Vec::with_capacity(by_owner.len());

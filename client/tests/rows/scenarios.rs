@@ -23,6 +23,7 @@ macro_rules! all {
             more_rows_than_one_request_names_come_together,
             rows_of_many_tables_come_together,
             a_row_that_is_not_there_takes_no_other_along,
+            what_was_not_asked_of_an_owner_that_is_late_is_late_too,
             a_written_row_is_seen,
             small_tables_are_seen_as_they_are_written,
             no_row_is_torn_while_it_is_written,
@@ -250,6 +251,25 @@ pub fn a_row_that_is_not_there_takes_no_other_along(ps: &Task, worker: &Task) {
     assert_eq!(missing, [("", vec![2]), (worker.name(), vec![0, 4])]);
     assert!(pulled.missing.iter().all(|missing| missing.error.code() == Code::InvalidArgument));
     assert!(pulled.missing[0].error.to_string().contains("row 99 of 'user', which has 20 rows"));
+}
+
+pub fn what_was_not_asked_of_an_owner_that_is_late_is_late_too(ps: &Task, worker: &Task) {
+    // The worker has not published its part, of which more rows are asked for than may be in flight.
+    let rows = 40_000;
+    let sharding = Sharding::range(2 * rows, 2).unwrap();
+    ps.publish_table("user", table(ps, rows, whole), TableOptions::default()).unwrap();
+    let users = ShardedTable::new("user", [worker.name(), ps.name()], sharding).unwrap();
+    worker.pull_rows(&users, &[rows], &RowsOptions::default()).wait().unwrap();
+    let timeout = Some(Duration::from_millis(300));
+    let partial = RowsOptions { partial: true, timeout, ..RowsOptions::default() };
+    let all: Vec<u64> = (0..=rows).collect();
+    let wanted = |ids| RowsWanted { table: &users, ids, out: None };
+    // Of the second it is not even known what no rows look like.
+    let unpulled = worker.pull_all_rows([wanted(&all[..]), wanted(&[])], &partial).wait().unwrap_err();
+    assert_eq!((unpulled.error.code(), unpulled.outs.len()), (Code::DeadlineExceeded, 2));
+    let pulled = worker.pull_all_rows([wanted(&all), wanted(&[rows])], &partial).wait().unwrap();
+    assert_eq!(pulled[0].missing[0].places.len() as u64, rows);
+    assert_eq!((pulled[1].missing.len(), firsts(&pulled[1].rows)), (0, vec![0.]));
 }
 
 pub fn a_written_row_is_seen(ps: &Task, worker: &Task) {

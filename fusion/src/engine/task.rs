@@ -131,7 +131,11 @@ impl Task {
     }
 
     /// Asks for rows of tables that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
-    /// has: see [`NamedRows`]. Each comes as [one tensor](sealane_transport::gathered_rows).
+    /// has: see [`NamedRows`](sealane_transport::named_rows::NamedRows). Each comes as
+    /// [one tensor](sealane_transport::gathered_rows).
+    ///
+    /// # Panics
+    /// If a request names no table.
     pub fn pull_rows(
         &self,
         from: &str,
@@ -142,6 +146,7 @@ impl Task {
         let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (mut receivers, mut asks) = (Vec::new(), Vec::new());
         for rows in wanted {
+            assert!(!rows.is_empty(), "a request names a table");
             let (sender, receiver) = oneshot::channel();
             let (recall, tag) = self.recall(from);
             receivers.push((receiver, recall));

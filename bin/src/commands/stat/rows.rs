@@ -279,13 +279,15 @@ fn published(now: &Figures) -> Table {
         let of = &table.counters;
         let more = [of.requests, of.rows, of.bytes, of.rows_named, of.gather_ns];
         let sum = sums.entry((&table.task, &table.table)).or_default();
-        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        // How often rows were named is the word of those who asked.
+        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(more));
     }
     let row = |((task, table), [requests, rows, total, named, gather_ns]): ((&str, &str), [u64; 5])| {
         let counters = TableCounters { rows, rows_named: named, ..TableCounters::default() };
         vec![
             task.to_owned(),
-            table.to_owned(),
+            // Any text of a client's.
+            table.escape_debug().take(TABLE_CHARACTERS_MAX).collect(),
             count(requests as f64),
             count(rows as f64),
             bytes(total as f64),
@@ -301,6 +303,9 @@ fn published(now: &Figures) -> Table {
         has_tail: false,
     }
 }
+
+/// Characters of a table's key that are shown.
+const TABLE_CHARACTERS_MAX: usize = 40;
 
 /// A share of one.
 fn percent(share: f64) -> String {

@@ -66,7 +66,7 @@ pub(super) enum Gathered {
 }
 
 impl Gathering {
-    /// Takes memory for rows of `tables`, which are as many as `named` names. `None` if there is none now, which costs little.
+    /// Takes memory for rows of `tables`, which are as many as `named` names. `None` if there is none now.
     ///
     /// # Errors
     /// InvalidArgument if one is no table, or ResourceExhausted where no waiting helps.
@@ -81,7 +81,8 @@ impl Gathering {
         let mut tables = each.collect::<Result<Vec<_>, _>>()?;
         let heads = gathered_rows::heads(tables.iter().map(|table| &table.part));
         let bytes = gathered_rows::lay_out(tables.iter_mut().map(|table| &mut table.part), heads);
-        let Some(bytes) = bytes.filter(|&bytes| bytes <= ROWS_BYTES_MAX) else {
+        let of_rows = tables.iter().try_fold(0_usize, |sum, table| sum.checked_add(table.part.rows.len()));
+        let Some(bytes) = bytes.filter(|_| of_rows.is_some_and(|bytes| bytes <= ROWS_BYTES_MAX)) else {
             let reason = format!("the rows of '{}' have more than {ROWS_BYTES_MAX} bytes", named.title());
             return Err(Error::full("rows of a request", reason));
         };
@@ -124,13 +125,12 @@ impl Gathering {
         budget: usize,
     ) -> (usize, Result<Gathered, Error>) {
         let mut cost = 0;
-        while let Some(table) = self.tables.get(self.table) {
+        for OfTable { key, ids: numbers, .. } in named.iter().skip(self.table) {
             if cost > 0 && cost >= budget {
                 return (cost, Ok(Gathered::Some));
             }
             let began = Instant::now();
-            let OfTable { key, ids: numbers, .. } = named.iter().nth(self.table).expect("each has a part");
-            table.decode(numbers, ids);
+            self.tables[self.table].decode(numbers, ids);
             let (copied, how) = self.advance_table(key, ids, budget - cost);
             cost += copied;
             self.tables[self.table].took += began.elapsed();

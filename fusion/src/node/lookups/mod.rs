@@ -4,7 +4,7 @@
 //! A lookup waits while one of its tables is not published, or older than it wants; while there is no memory for its rows; and while the
 //! table's owner writes a row at each look. All have a deadline. Bounded by what a peer may have parked, and by the calls of tasks.
 //!
-//! What is copied in a turn is bounded, whoever asks. The shard goes on copying before it sleeps; for memory and for locks it waits
+//! What is copied and looked up in a turn is bounded, whoever asks. The shard goes on copying before it sleeps; for memory and for locks it waits
 //! asleep, and tries again in the turns that come anyway, or a millisecond later.
 
 mod gathering;
@@ -30,7 +30,7 @@ use super::pairs::STRANGER;
 use super::pulls::Pulls;
 use crate::limits::{
     COPY_BATCH_BYTES, COPY_BUDGET_BYTES, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
-    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY,
+    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES,
 };
 use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
@@ -259,12 +259,14 @@ impl Lookups {
             self.fail(handle, &unheard(), context);
             return 0;
         }
+        let mut effort = 0;
         if lookup.gathering.is_none() {
+            effort = lookup.rows.as_rows().len() * ROW_TABLE_COST_BYTES;
             let tables = match tables_of(lookup, pulls, &mut self.locks_key) {
                 Ok(tables) => tables,
                 Err(missing) => {
                     self.wait(handle, missing, context);
-                    return 0;
+                    return effort;
                 }
             };
             let for_whom = match &lookup.asker {
@@ -283,15 +285,17 @@ impl Lookups {
                 }
                 Ok(None) => {
                     self.retry(handle, context);
-                    return 0;
+                    return effort;
                 }
                 Err(error) => {
                     self.fail(handle, &error, context);
-                    return 0;
+                    return effort;
                 }
             }
         }
-        let Some(Lookup { gathering: Some(gathering), rows, .. }) = self.lookups.get_mut(handle) else { return 0 };
+        let Some(Lookup { gathering: Some(gathering), rows, .. }) = self.lookups.get_mut(handle) else {
+            return effort;
+        };
         let (cost, outcome) = gathering.advance(rows.as_rows(), &mut self.ids, budget);
         match outcome {
             Ok(Gathered::All) => self.finish(handle, context),
@@ -299,7 +303,7 @@ impl Lookups {
             Ok(Gathered::Locked) => self.retry(handle, context),
             Err(error) => self.fail(handle, &error, context),
         }
-        cost
+        effort + cost
     }
 
     /// It goes on in a later turn.

@@ -139,7 +139,7 @@ fn tables_that_are_asked_for_together_come_when_all_are_there() {
         net.pass(SOON * 2);
         let error = late.error();
         assert_eq!(error.code(), Code::DeadlineExceeded);
-        assert!(error.to_string().contains("user, and 1 more tables") || error.to_string().contains("item"), "{error}");
+        assert!(error.to_string().contains("user and 1 more table") || error.to_string().contains("item"), "{error}");
         drop(asked);
         net.rest();
         net.nothing_is_left();

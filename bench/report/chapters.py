@@ -260,11 +260,6 @@ def sizes(report, section):
         rows.append([name, number(size["steps_per_s"]), *steps, *used, number(size["efficiency"]), limit, by])
     heads = ["steps a second", "step, p50", "p99", "busy: ps CPU", "ps NIC", "worker CPU", "worker NIC", "efficiency"]
     section.table(["<workers + ps", *heads, "<first limit", "<what moves it, by what factor"], rows, "Sizes")
-    asked = ("requests_per_step", "requests_per_s_and_shard", "request_bytes_per_s", "row_bytes_per_s")
-    rows = [[f"{number(size['workers'])} + {number(size['ps'])}", *(number(size["rows"][name]) for name in asked)]
-            for size in report["sizes"] if size.get("rows")]
-    heads = ["requests for rows, a step", "a second and shard of a ps", "their bytes a second and ps", "bytes of rows a second and ps"]
-    section.table(["<workers + ps", *heads], rows, "Requests for rows")
 
 
 def growth(results, section):
@@ -394,7 +389,6 @@ def rows(results, section):
         cells[0].append(speed_of)
         cells[1].append("1")
         section.table(["<tables pulled", "steps a second", "whole = 1"], cells, "DLRM, 8 workers + 2 ps")
-    sizes(results.get("rows_growth").report, section)
 
 
 PEERS = [

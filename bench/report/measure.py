@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import EXPERIMENTS, FILES, READ, RESULTS, ROOT, ROUNDS, SECONDS, command, words
+from report import EXPERIMENTS, FILES, RESULTS, ROOT, ROUNDS, SECONDS, command, words
 
 # The Python that has this repository's package; and the one that has TensorFlow and the plugin, which is large, so that who
 # wants to measure it makes it.
@@ -89,8 +89,7 @@ def keep(folder, name, report, provenance):
     if not isinstance(report, dict):
         raise Failed("what it wrote is no object")
     kept, path = {**report, "provenance": provenance}, folder / f"{FILES[name]}.json"
-    if name not in READ:
-        kept = {**(json.loads(path.read_text()) if path.exists() else {}), name: kept}
+    kept = {**(json.loads(path.read_text()) if path.exists() else {}), name: kept}
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     unfinished.rename(path)
@@ -102,17 +101,20 @@ def chosen(names, with_lab):
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise SystemExit(f"error: there is no experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
+    gone = [name for name in names if "kept" in EXPERIMENTS[name]]
+    if gone:
+        raise SystemExit(f"error: {gone[0]} cannot be measured anew: what measured it is no longer here")
     if names:
         return [name for name in EXPERIMENTS if name in names]
-    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists(), "peers": True}
+    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists(), "peers": True, "kept": True}
     return [name for name, of in EXPERIMENTS.items() if not any(is_left_out.get(kind) for kind in of)]
 
 
 def build():
-    run_cargo = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "-p", "sealane-cli", "--bin", "sealane"]
+    run_cargo = [os.environ.get("CARGO", "cargo"), "build", "--profile", "dist", "--locked", "-p", "sealane-cli", "-p", "sealane-bench", "--bins"]
     if subprocess.run(run_cargo, cwd=ROOT, check=False).returncode:
         raise SystemExit("error: sealane does not build")
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/sealane"
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "dist/sealane"
 
 
 class Bench:
@@ -159,11 +161,9 @@ class Bench:
             line = [tensorflow()]
         elif "peers" in experiment:
             line = [python_with("grpcio")]
-        # From the workspace's root, so that what is kept names no place of this machine.
-        folder = os.path.relpath(self.folder, ROOT)
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             environment = {**os.environ, "SEALANE_BIN": str(self.program)}
-            run([*line, *words(experiment, folder, self.quick), "--json", file.name], cwd=ROOT, env=environment)
+            run([*line, *words(experiment, self.quick), "--json", file.name], cwd=ROOT, env=environment)
             yield names[0], parsed(file.read())
 
     def lab(self, names):

@@ -1,7 +1,7 @@
 """The chapter about other systems: every contest with its standings, who is ahead, and what each system was told."""
 
 from pages import table
-from results import certain, is_cost, median, quotient, speed, with_spread
+from results import certain, is_cost, measured_at, median, quotient, speed, with_spread
 
 CONTESTS = [
     ("tcp_latency", "rtt_us", "64 B there and back over TCP, p50"),
@@ -82,7 +82,7 @@ def answer(results, section):
     for what, metric, found in contests(results):
         for place, (system, figure, by) in enumerate(best_first(metric, found)):
             rows.append([what if place == 0 else "", system, with_spread(metric, figure), quotient(by), ahead(system, by)])
-    section.table(["<what, best first", "<system", "figure", "speed of Sealane, system = 1", "<ahead"], rows)
+    section.table(["<what, best first", "<system", "figure", "Sealane's speed, relative to it", "<ahead"], rows)
     section.commands = [*section.commands, *run.report.get("commands", {}).values()]
     versions = run.report.get("versions", {})
     if run.provenance:
@@ -103,8 +103,13 @@ def leaders(results):
     for what, metric, found in contests(results):
         ours, (system, figure, by) = ours_and_best(metric, found)
         rows.append([what, with_spread(metric, ours), system, median(metric, figure), quotient(by), ahead(system, by)])
-    heads = ["<what", "Sealane", "<best of the others", "its figure", "speed of Sealane, that = 1", "<ahead"]
-    return table(heads, rows).rstrip() or "Not measured yet."
+    heads = ["<what", "Sealane", "<best of the others", "its figure", "Sealane's speed, relative to it", "<ahead"]
+    return captioned(table(heads, rows), [results.get("other_systems")])
+
+
+def captioned(made, runs):
+    """A table, and where and when it was measured."""
+    return f"{made}\n{measured_at(runs)}".rstrip() or "Not measured yet."
 
 
 # What the README shows of it.
@@ -121,8 +126,8 @@ def in_brief(results):
         by = speed(metric, run.ratio("sealane/grpc, one message", metric))
         found = [("Sealane", ours, None), ("gRPC (tonic), all in one message", theirs, by)]
         rows.append(["a step that pulls 1000 tensors of 64 B over TCP", *compared(metric, found)])
-    return table(["<p50 or median, two CPUs, loopback", "Sealane", "best other system", "speed of Sealane, that = 1"],
-                 rows).rstrip() or "Not measured yet."
+    heads = ["<p50 or median, two CPUs, loopback", "Sealane", "best other system", "Sealane's speed, relative to it"]
+    return captioned(table(heads, rows), [results.get("other_systems"), run])
 
 
 def compared(metric, found):

@@ -11,14 +11,13 @@ import chapters
 import other_systems
 import pictures
 from pages import Section, day, escaped, moment, table
-from results import NOT_MEASURED, Results, brief, median, quotient, with_spread
+from results import NOT_MEASURED, Results, brief, measured_at, median, of_commits, quotient, with_spread
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = tomllib.loads((Path(__file__).parent / "chapters.toml").read_text())["chapter"]
 EXPERIMENTS = {experiment["name"]: experiment for chapter in CHAPTERS for experiment in chapter["experiments"]}
-# The file that each result lies in: its chapter's, or one of its own where `sealane bench growth` reads it.
-READ = {name for experiment in EXPERIMENTS.values() for name in experiment.get("growth", [])}
-FILES = {of["name"]: of["name"] if of["name"] in READ else chapter["name"] for chapter in CHAPTERS for of in chapter["experiments"]}
+# The file that each result lies in.
+FILES = {of["name"]: chapter["name"] for chapter in CHAPTERS for of in chapter["experiments"]}
 RESULTS = "bench/results"
 ROUNDS, SECONDS = 5, 0.5
 
@@ -49,17 +48,16 @@ of all workers together, a step's time is that of one worker.""".split("\n\n")
 
 
 def load(place):
-    return Results.load(place / RESULTS, FILES, READ)
+    return Results.load(place / RESULTS, FILES)
 
 
-def words(experiment, folder=RESULTS, quick=False):
+def words(experiment, quick=False):
     """The words of a command line after the program's name, without the file that the result goes to."""
     if "bench" in experiment:
         given = (1, 0.1) if quick else (experiment.get("rounds", ROUNDS), experiment.get("seconds", SECONDS))
         return ["bench", *experiment["bench"].split(), "--rounds", str(given[0]), "--seconds", f"{given[1]:g}"]
-    if "growth" in experiment:
-        calibrated = (f"{folder}/{name}.json" for name in experiment["growth"])
-        return ["bench", "growth", *experiment.get("flags", "").split(), "--calibrate", *calibrated]
+    if "kept" in experiment:
+        return experiment["kept"].split()
     if "python" in experiment:
         return experiment["python"].split() + ("--rounds 1 --steps 20 --exchange-steps 50".split() if quick else [])
     if "peers" in experiment:
@@ -80,7 +78,7 @@ def short(experiment):
     """What tells it from others: the command line without baselines and rounds."""
     if "bench" in experiment:
         return "bench " + experiment["bench"].split(" --baseline")[0]
-    return experiment.get("python") or experiment.get("tensorflow") or "growth"
+    return experiment.get("python") or experiment.get("tensorflow") or experiment["kept"].split(" --")[0]
 
 
 def chapter(of, results):
@@ -111,10 +109,9 @@ def summary(results):
     every, there, run = len(EXPERIMENTS), len(results.runs), results.machine_run()
     if run is None:
         return f"None of {every} experiments has been measured yet."
-    commits = sorted({run.provenance["commit"] for run in results.runs.values()})
+    commits = of_commits({run.provenance["commit"] for run in results.runs.values()})
     of = f"All {every} experiments were" if every == there else f"{there} of {every} experiments were"
-    at = f"at commit{'' if len(commits) == 1 else 's'} {', '.join(commits)}"
-    return f"{of} measured on {in_brief(run.report['machine'])}, {days(results)}, {at}."
+    return f"{of} measured on {in_brief(run.report['machine'])}, {days(results)}, at {commits}."
 
 
 def machine(results):
@@ -236,11 +233,9 @@ def systems(results):
         ours, grpc = (with_spread("steps_per_s", chapters.exchange(results, name)) for name in (system, "grpc"))
         by = quotient(chapters.by_grpc(results, system))
         rows.append([what, ours or NOT_MEASURED, "", grpc, "", by, f"`{short(EXPERIMENTS['training'])}`"])
-    run = results.machine_run()
-    where = "Nothing has been measured yet: bench/REPORT.md will tell."
-    if run:
-        where = f"Measured on {in_brief(run.report['machine'])}, congestion control {run.provenance['congestion']}; {days(results)}."
-    return f"{table([*chapters.SYSTEMS, '<command'], rows)}\n{where}"
+    names = {line.experiment for lines, places in chosen for line in (lines[at] for at in places)} | {"training"}
+    where = measured_at([results.get(name) for name in sorted(names)])
+    return f"{table([*chapters.SYSTEMS, '<command'], rows)}\n{where or 'Nothing has been measured yet: bench/REPORT.md will tell.'}"
 
 
 def rows(results):

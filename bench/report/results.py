@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -64,21 +65,36 @@ class Run:
         return direct or inverse(self.ratio(f"{first}/{variant}", of))
 
 
+def of_commits(commits):
+    return f"commit{'' if len(commits) == 1 else 's'} {', '.join(sorted(commits))}"
+
+
+def measured_at(runs):
+    """The line below figures of these runs: of which machine, days and commits they are. Nothing where none was measured."""
+    runs = [run for run in runs if run.provenance]
+    if not runs:
+        return ""
+    machine = next((run.report["machine"] for run in runs if "machine" in run.report), None)
+    where = f"on {machine['cpu_model']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, " if machine else ""
+    days = sorted({time.strftime("%Y-%m-%d", time.gmtime(run.provenance["unix_seconds"])) for run in runs})
+    commits = of_commits({run.provenance["commit"] for run in runs})
+    return f"Measured {where}with congestion control {runs[0].provenance['congestion']}; {', '.join(days)}, {commits}."
+
+
 class Results:
     def __init__(self, runs):
         self.runs = runs
 
     @staticmethod
-    def load(folder, files, single):
-        """Reads a folder, which need not be there. `files` says which file each result is to lie in: with others by its name, but
-        for those that are `single`. What is no result of an experiment is refused."""
+    def load(folder, files):
+        """Reads a folder, which need not be there. `files` says which file each result is to lie in, by its name. What is no result of an experiment is refused."""
         runs = {}
         for path in sorted(Path(folder).glob("*.json")):
             try:
                 kept = json.loads(path.read_text())
             except ValueError as problem:
                 raise SystemExit(f"error: {path}: {problem}; measure it anew") from None
-            for name, report in ({path.stem: kept} if path.stem in single else kept).items():
+            for name, report in kept.items():
                 if files.get(name) != path.stem:
                     raise SystemExit(f"error: {path}: {name} is no experiment whose result lies there; delete it")
                 if "provenance" not in report:

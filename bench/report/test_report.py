@@ -134,6 +134,7 @@ class Peers(unittest.TestCase):
         self.assertEqual(other_systems.ahead("UCX", Spread(1.1, 0.9, 1.2)), "level")
         self.assertIn(f"| {what} | 10 µs | UCX | 5 µs | 0.5 | UCX |", other_systems.leaders(results))
         self.assertIn(f"| {what} | 10 µs | 5 µs, UCX | 0.5 |", other_systems.in_brief(results))
+        self.assertTrue(other_systems.in_brief(results).endswith("Measured with congestion control bbr; 2025-11-20, commit 0123abc."))
 
 
 class Pages(unittest.TestCase):
@@ -199,16 +200,6 @@ class Pages(unittest.TestCase):
         self.assertIn("| sealane | 2 MB |  |  |  |", section.tables[1])
         self.assertIn("| by rows | 90/s | 30 |\n| whole | 3/s | 1 |", section.tables[2])
 
-    def test_computed_sizes_say_what_rows_ask_of_a_ps(self):
-        rows = {"requests_per_step": 104.0, "requests_per_s_and_shard": 9e4, "request_bytes_per_s": 2e6, "row_bytes_per_s": 3e7}
-        size = {"workers": 40, "ps": 4, "steps_per_s": 3e3, "step_ms": {"p50": 1.0, "p99": 2.0}, "utilisation": {}, "efficiency": 1.0,
-                "first_limit": "ps_cpu", "moved_by": None, "rows": rows}
-        section = Section("", "")
-        chapters.sizes({"sizes": [size]}, section)
-        self.assertIn("| 40 + 4 | 104 | 90 k | 2 M | 30 M |", section.tables[1])
-        self.assertEqual(report.words({"growth": ["rows"], "flags": "--rows --workload x"}),
-                         "bench growth --rows --workload x --calibrate bench/results/rows.json".split())
-
 
 class Files(unittest.TestCase):
     def setUp(self):
@@ -246,7 +237,7 @@ class Files(unittest.TestCase):
         self.keep("tensors.json", json.dumps({"latency": SAMPLE.report}))
         self.assertEqual(list(report.load(self.place).runs), ["latency"])
         for name, text, said in (("steps.json", '{"fuse_off": {}}', "fuse_off does not say where it comes from; measure it anew"),
-                                 ("steps.json", "{", "steps.json: "), ("ps_grpc.json", "{}", "ps_grpc does not say where"),
+                                 ("steps.json", "{", "steps.json: "),
                                  ("steps.json", '{"latency": {}}', "latency is no experiment whose result lies there"),
                                  ("strange.json", '{"strange": {}}', "strange is no experiment")):
             self.keep(name, text)
@@ -259,20 +250,19 @@ class Files(unittest.TestCase):
         self.assertEqual(report.load(self.place).get("latency").provenance, PROVENANCE)
         measure.keep(self.results, "rate", {"schema": "x"}, {**PROVENANCE, "took_s": 1.0})
         measure.keep(self.results, "ps_grpc", {"schema": "x"}, PROVENANCE)
-        self.assertEqual({path.name for path in self.results.iterdir()}, {"tensors.json", "ps_grpc.json"})
+        self.assertEqual({path.name for path in self.results.iterdir()}, {"tensors.json", "ps_fusion.json"})
         kept = report.load(self.place)
         self.assertEqual([kept.get(name).provenance["took_s"] for name in ("latency", "rate", "ps_grpc")], [12.3, 1.0, 12.3])
-        self.assertEqual(json.loads((self.results / "ps_grpc.json").read_text())["schema"], "x")
         with self.assertRaisesRegex(measure.Failed, "no object"):
             measure.keep(self.results, "latency", [], PROVENANCE)
 
     def test_what_fails_is_named_and_spoils_nothing(self):
         run = lambda program, *names: measure.Bench(Path(program), self.results).run(names, Results({}), {})
-        problems = run("/bin/false", "latency", "growth")
+        problems = run("/bin/false", "latency", "rate")
         self.assertEqual(len(problems), 2)
         self.assertTrue(problems[0].startswith("latency was not measured: /bin/false bench latency --size 64"), problems)
         # Does nothing, and writes nothing.
-        self.assertIn("growth was not measured: what it wrote is no JSON", run("/bin/true", "growth")[0])
+        self.assertIn("rate was not measured: what it wrote is no JSON", run("/bin/true", "rate")[0])
         self.assertEqual(list(self.results.iterdir()), [])
 
     def test_a_session_goes_first_by_its_group_and_not_without_one(self):
@@ -288,6 +278,9 @@ class Files(unittest.TestCase):
         self.assertIn("lab_write", measure.chosen([], True))
         with self.assertRaisesRegex(SystemExit, "there is no experiment 'speed'; the experiments are ps_buffers_50, "):
             measure.chosen(["speed"], False)
+        self.assertNotIn("growth", measure.chosen([], True))
+        with self.assertRaisesRegex(SystemExit, "growth cannot be measured anew"):
+            measure.chosen(["growth"], False)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,27 @@ pub fn parse_bytes(text: &str) -> Result<usize, BenchError> {
         .ok_or_else(|| BenchError::setting("--size", text, "bytes such as 64, 4KiB or 4MiB"))
 }
 
+/// Byte counts to measure one after the other: one, or `64..4MiB` for those and the powers of two between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes(pub Vec<usize>);
+
+impl std::str::FromStr for Sizes {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Sizes, BenchError> {
+        let Some((first, last)) = text.split_once("..") else { return Ok(Sizes(vec![parse_bytes(text)?])) };
+        let (first, last) = (parse_bytes(first)?, parse_bytes(last)?);
+        if first == 0 || first > last {
+            return Err(BenchError::setting("--size", text, "a range from smaller to larger, such as 64..4MiB"));
+        }
+        let between =
+            std::iter::successors(first.checked_add(1).map(usize::next_power_of_two), |size| size.checked_mul(2));
+        let between = between.take_while(|size| *size < last);
+        let last = (last > first).then_some(last);
+        Ok(Sizes(std::iter::once(first).chain(between).chain(last).collect()))
+    }
+}
+
 /// Writes a byte count with the largest binary unit that keeps it whole.
 pub(crate) fn format_bytes(bytes: usize) -> String {
     for (unit, scale) in [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
@@ -62,6 +83,19 @@ mod tests {
         for text in ["", "MiB", "-1", "4.5MiB", "4 parsecs", "99999999999999999999", "99999999999999999GiB"] {
             let error = parse_bytes(text).expect_err(text);
             assert!(error.to_string().contains("4MiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_its_ends_and_the_powers_of_two_between() {
+        let sizes = |text: &str| text.parse::<Sizes>().map(|sizes| sizes.0);
+        assert_eq!(sizes("64").unwrap(), [64]);
+        assert_eq!(sizes("64..512").unwrap(), [64, 128, 256, 512]);
+        assert_eq!(sizes("100 .. 1KiB").unwrap(), [100, 128, 256, 512, 1024]);
+        assert_eq!(sizes("64..64").unwrap(), [64]);
+        assert_eq!(sizes("64..4MiB").unwrap().len(), 17);
+        for text in ["4KiB..64", "0..64", "64..", "..64", "1..2..3"] {
+            assert!(sizes(text).is_err(), "{text}");
         }
     }
 

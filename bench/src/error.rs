@@ -18,17 +18,6 @@ pub enum BenchError {
         /// What is accepted.
         accepted: String,
     },
-    /// A report cannot be used to find costs from.
-    #[error("{place}: {problem}")]
-    Calibration {
-        /// The report, or all of them.
-        place: String,
-        /// What is wrong with it, and what to do.
-        problem: String,
-    },
-    /// The link is a known one that this build does not contain.
-    #[error("this build has no {0} link; build it with `--features {0}`, or choose tcp, shm or loopback")]
-    LinkNotBuilt(&'static str),
     /// A system call failed.
     #[error("cannot {operation}: {source}")]
     Io {
@@ -141,10 +130,7 @@ pub enum BenchError {
 impl BenchError {
     /// Whether the arguments were wrong (exit code 2), rather than the work failed (exit code 1).
     pub fn is_usage(&self) -> bool {
-        matches!(
-            self,
-            Self::Setting { .. } | Self::Calibration { .. } | Self::LinkNotBuilt(_) | Self::Congestion { .. }
-        )
+        matches!(self, Self::Setting { .. } | Self::Congestion { .. })
     }
 
     /// A setting that is not what can be measured.

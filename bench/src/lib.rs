@@ -8,8 +8,6 @@
 //! link `shm`: of shared memory between the same two cores; with `verbs`: of the RDMA device; with
 //! `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
 //!
-//! What no machine here can run is simulated, in [`growth`].
-//!
 //! A program that calls [`run`] must be able to start itself as a producer, by calling
 //! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.
 
@@ -17,8 +15,9 @@
 
 mod allocator;
 mod byte_count;
+pub mod commands;
+mod disturbance;
 mod error;
-pub mod growth;
 mod limits;
 mod machine;
 mod peer;
@@ -27,7 +26,6 @@ mod plot;
 mod process;
 mod progress;
 mod report;
-mod report_page;
 mod report_text;
 mod run;
 mod sample;
@@ -35,24 +33,20 @@ mod spread;
 mod stopwatch;
 mod system;
 mod systems;
-mod table;
 
-pub use crate::byte_count::parse_bytes;
+pub use crate::byte_count::{Sizes, parse_bytes};
 pub use crate::error::BenchError;
 pub use crate::limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
-pub use crate::machine::{Machine, RdmaDevice};
+pub use crate::machine::RdmaDevice;
 pub use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady};
 pub use crate::plan::{
     Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Skew, SystemName, Tables, Training,
     Transfer, Variant,
 };
-pub use crate::plot::{Line, Picture, Row, brief};
 pub use crate::progress::Progress;
 pub use crate::report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
-pub use crate::report_page::{Highlight, Page, Section};
 pub use crate::run::{Measured, Outcome, run, run_own, serve_peer};
-pub use crate::sample::{Course, Metric, Point, Sample, record_round_trip, round_trip_histogram};
+pub use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 pub use crate::spread::{Ratio, Spread};
-pub use crate::stopwatch::{RoundClock, Stretch, Tally};
+pub use crate::stopwatch::{RoundClock, Tally};
 pub use crate::system::{Rounds, System};
-pub use crate::table::{Column, Table};

@@ -74,9 +74,6 @@ pub const SLICE_BYTES_MIN: usize = 4 << 10;
 /// Most bytes of one step, which exist on both sides.
 pub const STEP_BYTES_MAX: usize = 1 << 30;
 
-/// Stretches of a round whose pace is kept apart: enough to see a stall, few enough for a picture of many rounds.
-pub const STRETCHES_A_ROUND: u32 = 20;
-
 /// Longest gap between two requests of a latency round, in microseconds.
 pub const IDLE_US_MAX: u64 = 10_000_000;
 

@@ -1,52 +1,11 @@
-//! The machine that a run is made on: what a report says of it and of its RDMA device, and the CPUs of the two sides.
-
-use std::fs;
+//! The CPUs of the two sides of a run, and its RDMA device.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::sys::utsname::uname;
 use nix::unistd::Pid;
 use sealane_transport::verbs::device::Attributes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
-
-/// What a report says of the machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
-    /// CPUs that this process may use.
-    pub cpus: usize,
-    /// The CPU's name as the kernel knows it.
-    pub cpu_model: String,
-    /// The kernel's release.
-    pub kernel: String,
-    /// CPUs that the consumer and the producer are pinned to; empty when there is only one.
-    pub pinned: Vec<usize>,
-}
-
-impl Machine {
-    /// Looks at the machine; `cpus` are those of the run.
-    ///
-    /// # Errors
-    /// [`BenchError::Io`] when the kernel does not tell.
-    pub fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> Result<Self, BenchError> {
-        let names = uname().map_err(BenchError::io("ask for the kernel's release"))?;
-        let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        Ok(Self {
-            cpus: allowed.len(),
-            cpu_model: cpu_model(&cpu_info),
-            kernel: names.release().to_string_lossy().into_owned(),
-            pinned: cpus.map(Vec::from).unwrap_or_default(),
-        })
-    }
-}
-
-fn cpu_model(cpu_info: &str) -> String {
-    cpu_info
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(field, _)| field.trim() == "model name")
-        .map_or_else(|| "unknown".to_owned(), |(_, model)| model.trim().to_owned())
-}
 
 /// The CPUs that the calling thread may use, in ascending order.
 ///
@@ -153,19 +112,5 @@ mod tests {
         assert_eq!(allowed_cpus().expect("linux tells"), before);
         let error = Pinned::to(CpuSet::count() - 1).expect_err("no machine has so many");
         assert!(error.to_string().contains("pin a thread"), "{error}");
-    }
-
-    #[test]
-    fn the_model_is_read_from_the_first_processor() {
-        let text = "processor\t: 0\nmodel name\t: Abacus 9\nprocessor\t: 1\nmodel name\t: Other\n";
-        assert_eq!(cpu_model(text), "Abacus 9");
-        assert_eq!(cpu_model(""), "unknown");
-    }
-
-    #[test]
-    fn the_machine_is_described() {
-        let machine = Machine::look(&[0, 1], Some([0, 1])).expect("linux tells");
-        assert_eq!((machine.cpus, machine.pinned.as_slice()), (2, &[0, 1][..]));
-        assert!(!machine.kernel.is_empty());
     }
 }

@@ -7,9 +7,9 @@ mod words;
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
@@ -18,10 +18,10 @@ use crate::limits::{
     STEP_TENSORS_MAX, VIEW_BYTES_MIN, WINDOW_MAX,
 };
 
+pub(crate) use tables::in_words;
 pub use tables::{Skew, Tables};
-pub(crate) use tables::{check as check_tables, in_words};
+pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
-pub(crate) use training::{cut, spread};
 pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
 
 /// What is measured.
@@ -50,16 +50,8 @@ pub enum Bench {
     Rows,
 }
 
-impl Bench {
-    /// The end of a system that is asked for a measurement which has systems of its own.
-    #[cold]
-    pub(crate) fn is_measured_elsewhere(self) -> ! {
-        unreachable!("{self} has systems of its own")
-    }
-}
-
 /// What carries the tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
     /// Two processes and a TCP connection over the loopback interface.
@@ -70,17 +62,6 @@ pub enum Link {
     Verbs,
     /// Inside one process, without the kernel.
     Loopback,
-}
-
-impl FromStr for Link {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        match words::read("--link", text, "tcp, shm, verbs or loopback")? {
-            Self::Verbs if !cfg!(feature = "verbs") => Err(BenchError::LinkNotBuilt("verbs")),
-            link => Ok(link),
-        }
-    }
 }
 
 /// A complete, serialisable description of one run.
@@ -241,7 +222,7 @@ impl Plan {
             (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
-            (Bench::Rate, Link::Shm) => &[Fuse::Off, Fuse::Turn, Fuse::Push],
+            (Bench::Rate, Link::Shm) => &[Fuse::Off, Fuse::Turn],
             (Bench::Fuse, Link::Shm) => &[Fuse::Receive, Fuse::Plan],
             (Bench::Fuse, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
             _ => &[Fuse::Off, Fuse::Turn],

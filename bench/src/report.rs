@@ -2,14 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Machine, RdmaDevice};
+use crate::machine::RdmaDevice;
 use crate::plan::{Bench, Executor, Fuse, Link, Mode, Plan, Registration, Security, Tables, Transfer};
 use crate::run::Measured;
 use crate::sample::Metric;
 use crate::spread::{Ratio, Spread, ratios, rounded};
+use sealane_cli::machine::Machine;
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-bench/1";
+
+/// As `build.rs` found it.
+const PROFILE: &str = env!("SEALANE_PROFILE");
 
 /// Everything that a run found out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +32,9 @@ pub struct Report {
     pub results: Vec<ResultRow>,
     /// Quotients of Sealane's figures and the baselines', taken round by round.
     pub ratios: Vec<Ratio>,
+    /// Why the figures may not be those of the systems: other work on the machine, uneven rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub warnings: Vec<String>,
 }
 
 /// The settings of a run, as far as they can change its figures.
@@ -82,6 +89,9 @@ pub struct Parameters {
     pub registration: Option<Registration>,
     /// The RDMA device that they moved through; `None` where the link is not verbs.
     pub device: Option<RdmaDevice>,
+    /// The profile of Cargo with which this program was built: debug, release, or dist, which published figures have.
+    #[serde(default)]
+    pub profile: String,
 }
 
 /// What carried the tensors, as the systems found it.
@@ -179,10 +189,12 @@ impl Report {
                 transfer: plan.verbs().map(|(transfer, _)| transfer),
                 registration: plan.verbs().map(|(_, registration)| registration),
                 device: carrier.device,
+                profile: PROFILE.to_owned(),
             },
             machine,
             results: measured.iter().flat_map(rows).collect(),
             ratios: ratios(measured),
+            warnings: Vec::new(),
         }
     }
 
@@ -276,6 +288,8 @@ mod tests {
         assert_eq!(made["parameters"]["congestion"], "bbr");
         assert_eq!(made["parameters"]["polling"], "on");
         assert_eq!(made["parameters"]["fuse"], "turn");
+        let profile = made["parameters"]["profile"].as_str().expect("a word");
+        assert_eq!(profile == "debug", cfg!(debug_assertions), "{profile}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::plan::{Bench, Executor, Security, in_words};
 use crate::report::{Figures, Report, ResultRow, Switch};
 use crate::sample::Metric;
 use crate::spread::Ratio;
-use crate::table::{Column, Table};
+use sealane_cli::table::{Column, Table};
 
 impl Report {
     /// A heading, a table of the results and, where there are ratios, a table of those.
@@ -21,7 +21,51 @@ impl Report {
             text.push('\n');
             text.push_str(&self.quotients().to_text());
         }
-        text
+        text + &self.warnings_text()
+    }
+
+    fn warnings_text(&self) -> String {
+        self.warnings.iter().map(|warning| format!("\nwarning: {warning}\n")).collect()
+    }
+
+    /// The reports of one benchmark at several sizes: one line a size, with the figures of each system.
+    ///
+    /// # Panics
+    /// There is no report.
+    pub fn sweep(reports: &[Report]) -> String {
+        let figures = |report: &Report| -> Vec<(String, String)> {
+            let of_row = |row: &ResultRow| match row.figures {
+                Figures::RoundTrips { p50, p99, .. } => [("p50 µs", p50), ("p99 µs", p99)]
+                    .map(|(name, value)| (format!("{} {name}", row.system), format!("{value:.2}")))
+                    .to_vec(),
+                Figures::Value { value, .. } if row.metric == Metric::GigabytesPerSecond => {
+                    vec![(format!("{} {}", row.system, row.metric.label()), row.metric.written(value))]
+                }
+                Figures::Value { .. } => Vec::new(),
+            };
+            report.results.iter().flat_map(of_row).collect()
+        };
+        let first = &reports[0];
+        let heads: Vec<Column> = figures(first).iter().map(|(head, _)| Column::number(head)).collect();
+        let row = |report: &Report| {
+            let cells = figures(report).into_iter().map(|(_, cell)| cell);
+            [format_bytes(report.parameters.size_bytes)].into_iter().chain(cells).collect()
+        };
+        let table = Table::new([&[Column::number("size")][..], &heads].concat(), reports.iter().map(row));
+        let size = format_bytes(first.parameters.size_bytes);
+        let heading = first.heading().replacen(&size, &format!("{} sizes from {size}", reports.len()), 1);
+        // What is wrong with the machine is wrong at every size, and said once.
+        let mut said: Vec<&str> = Vec::new();
+        let mut warnings = String::new();
+        for (report, warning) in reports.iter().flat_map(|one| one.warnings.iter().map(move |text| (one, text))) {
+            let what = warning.split(':').next().unwrap_or_default();
+            if !said.contains(&what) {
+                said.push(what);
+                let size = format_bytes(report.parameters.size_bytes);
+                warnings += &format!("\nwarning: {size}: {warning}\n");
+            }
+        }
+        format!("{heading}\n\n{}{warnings}", table.to_text())
     }
 
     /// One line that says what was measured, and how.
@@ -190,11 +234,11 @@ fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
     use crate::plan::Plan;
     use crate::report::Carrier;
     use crate::run::Measured;
     use crate::sample::{Metric, Sample, round_trip_histogram};
+    use sealane_cli::machine::Machine;
 
     fn machine() -> Machine {
         let text = "x".to_owned();

@@ -3,13 +3,12 @@
 //! Systems are measured in turn: in every round each of them once, so that what changes on the machine
 //! during a run changes for all of them, and ratios can be taken round by round.
 
-use std::time::Instant;
-
 use hdrhistogram::Histogram;
 
 use crate::allocator::keep_freed_memory;
+use crate::disturbance::Quiet;
 use crate::error::BenchError;
-use crate::machine::{Machine, Pinned, allowed_cpus, choose_cpus};
+use crate::machine::{Pinned, allowed_cpus, choose_cpus};
 use crate::peer::{PeerProgram, take_job};
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -17,6 +16,7 @@ use crate::report::{Carrier, Report};
 use crate::sample::{Metric, Sample, round_trip_histogram};
 use crate::system::System;
 use crate::systems;
+use sealane_cli::machine::Machine;
 
 /// What a run yields: the report, and what it was made from.
 #[derive(Clone, Debug)]
@@ -36,13 +36,18 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
     keep_freed_memory();
     let allowed = allowed_cpus()?;
     let cpus = choose_cpus(plan.cpus, &allowed)?;
-    let machine = Machine::look(&allowed, cpus)?;
+    let machine = look(&allowed, cpus)?;
+    let quiet = Quiet::watch();
     let _pinned = cpus.map(|[consumer, _]| Pinned::to(consumer)).transpose()?;
     let mut systems = systems::set_up(plan, cpus, program)?;
     let congestion = one_congestion(&systems)?;
     let device = systems.iter().find_map(|system| system.device.clone());
     let measured = take_turns(&mut systems, plan, progress)?;
-    let report = Report::new(plan, machine, Carrier { congestion, device }, &measured);
+    let mut report = Report::new(plan, machine, Carrier { congestion, device }, &measured);
+    report.warnings = quiet.warnings(&measured);
+    if cfg!(debug_assertions) {
+        report.warnings.push("this program was built for tests: build it with --release".into());
+    }
     Ok(Outcome { report, measured })
 }
 
@@ -52,7 +57,7 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
 /// As [`run`].
 pub fn run_own(plan: &Plan, mut systems: Vec<System>, progress: &mut Progress) -> Result<Outcome, BenchError> {
     plan.check()?;
-    let machine = Machine::look(&allowed_cpus()?, None)?;
+    let machine = look(&allowed_cpus()?, None)?;
     let carrier = Carrier {
         congestion: systems.iter().find_map(|system| system.congestion.clone()),
         device: systems.iter().find_map(|system| system.device.clone()),
@@ -141,14 +146,12 @@ pub fn take_turns(systems: &mut [System], plan: &Plan, progress: &mut Progress) 
         .map(|system| Measured { system: system.name, variant: system.variant.clone(), samples: Vec::new() })
         .collect();
     progress.begin(plan.rounds, systems.len());
-    let start = Instant::now();
     for round in 0..plan.rounds {
         for turn in 0..systems.len() {
             let index = (turn + round as usize) % systems.len();
             let system = &mut systems[index];
             system.resume()?;
-            let began = start.elapsed();
-            let sample = Sample { began, ..system.round(plan.round_length())? };
+            let sample = system.round(plan.round_length())?;
             system.rest()?;
             progress.measured(round, system.name, &sample);
             measured[index].samples.push(sample);
@@ -156,6 +159,10 @@ pub fn take_turns(systems: &mut [System], plan: &Plan, progress: &mut Progress) 
     }
     progress.end();
     Ok(measured)
+}
+
+fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> Result<Machine, BenchError> {
+    Machine::look(allowed, cpus).map_err(BenchError::io("ask for the kernel's release"))
 }
 
 #[cfg(test)]
@@ -216,7 +223,7 @@ mod tests {
         fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
             assert_eq!(length, Duration::from_secs(1));
             if self.rounds == 3 {
-                return Err(BenchError::LinkNotBuilt("shm"));
+                return Err(BenchError::Stalled { system: "a", waited: Duration::ZERO });
             }
             self.rounds += 1;
             Ok(Sample::figure(Metric::TensorsPerSecond, f64::from(self.rounds)))
@@ -248,14 +255,13 @@ mod tests {
             assert_eq!(measured.metrics(), [Metric::TensorsPerSecond]);
             assert!(measured.all_round_trips().is_none());
             assert!(measured.values(Metric::GigabytesPerSecond).is_empty());
-            assert!(measured.samples.is_sorted_by_key(|sample| sample.began));
         }
     }
 
     #[test]
     fn a_failed_round_ends_the_run() {
         let (outcome, _) = turns(4);
-        assert!(matches!(outcome, Err(BenchError::LinkNotBuilt(_))));
+        assert!(matches!(outcome, Err(BenchError::Stalled { .. })));
     }
 
     #[test]

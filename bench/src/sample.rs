@@ -7,7 +7,6 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ROUND_TRIP_NS_MAX;
-use crate::stopwatch::Stretch;
 
 /// Significant decimal digits that a histogram keeps: a value is off by at most 0.1 %.
 const HISTOGRAM_DIGITS: u8 = 3;
@@ -93,11 +92,6 @@ impl Metric {
         self.shown().0
     }
 
-    /// The label in two parts: which figure, and its unit.
-    pub(crate) fn label_and_unit(self) -> (&'static str, &'static str) {
-        self.label().split_once(", ").unwrap_or((self.label(), ""))
-    }
-
     /// A value with as many digits as it deserves.
     pub(crate) fn written(self, value: f64) -> String {
         let digits = match self {
@@ -125,37 +119,6 @@ pub struct Sample {
     pub round_trips: Option<Histogram<u64>>,
     /// The other metrics, each at most once.
     pub figures: Vec<(Metric, f64)>,
-    /// A metric in the course of the round, where the system counts as it goes.
-    pub course: Option<Course>,
-    /// When the round began, since the run did.
-    pub began: Duration,
-}
-
-/// How a metric changed in the course of a round.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Course {
-    /// Which one.
-    pub metric: Metric,
-    /// Its values, in the order of time.
-    pub points: Vec<Point>,
-}
-
-/// A metric's value over a part of a round.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// The middle of that part, since the round began.
-    pub at: Duration,
-    /// The mean value there.
-    pub value: f64,
-}
-
-impl Course {
-    /// The course of what is a rate, of which each completion counts `of_each`.
-    pub(crate) fn of(metric: Metric, of_each: f64, stretches: &[Stretch]) -> Self {
-        let point =
-            |stretch: &Stretch| Point { at: (stretch.from + stretch.to) / 2, value: stretch.per_second() * of_each };
-        Self { metric, points: stretches.iter().map(point).collect() }
-    }
 }
 
 impl Sample {

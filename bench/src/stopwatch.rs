@@ -1,13 +1,12 @@
-//! When a round warms up, counts and is over, how many steps or tensors it has, and how fast they came in its course. Pure: the
-//! time is an argument, so that every system counts by the same rule.
+//! When a round warms up, counts and is over, and how many steps or tensors it has. Pure: the time is an argument, so that every system counts by the same rule.
 
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use crate::limits::{STRETCHES_A_ROUND, WARM_UP_MAX, WARM_UP_SHARE};
+use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
 use crate::plan::{Bench, Plan};
-use crate::sample::{Course, Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 
 /// The moments of one round.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +68,6 @@ impl RoundTrips {
 #[derive(Clone, Debug)]
 pub struct Tally {
     clock: RoundClock,
-    pace: Pace,
     started: Option<Instant>,
     last: Instant,
     counted: u64,
@@ -78,13 +76,7 @@ pub struct Tally {
 impl Tally {
     /// A tally of a round that starts now and counts for `length`.
     pub fn start(now: Instant, length: Duration) -> Self {
-        Self {
-            clock: RoundClock::start(now, length),
-            pace: Pace::start(now, length),
-            started: None,
-            last: now,
-            counted: 0,
-        }
+        Self { clock: RoundClock::start(now, length), started: None, last: now, counted: 0 }
     }
 
     /// Notes that `count` tensors are complete at `now`; says whether the round is over.
@@ -93,15 +85,8 @@ impl Tally {
             return false;
         }
         match self.started {
-            None => {
-                self.started = Some(now);
-                self.pace.begin(now);
-            }
-            Some(_) => {
-                self.counted += count;
-                self.last = now;
-                self.pace.completed(count, now);
-            }
+            None => self.started = Some(now),
+            Some(_) => (self.counted, self.last) = (self.counted + count, now),
         }
         self.counted > 0 && self.clock.is_over(now)
     }
@@ -120,76 +105,7 @@ impl Tally {
             Bench::Bandwidth => (Metric::GigabytesPerSecond, plan.size_bytes as f64 / 1e9),
             _ => (Metric::TensorsPerSecond, 1.0),
         };
-        let course = Course::of(metric, of_each, self.pace.stretches());
-        Sample { course: Some(course), ..Sample::figure(metric, self.per_second() * of_each) }
-    }
-}
-
-/// Most stretches that are kept: those of a round, and what comes after its end.
-const STRETCHES_MAX: usize = STRETCHES_A_ROUND as usize + 1;
-
-/// A part of a round, from one completion to another.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
-    /// When it began, since the start of the round's warm-up.
-    pub from: Duration,
-    /// When it ended.
-    pub to: Duration,
-    /// Completions after its beginning, up to its end.
-    pub count: u64,
-}
-
-impl Stretch {
-    /// Completions a second.
-    pub fn per_second(&self) -> f64 {
-        self.count as f64 / (self.to - self.from).as_secs_f64()
-    }
-}
-
-/// The stretches of a round that is in progress.
-///
-/// A stretch ends with the first completion after its share of the round has passed. So it has at least one completion,
-/// however slow the system, and both its ends are exact.
-#[derive(Clone, Debug)]
-pub(crate) struct Pace {
-    start: Instant,
-    length: Duration,
-    /// When the stretch in progress began, and when it is long enough; `None` before the count begins.
-    under_way: Option<(Instant, Instant)>,
-    count: u64,
-    stretches: Vec<Stretch>,
-}
-
-impl Pace {
-    /// The pace of a round that starts now and counts for `length`.
-    pub(crate) fn start(now: Instant, length: Duration) -> Self {
-        let stretches = Vec::with_capacity(STRETCHES_MAX);
-        Self { start: now, length: length / STRETCHES_A_ROUND, under_way: None, count: 0, stretches }
-    }
-
-    /// The count begins, with a completion that is not counted itself.
-    pub(crate) fn begin(&mut self, now: Instant) {
-        self.under_way = Some((now, now + self.length));
-    }
-
-    /// Notes that `count` more are complete.
-    pub(crate) fn completed(&mut self, count: u64, now: Instant) {
-        self.count += count;
-        if let Some((from, enough)) = self.under_way
-            && now >= enough
-            && now > from
-            && self.stretches.len() < STRETCHES_MAX
-        {
-            let (from, to) = (from - self.start, now - self.start);
-            self.stretches.push(Stretch { from, to, count: self.count });
-            self.count = 0;
-            self.begin(now);
-        }
-    }
-
-    /// The stretches that are complete.
-    pub(crate) fn stretches(&self) -> &[Stretch] {
-        &self.stretches
+        Sample::figure(metric, self.per_second() * of_each)
     }
 }
 
@@ -197,7 +113,6 @@ impl Pace {
 #[derive(Clone, Debug)]
 pub(crate) struct StepTally {
     clock: RoundClock,
-    pace: Pace,
     /// The times of those that count.
     times: Histogram<u64>,
     taken: Duration,
@@ -209,8 +124,7 @@ impl StepTally {
     /// A tally of a round that starts now and counts for `length`.
     pub(crate) fn start(now: Instant, length: Duration) -> Self {
         let clock = RoundClock::start(now, length);
-        let pace = Pace::start(now, length);
-        Self { clock, pace, times: round_trip_histogram(), taken: Duration::ZERO, steps: 0 }
+        Self { clock, times: round_trip_histogram(), taken: Duration::ZERO, steps: 0 }
     }
 
     /// Notes a step; says whether the round is over. One that began in the warm-up does not count.
@@ -219,13 +133,9 @@ impl StepTally {
         if !self.clock.counts(began) {
             return false;
         }
-        if self.taken.is_zero() {
-            self.pace.begin(began);
-        }
         let took = ended - began;
         record_round_trip(&mut self.times, took);
         self.taken += took;
-        self.pace.completed(1, ended);
         self.clock.is_over(ended)
     }
 
@@ -241,9 +151,7 @@ impl StepTally {
 
     /// The round as a rate of tensors, of which each step has so many.
     pub(crate) fn tensors_per_second(&self, tensors: usize) -> Sample {
-        let (metric, of_each) = (Metric::TensorsPerSecond, tensors as f64);
-        let course = Course::of(metric, of_each, self.pace.stretches());
-        Sample { course: Some(course), ..Sample::figure(metric, self.per_second() * of_each) }
+        Sample::figure(Metric::TensorsPerSecond, self.per_second() * tensors as f64)
     }
 
     /// The round's figures; `messages` are those of one step, where there are any.
@@ -257,8 +165,7 @@ impl StepTally {
             (Metric::GigabytesPerSecond, per_second * bytes / 1e9),
         ];
         figures.extend(messages.map(|messages| (Metric::MessagesPerStep, messages)));
-        let course = Course::of(Metric::StepsPerSecond, 1.0, self.pace.stretches());
-        Sample { figures, course: Some(course), ..Sample::default() }
+        Sample { figures, ..Sample::default() }
     }
 }
 
@@ -305,9 +212,6 @@ mod tests {
         let plan = Plan { size_bytes: 1_000_000, ..Plan::new(Bench::Bandwidth) };
         let sample = tally.sample(&plan);
         assert_eq!(sample.figures[0].0, Metric::GigabytesPerSecond);
-        let course = sample.course.expect("its pace was kept");
-        assert_eq!((course.metric, course.points.len()), (Metric::GigabytesPerSecond, 2));
-        assert!((course.points[0].value - 0.4).abs() < 1e-6, "{course:?}");
     }
 
     #[test]
@@ -318,44 +222,6 @@ mod tests {
         assert!(tally.completed(1, now + LENGTH * 5));
         assert!((tally.per_second() - 1.0).abs() < 1e-6);
         assert_eq!(Tally::start(now, LENGTH).per_second(), 0.0);
-    }
-
-    const TWO_SECONDS: Duration = Duration::from_secs(2);
-    const SHARE: Duration = Duration::from_millis(100);
-
-    #[test]
-    fn a_stretch_lasts_from_completion_to_completion() {
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let mut pace = Pace::start(start, TWO_SECONDS);
-        pace.completed(99, at(20));
-        assert!(pace.stretches().is_empty(), "not counted yet");
-        pace = Pace::start(start, TWO_SECONDS);
-        pace.begin(at(50));
-        pace.completed(3, at(100));
-        pace.completed(7, at(160));
-        pace.completed(5, at(170));
-        pace.completed(1, at(500));
-        let ms = Duration::from_millis;
-        let expected = [
-            Stretch { from: ms(50), to: ms(160), count: 10 },
-            // Nothing came for a while: the stretch is longer, and none is empty.
-            Stretch { from: ms(160), to: ms(500), count: 6 },
-        ];
-        assert_eq!(pace.stretches(), expected);
-        assert!((expected[0].per_second() - 90.9).abs() < 0.1);
-    }
-
-    #[test]
-    fn a_round_that_does_not_end_is_kept_up_to_a_bound() {
-        let start = Instant::now();
-        let mut pace = Pace::start(start, TWO_SECONDS);
-        pace.begin(start);
-        for share in 1..1_000 {
-            pace.completed(1, start + SHARE * share);
-        }
-        assert_eq!(pace.stretches().len(), STRETCHES_MAX);
-        assert_eq!(pace.stretches.capacity(), STRETCHES_MAX);
     }
 
     #[test]
@@ -374,8 +240,5 @@ mod tests {
         assert!((of(Metric::TensorsPerSecond) - 3_000.0).abs() < 1.0);
         assert!((of(Metric::GigabytesPerSecond) - 0.003).abs() < 1e-6);
         assert_eq!(of(Metric::MessagesPerStep), 2.0);
-        let course = sample.course.expect("its pace was kept");
-        assert_eq!((course.metric, course.points.len()), (Metric::StepsPerSecond, 2));
-        assert!((course.points[0].value - 2.0 / 0.012).abs() < 0.1, "two steps in 12 ms: {course:?}");
     }
 }

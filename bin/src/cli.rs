@@ -3,24 +3,20 @@
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use strsim::osa_distance;
 
 use crate::commands::{bench, check, daemon, demo, drain, forward, keys, map, recv, send, stat};
-use crate::flags::LogFormat;
-use crate::{Context, Failure};
+use crate::flags::{LogFlags, LogFormat};
+use crate::{Context, Failure, Program};
 
 /// Moves the tensors of parameter-server training between tasks.
 #[derive(Debug, Parser)]
 #[command(name = "sealane", version, after_help = "Example:\n  sealane check")]
 pub struct Cli {
-    /// Log filter, such as info or sealane_fusion=debug; overrides RUST_LOG
-    #[arg(long, value_name = "FILTER", global = true)]
-    log: Option<String>,
-
-    /// Format of log lines on standard error
-    #[arg(long, value_name = "FORM", global = true, default_value = "text")]
-    log_format: LogFormat,
+    #[command(flatten)]
+    log: LogFlags,
 
     #[command(subcommand)]
     command: Command,
@@ -47,21 +43,20 @@ const LOG_DEFAULT: &str = "warn";
 /// Like [`LOG_DEFAULT`], for the daemon: its log also records its peers' links and its clients.
 const LOG_DEFAULT_DAEMON: &str = "info";
 
-impl Cli {
-    /// Starts the log that the flags ask for.
-    pub(crate) fn start_log(&self, context: &Context) -> Result<(), Failure> {
+impl Program for Cli {
+    fn log(&self) -> (&LogFlags, &str) {
         let default = match self.command {
             Command::Daemon(_) => LOG_DEFAULT_DAEMON,
             _ => LOG_DEFAULT,
         };
-        context.start_log(self.log.as_deref(), default, self.log_format)
+        (&self.log, default)
     }
 
-    pub(crate) fn run(&self, context: &Context) -> Result<(), Failure> {
+    fn run(&self, context: &Context) -> Result<(), Failure> {
         match &self.command {
-            Command::Bench(args) => bench::run(args, context),
+            Command::Bench(args) => bench::run(args, &self.log),
             Command::Check(args) => check::run(args, context),
-            Command::Daemon(args) => daemon::run(args, context),
+            Command::Daemon(args) => daemon::run(args, context, self.log.format == LogFormat::Json),
             Command::Demo(args) => demo::run(args, context),
             Command::DemoTask(args) => demo::run_task(args, context),
             Command::Drain(args) => drain::run(args, context),
@@ -76,19 +71,20 @@ impl Cli {
 }
 
 /// The result of parsing the arguments.
-pub(crate) enum Parsed {
+pub(crate) enum Parsed<P> {
     /// A command to run.
-    Command(Box<Cli>),
+    Command(Box<P>),
     /// A text to print: help or version.
     Answer(String),
 }
 
 /// Reads the arguments; the first is the program's name.
-pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
-    let error = match Cli::try_parse_from(arguments) {
+pub(crate) fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed<P>, Failure> {
+    let mut error = match P::try_parse_from(arguments) {
         Ok(cli) => return Ok(Parsed::Command(Box::new(cli))),
         Err(error) => error,
     };
+    suggest_what_is_shown(&mut error, &P::command());
     let text = error.render().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Answer(text)),
@@ -96,6 +92,19 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Par
             Err(Failure::input(format!("no command given; write one of those below\n\n{text}")))
         }
         _ => Err(Failure::input(one_sentence(&text))),
+    }
+}
+
+/// Leaves of the commands that a mistyped one may have meant the nearest that is not hidden.
+fn suggest_what_is_shown(error: &mut clap::Error, cli: &clap::Command) {
+    let Some(ContextValue::Strings(suggested)) = error.remove(ContextKind::SuggestedSubcommand) else { return };
+    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand) else { return };
+    let groups: Vec<&clap::Command> = std::iter::once(cli).chain(cli.get_subcommands()).collect();
+    let is_hidden =
+        |name: &str| groups.iter().filter_map(|group| group.find_subcommand(name)).any(clap::Command::is_hide_set);
+    let shown = suggested.iter().filter(|name| !is_hidden(name));
+    if let Some(nearest) = shown.min_by_key(|name| osa_distance(wrong, name)).cloned() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![nearest]));
     }
 }
 
@@ -115,10 +124,11 @@ fn one_sentence(rendered: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use clap::CommandFactory;
 
-    fn read(line: &str) -> Result<Parsed, Failure> {
+    use super::*;
+
+    fn read(line: &str) -> Result<Parsed<Cli>, Failure> {
         parse(line.split(' ').map(OsString::from))
     }
 

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 /// Characters that mean themselves to a shell.
 const PLAIN: &str = "%+,-./:=@_";
 
-/// The command line of this process, without the path of the program, as a shell takes it.
-pub(crate) fn this() -> String {
+/// The command line of this process as a shell takes it, with `program` in place of the program's path.
+pub fn this(program: &str) -> String {
     let arguments = std::env::args_os().skip(1);
     let words = arguments.map(|argument| argument.to_string_lossy().into_owned());
-    ["sealane".to_owned()].into_iter().chain(words).map(|word| quoted(&word).into_owned()).collect::<Vec<_>>().join(" ")
+    [program.to_owned()].into_iter().chain(words.map(|word| quoted(&word).into_owned())).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(word: &str) -> Cow<'_, str> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
-use crate::flags::{LogFormat, SettingsFlags};
+use crate::flags::{LogFlags, LogFormat, SettingsFlags};
 use crate::settings::{Environment, Override, Settings, Sources};
 
 /// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.
@@ -96,8 +96,8 @@ impl Context {
     }
 
     /// Sends log lines to standard error, filtered by `--log`, without it by `RUST_LOG`; in colour on a terminal alone.
-    pub(crate) fn start_log(&self, filter: Option<&str>, default: &str, format: LogFormat) -> Result<(), Failure> {
-        let (source, filter) = match (filter, self.environment.get(LOG_VARIABLE)?) {
+    pub(crate) fn start_log(&self, flags: &LogFlags, default: &str) -> Result<(), Failure> {
+        let (source, filter) = match (flags.filter.as_deref(), self.environment.get(LOG_VARIABLE)?) {
             (Some(filter), _) => ("--log ", filter),
             (None, Some(filter)) => ("RUST_LOG=", filter),
             (None, None) => ("", default),
@@ -110,8 +110,8 @@ impl Context {
         })?;
         // A second start in one process (a test) leaves the first in place.
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let _ = match format {
-            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).try_init(),
+        let _ = match flags.format {
+            LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };
         Ok(())

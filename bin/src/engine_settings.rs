@@ -10,15 +10,12 @@ use sealane_transport::authentication::Authentication;
 use sealane_transport::provider::LinkProvider;
 use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
 
-use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
+use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport};
 use crate::{Failure, host};
 
 /// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
 /// of tasks to serve, or hardly more.
 const SHORT_LIVED_SHARDS: usize = 1;
-
-/// Why a build without the feature has no verbs links.
-pub(crate) const NOT_BUILT_IN: &str = "this build has no RDMA verbs (feature verbs)";
 
 /// What `settings` say of an engine that serves `tasks` for long: a daemon's, or a training process's.
 ///
@@ -72,7 +69,7 @@ fn convert(
     pin: Pin,
 ) -> Result<EngineSettings, Failure> {
     let Settings { runtime, transport, tcp, fusion, security, .. } = settings;
-    let here = Here::look();
+    let has_device = host::has_rdma_device();
     let mut engine = EngineSettings::new(map, tasks).map_err(Failure::input)?;
     runtime.apply(&mut engine);
     transport.apply(&mut engine);
@@ -80,9 +77,10 @@ fn convert(
     fusion.apply(&mut engine);
     security.apply(&mut engine);
     engine.runtime = RuntimeSettings { shards, pin, polling: polling(runtime), ..engine.runtime };
-    engine.path_reason = path_reason(transport, here);
+    engine.path_reason = path_reason(transport, has_device);
     engine.authentication = authentication(security)?;
-    engine.links = verbs_of(settings, here).map(|verbs| Arc::new(verbs) as Arc<dyn LinkProvider>).into_iter().collect();
+    engine.links =
+        verbs_of(settings, has_device).map(|verbs| Arc::new(verbs) as Arc<dyn LinkProvider>).into_iter().collect();
     Ok(engine)
 }
 
@@ -98,26 +96,11 @@ pub(crate) fn authentication(security: &settings::Security) -> Result<Authentica
     }
 }
 
-/// What of RDMA verbs this program and this host have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Here {
-    verbs_built_in: bool,
-    /// The kernel has a device, which may still be of no use.
-    has_device: bool,
-}
-
-impl Here {
-    fn look() -> Here {
-        Here { verbs_built_in: VERBS_BUILT_IN, has_device: host::has_rdma_device() }
-    }
-}
-
 /// Why links between hosts are of the kind that they are. The log quotes it for every link of an engine without verbs; one
 /// with verbs has its reasons from the device and the peer.
-fn path_reason(transport: &Transport, here: Here) -> String {
+fn path_reason(transport: &Transport, has_device: bool) -> String {
     match transport.require.value {
-        Require::Auto if !here.verbs_built_in => NOT_BUILT_IN.to_owned(),
-        Require::Auto if !here.has_device => "no verbs here: this host has no RDMA device".to_owned(),
+        Require::Auto if !has_device => "no verbs here: this host has no RDMA device".to_owned(),
         Require::Auto | Require::Tcp | Require::Verbs => asked_for(transport),
     }
 }
@@ -143,13 +126,12 @@ fn asked_for(transport: &Transport) -> String {
 
 /// How an engine uses verbs, if it is to. Without a device it does not try, unless verbs are required: then it says what is
 /// missing.
-fn verbs_of(settings: &Settings, here: Here) -> Option<Verbs> {
+fn verbs_of(settings: &Settings, has_device: bool) -> Option<Verbs> {
     let (is_wanted, is_required) = match settings.transport.require.value {
-        Require::Auto => (here.has_device, false),
+        Require::Auto => (has_device, false),
         Require::Tcp => (false, false),
         Require::Verbs => (true, true),
     };
-    let is_wanted = is_wanted && here.verbs_built_in;
     let plaintext = settings.security.plaintext_rdma.value;
     is_wanted.then(|| Verbs { is_required, plaintext, ..Verbs::new(verbs_settings(&settings.verbs)) })
 }
@@ -194,10 +176,6 @@ mod tests {
 
     use super::*;
     use crate::settings::{Kind, PASSED_ON, Setting, Unit, Value};
-
-    const WITHOUT: Here = Here { verbs_built_in: false, has_device: true };
-    const NO_DEVICE: Here = Here { verbs_built_in: true, has_device: false };
-    const DEVICE: Here = Here { verbs_built_in: true, has_device: true };
 
     const MAP: &str = "ps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7001\nworker0:2222=127.0.0.1:7002\n";
 
@@ -314,14 +292,13 @@ mod tests {
 
     #[test]
     fn links_have_their_kind_for_a_reason_that_is_said() {
-        let reason = |given: &[_], here| path_reason(&load(given).transport, here);
-        assert_eq!(reason(&[], WITHOUT), "this build has no RDMA verbs (feature verbs)");
-        assert_eq!(reason(&[], NO_DEVICE), "no verbs here: this host has no RDMA device");
-        assert_eq!(reason(&[], DEVICE), "transport.require is auto (default)");
-        for here in [WITHOUT, NO_DEVICE, DEVICE] {
-            assert_eq!(reason(&[("transport.require", "tcp")], here), "transport.require is tcp (--set)");
+        let reason = |given: &[_], has_device| path_reason(&load(given).transport, has_device);
+        assert_eq!(reason(&[], false), "no verbs here: this host has no RDMA device");
+        assert_eq!(reason(&[], true), "transport.require is auto (default)");
+        for has_device in [false, true] {
+            assert_eq!(reason(&[("transport.require", "tcp")], has_device), "transport.require is tcp (--set)");
         }
-        assert_eq!(engine(&[]).path_reason, reason(&[], Here::look()));
+        assert_eq!(engine(&[]).path_reason, reason(&[], host::has_rdma_device()));
     }
 
     #[test]
@@ -329,18 +306,16 @@ mod tests {
         let is_required = |require| {
             let mut settings = load(&[]);
             settings.transport.require.value = require;
-            [DEVICE, NO_DEVICE, WITHOUT].map(|here| verbs_of(&settings, here).map(|verbs| verbs.is_required))
+            [true, false].map(|has_device| verbs_of(&settings, has_device).map(|verbs| verbs.is_required))
         };
-        assert_eq!(is_required(Require::Auto), [Some(false), None, None]);
-        assert_eq!(is_required(Require::Tcp), [None, None, None]);
-        // Settings of a build without are refused when they are read.
-        assert_eq!(is_required(Require::Verbs), [Some(true), Some(true), None]);
+        assert_eq!(is_required(Require::Auto), [Some(false), None]);
+        assert_eq!(is_required(Require::Tcp), [None, None]);
+        assert_eq!(is_required(Require::Verbs), [Some(true), Some(true)]);
 
-        let Here { verbs_built_in, has_device } = Here::look();
-        assert_eq!(!engine(&[]).links.is_empty(), verbs_built_in && has_device);
+        assert_eq!(!engine(&[]).links.is_empty(), host::has_rdma_device());
         assert!(engine(&[("transport.require", "tcp")]).links.is_empty());
 
-        let plaintext = |given: &[_]| verbs_of(&load(given), DEVICE).unwrap().plaintext;
+        let plaintext = |given: &[_]| verbs_of(&load(given), true).unwrap().plaintext;
         assert!(plaintext(&[("security.plaintext_rdma", "yes")]) && !plaintext(&[]));
     }
 

@@ -39,6 +39,11 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         // With standard error gone, the exit code is all that can still be said.
         let _ = writeln!(std::io::stderr(), "error: {self}");
+        self.code()
+    }
+
+    /// The exit code.
+    pub fn code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 }

@@ -16,6 +16,18 @@ pub enum LogFormat {
     Json,
 }
 
+/// The flags of every command that say what is logged.
+#[derive(Args, Clone, Debug)]
+pub struct LogFlags {
+    /// Log filter, such as info or sealane_fusion=debug; overrides RUST_LOG
+    #[arg(long = "log", value_name = "FILTER", global = true)]
+    pub filter: Option<String>,
+
+    /// Format of log lines on standard error
+    #[arg(long = "log-format", value_name = "FORM", global = true, default_value = "text")]
+    pub format: LogFormat,
+}
+
 /// The flags of every command that reads settings.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SettingsFlags {

@@ -4,7 +4,7 @@
 
 mod arena_size;
 pub mod cli;
-mod command_line;
+pub mod command_line;
 pub mod commands;
 mod context;
 pub mod engine_settings;
@@ -16,9 +16,12 @@ mod host;
 mod links;
 mod local_host;
 mod locked_memory;
-mod output_file;
+pub mod machine;
+pub mod output_file;
+pub mod programs;
 mod progress;
 pub mod settings;
+pub mod table;
 mod trace;
 mod wording;
 pub mod workload;
@@ -30,20 +33,41 @@ use wording::{counted, nearest};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::Parser;
+use flags::{LogFlags, LogFormat};
 use settings::Environment;
 
-/// Runs the program: 0 done, 1 the work failed, 2 the arguments or files were wrong.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+/// A program of Sealane: its arguments, and what it does with them.
+pub trait Program: Parser {
+    /// What it logs: what its flags say, and the filter where they and the environment name none.
+    fn log(&self) -> (&LogFlags, &str);
+
+    /// Runs its command.
+    ///
+    /// # Errors
+    /// The command's.
+    fn run(&self, context: &Context) -> Result<(), Failure>;
+}
+
+/// Runs a program: 0 done, 1 the work failed, 2 the arguments or files were wrong.
+pub fn run<P: Program>(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+    let mut log_is_json = false;
     let outcome = Context::new(environment).and_then(|context| {
-        let cli = match cli::parse(arguments)? {
-            cli::Parsed::Command(cli) => cli,
+        let program = match cli::parse::<P>(arguments)? {
+            cli::Parsed::Command(program) => program,
             cli::Parsed::Answer(text) => return context.print(&text),
         };
-        cli.start_log(&context)?;
-        cli.run(&context)
+        let (log, default) = program.log();
+        context.start_log(log, default)?;
+        log_is_json = log.format == LogFormat::Json;
+        program.run(&context)
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if log_is_json => {
+            tracing::error!("{failure}");
+            failure.code()
+        }
         Err(failure) => failure.report(),
     }
 }

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
+use sealane_cli::cli::Cli;
 use sealane_cli::settings::Environment;
 
 fn main() -> ExitCode {
-    sealane_cli::run(std::env::args_os(), Environment::of_process())
+    sealane_cli::run::<Cli>(std::env::args_os(), Environment::of_process())
 }

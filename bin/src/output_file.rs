@@ -1,44 +1,50 @@
 //! A file that is written when the work is done, as a report is. That it can be is found out before: minutes of measuring must
 //! not end with a directory that is not there.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use crate::files::{directory_of, replace};
+use crate::files::{directory_of, may_create_in, replace};
 use crate::{Context, Failure};
 
 /// What stands for standard output where a file is expected.
-pub(crate) const STANDARD_OUTPUT: &str = "-";
+const STANDARD_OUTPUT: &str = "-";
 
-/// Prints a report as people read it, and writes its JSON to a file if that is wanted; or the JSON alone to standard output.
-///
-/// # Errors
-/// The file or standard output cannot be written.
-pub(crate) fn report(context: &Context, json: Option<&Path>, as_json: &str, as_text: &str) -> Result<(), Failure> {
-    match json {
-        Some(file) if file == Path::new(STANDARD_OUTPUT) => return context.print(as_json),
-        Some(file) => write(file, as_json)?,
-        None => {}
-    }
-    context.print(as_text)
+/// Where a report goes: to people, and as JSON into a file if that is wanted; or the JSON alone to standard output.
+#[derive(Debug)]
+pub struct ReportOutput {
+    is_json: bool,
+    file: Option<OutputFile>,
 }
 
-/// Writes a file that need not be a regular one.
-///
-/// # Errors
-/// It cannot be written.
-pub(crate) fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(file, text).map_err(|error| {
-        let file = file.display();
-        Failure::input(format!("{file} cannot be written ({error}); name a file in a directory that exists"))
-    })
+impl ReportOutput {
+    /// What `--json` asks for.
+    ///
+    /// # Errors
+    /// The file could not be written.
+    pub fn to(json: Option<&PathBuf>) -> Result<ReportOutput, Failure> {
+        let is_json = json.is_some_and(|file| file == Path::new(STANDARD_OUTPUT));
+        Ok(ReportOutput { is_json, file: OutputFile::named("--json", json.filter(|_| !is_json))? })
+    }
+
+    /// Prints the report, and writes its JSON: whatever becomes of the file, what was measured is seen.
+    ///
+    /// # Errors
+    /// The file or standard output cannot be written.
+    pub fn write(&self, context: &Context, as_json: &str, as_text: &str) -> Result<(), Failure> {
+        context.print(if self.is_json { as_json } else { as_text })?;
+        self.file.as_ref().map_or(Ok(()), |file| file.write(as_json))
+    }
 }
 
 /// Where something goes that is not there yet.
 #[derive(Debug)]
-pub(crate) struct OutputFile {
+pub struct OutputFile {
     flag: &'static str,
     path: PathBuf,
+    /// What is no regular file is opened at once, and not replaced.
+    opened: Option<File>,
 }
 
 impl OutputFile {
@@ -46,17 +52,20 @@ impl OutputFile {
     ///
     /// # Errors
     /// It could not be written.
-    pub(crate) fn named(flag: &'static str, path: Option<&PathBuf>) -> Result<Option<OutputFile>, Failure> {
+    pub fn named(flag: &'static str, path: Option<&PathBuf>) -> Result<Option<OutputFile>, Failure> {
         path.map(|path| OutputFile::new(flag, path)).transpose()
     }
 
     fn new(flag: &'static str, path: &Path) -> Result<OutputFile, Failure> {
-        if path.file_name().is_none() || path.exists() && !path.is_file() {
+        if path.file_name().is_none() || path.is_dir() {
             return Err(Failure::input(format!("{flag} {} is not a file; name the file to write", path.display())));
         }
-        let file = OutputFile { flag, path: path.to_owned() };
-        // Unnamed, so that nothing is left of it whatever happens next.
-        tempfile::tempfile_in(directory_of(path)).map_err(|error| file.refused(&error))?;
+        let mut file = OutputFile { flag, path: path.to_owned(), opened: None };
+        if path.exists() && !path.is_file() {
+            file.opened = Some(OpenOptions::new().write(true).open(path).map_err(|error| file.refused(&error))?);
+        } else {
+            may_create_in(directory_of(path)).map_err(|error| file.refused(&error))?;
+        }
         Ok(file)
     }
 
@@ -64,15 +73,23 @@ impl OutputFile {
     ///
     /// # Errors
     /// It cannot be written any more.
-    pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
-        replace(&self.path, std::iter::once(text.as_bytes())).map_err(|error| self.refused(&error))
+    pub fn write(&self, text: &str) -> Result<(), Failure> {
+        let written = match &self.opened {
+            Some(file) => (&*file).write_all(text.as_bytes()),
+            None => replace(&self.path, std::iter::once(text.as_bytes())),
+        };
+        written.map_err(|error| self.refused(&error))
     }
 
     fn refused(&self, error: &io::Error) -> Failure {
         let (flag, path) = (self.flag, self.path.display());
-        Failure::input(format!(
-            "{flag} {path} cannot be written ({error}); name a file in a directory that exists and can be written to"
-        ))
+        let remedy = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                "free space there, or name a file where there is free space"
+            }
+            _ => "name a file in a directory that exists and can be written to",
+        };
+        Failure::input(format!("{flag} {path} cannot be written ({error}); {remedy}"))
     }
 }
 
@@ -90,7 +107,6 @@ mod tests {
         let path = |name: &str| directory.path().join(name);
         assert!(error(&path("none/report.html")).contains("none/report.html cannot be written (No such file"));
         assert!(error(directory.path()).ends_with("is not a file; name the file to write"));
-        assert!(error(Path::new("/dev/null")).contains("--report /dev/null is not a file"));
         assert!(error(Path::new("..")).contains("--report .. is not a file"));
         OutputFile::new("--report", &path("report.html")).unwrap();
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left of the trial");

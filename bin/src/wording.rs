@@ -45,9 +45,13 @@ pub(crate) fn scaled(number: f64, units: &[(f64, &str)], smallest: &str) -> Stri
     format!("{value:.decimals$}{name}")
 }
 
-/// `1 task`, `2 tasks`.
+/// `1 task`, `2 tasks`, `2 addresses`.
 pub(crate) fn counted(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
+    let plural = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{number} {noun}{plural}")
 }
 

@@ -1,5 +1,6 @@
 //! The command line as a script sees it: standard output, standard error, exit code.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -62,6 +63,13 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// Writes a map of two tasks at a port of this host, which is held, and of one of another host.
+fn write_map(place: &Place, name: &str) -> (OwnedFd, u16) {
+    let [(held, port)] = refusing_ports();
+    place.write(name, &MAP.replace("127.0.0.1:7000", &format!("127.0.0.1:{port}")));
+    (held, port)
+}
+
 const MAP: &str = "# two on one host\nps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7000\n\
                    worker0:2222=[fd00::7]:7000\n";
 
@@ -83,7 +91,7 @@ fn lint_shows_every_problem_and_refuses() {
     assert!(lines[1].starts_with("jobs/.endpoint_map:3:1: task a:1 is given the same way"));
     assert!(lines[1].ends_with("(warning)"));
     assert!(lines[2].starts_with("jobs/.endpoint_map:4:2: there is no `=`"));
-    assert_eq!(lines[3], "error: jobs/.endpoint_map has 2 errors and 1 warnings; correct the lines shown above");
+    assert_eq!(lines[3], "error: jobs/.endpoint_map has 2 errors and 1 warning; correct the lines shown above");
 }
 
 #[test]
@@ -92,8 +100,18 @@ fn lint_warns_and_accepts() {
     place.write("map", "a:1=h:7\na:1=h:7\n");
     let output = place.run(&["map", "lint", "map"]);
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(stdout(&output), "ok: 1 tasks at 1 transport addresses\n");
+    assert_eq!(stdout(&output), "ok: 1 task at 1 transport address\n");
     assert!(stderr(&output).contains("map:2:1: "));
+}
+
+#[test]
+fn a_map_without_a_task_is_refused() {
+    let place = Place::new();
+    for text in ["", "# all of them are commented out\n\n"] {
+        place.write("map", text);
+        let error = place.refuse(&["map", "lint", "map"]);
+        assert!(error.starts_with("map:1:1: there is no task; write `host:port=transport_host:port`"), "{error}");
+    }
 }
 
 #[test]
@@ -143,10 +161,10 @@ fn help_ends_with_an_example() {
 fn check_prints_every_setting_with_its_source() {
     let place = Place::new();
     place.write("sealane.toml", "[transport]\nwindow = 64\n");
-    place.write(".endpoint_map", MAP);
+    let (_held, port) = write_map(&place, ".endpoint_map");
     let output = place.run_with(
         &[("WORKER_ENABLE_POLLING", "True"), ("TF_CONFIG", r#"{"task":{"type":"worker"}}"#)],
-        &["check", "--set", "fusion.fuse=off"],
+        &["check", "--settings", "--set", "fusion.fuse=off"],
     );
     assert_eq!(stderr(&output), "");
     assert_eq!(output.status.code(), Some(0));
@@ -167,11 +185,8 @@ fn check_prints_every_setting_with_its_source() {
     assert_eq!(line("fusion.fuse"), "fusion.fuse \"off\" (flag --set)");
     assert_eq!(line("fusion.lease_ms"), "fusion.lease_ms 120000 ms (default)");
     assert!(line("shards").starts_with("shards 3 for "));
-    assert!(line("127.0.0.1:7000").contains("loopback: the same transport address as ours"));
-    if !cfg!(feature = "verbs") {
-        assert!(line("verbs").starts_with("verbs not available: this build has no RDMA verbs: build it with"));
-        assert!(line("[fd00::7]:7000").contains("tcp: this build has no RDMA verbs (feature verbs)"));
-    } else if !Path::new("/sys/class/infiniband").exists() {
+    assert!(line(&format!("127.0.0.1:{port}")).contains("loopback: the same transport address as ours"));
+    if !Path::new("/sys/class/infiniband").exists() {
         assert!(line("[fd00::7]:7000").contains("tcp: no verbs here: "));
         assert!(line("memory lock").contains("with verbs, 3 shards register "));
     }
@@ -187,11 +202,9 @@ fn check_json(place: &Place, variables: &[(&str, &str)], arguments: &[&str]) -> 
 #[test]
 fn check_prints_json_alone() {
     let place = Place::new();
-    place.write("job.map", MAP);
+    let (_held, port) = write_map(&place, "job.map");
     let variables = [("NETWORK_PS_CORE_NUMBER", "2")];
-    let open = ["--set", "security.insecure=true"];
-    let arguments = ["--endpoint-map", "job.map", "--role", "ps", "--task", "worker0:2222"];
-    let arguments = [&arguments[..], &open].concat();
+    let arguments = ["--endpoint-map", "job.map", "--role", "ps", "--task", "ps0:2222"];
     let (json, output) = check_json(&place, &variables, &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(json["schema"], "sealane-check/1");
@@ -201,16 +214,12 @@ fn check_prints_json_alone() {
     assert!(json["io_uring"]["available"].is_boolean());
     assert!(json["rdma"].is_array());
     let verbs = &json["verbs"];
-    assert_eq!(
-        (&verbs["built_in"], verbs["library"].is_boolean()),
-        (&cfg!(feature = "verbs").into(), cfg!(feature = "verbs"))
-    );
+    assert!(verbs["built_in"] == true && verbs["library"].is_boolean(), "{verbs}");
     assert!(!verbs["reason"].as_str().unwrap().is_empty());
     let lock = &json["memory_lock"];
     assert!(lock["lifted"].is_boolean() && lock["error"].is_null(), "{lock}");
     // Two shards, two slabs of 64 MiB and 20 MiB of messages.
-    let needed = if cfg!(feature = "verbs") { Json::from((2 * (128 + 20)) << 20) } else { Json::Null };
-    assert_eq!(lock["needed"]["bytes"], needed);
+    assert_eq!(lock["needed"]["bytes"], Json::from((2 * (128 + 20)) << 20));
     let settings = json["settings"].as_array().unwrap();
     let named = |name: &str| settings.iter().find(|setting| setting["name"] == name).unwrap();
     assert_eq!(named("runtime.shards")["value"], 2);
@@ -224,14 +233,14 @@ fn check_prints_json_alone() {
     let links: Vec<_> = paths.iter().map(|path| (&path["transport_address"], &path["link"])).collect();
     assert_eq!(
         links,
-        [(&"127.0.0.1:7000".into(), &"tcp".into()), (&"[fd00::7]:7000".into(), &Json::from("loopback")),]
+        [(&format!("127.0.0.1:{port}").into(), &"loopback".into()), (&"[fd00::7]:7000".into(), &Json::from("tcp")),]
     );
 }
 
 #[test]
 fn check_says_that_tcp_is_asked_for() {
     let place = Place::new();
-    place.write(".endpoint_map", MAP);
+    let _held = write_map(&place, ".endpoint_map");
     let (json, output) = check_json(&place, &[], &["--set", "transport.require=tcp"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let path = &json["paths"][1];
@@ -240,18 +249,15 @@ fn check_says_that_tcp_is_asked_for() {
 }
 
 #[test]
-fn verbs_are_required_only_of_a_build_that_has_them() {
+fn verbs_that_are_required_are_looked_for() {
     let place = Place::new();
     place.write(".endpoint_map", MAP);
     let required = ["check", "--set", "transport.require=verbs"];
-    if !cfg!(feature = "verbs") {
-        let error = place.refuse(&required);
-        assert!(error.ends_with("build it with `--features verbs`, or write auto or tcp\n"), "{error}");
-    } else if !Path::new("/sys/class/infiniband").exists() {
+    if !Path::new("/sys/class/infiniband").exists() {
         let output = place.run(&required);
         assert_eq!(output.status.code(), Some(1));
-        assert!(stderr(&output).starts_with("error: verbs"), "{}", stderr(&output));
-        let text = stdout(&output);
+        assert!(stderr(&output).contains("verbs will not work here"), "{}", stderr(&output));
+        let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("none: transport.require is verbs (--set), but "), "{text}");
     }
 }
@@ -259,7 +265,8 @@ fn verbs_are_required_only_of_a_build_that_has_them() {
 #[test]
 fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     let place = Place::new();
-    place.write(".endpoint_map", "a:1=127.0.0.1:7000\na:1=127.0.0.1:7000\n");
+    let [(_held, port)] = refusing_ports();
+    place.write(".endpoint_map", &format!("a:1=127.0.0.1:{port}\n").repeat(2));
     let names = |json: &Json, verdict: &str| -> Vec<String> {
         let findings = json["findings"].as_array().unwrap().iter();
         let those = findings.filter(|finding| finding["verdict"] == verdict);
@@ -279,22 +286,27 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     // Nobody has a control of that name.
     let (json, output) = check_json(&place, &[], &["--set", "transport.tcp.congestion=sealane"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(names(&json, "will_not_work"), ["congestion"]);
-    assert_eq!(stderr(&output), "error: congestion will not work here; follow the remedy below each of them\n");
+    assert_eq!(names(&json, "will_not_work"), ["congestion", "daemon"]);
+    assert_eq!(stderr(&output), "error: congestion, daemon will not work here; follow the remedy below each of them\n");
     let text = stdout(&place.run(&["check", "--set", "transport.tcp.congestion=sealane"]));
     assert!(text.contains("  fails   congestion       transport.tcp.congestion is sealane; "), "{text}");
     assert!(text.contains("$ sudo modprobe tcp_sealane\n"), "{text}");
-    assert!(text.contains("\n1 will not work, "), "{text}");
+    assert!(text.contains("\n2 will not work, "), "{text}");
 }
 
-/// A port on which nobody listens, held for as long as the socket lives.
-fn refusing_port() -> (std::os::fd::OwnedFd, u16) {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
+/// Ports on which nobody listens, held for as long as the sockets live, and on which `sealane` may listen all the same.
+fn refusing_ports<const N: usize>() -> [(OwnedFd, u16); N] {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
+    };
     use std::os::fd::AsRawFd;
-    let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
-    bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
-    let port = getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port();
-    (held, port)
+    [(); N].map(|()| {
+        let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+        setsockopt(&held, sockopt::ReuseAddr, &true).unwrap();
+        bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let port = getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port();
+        (held, port)
+    })
 }
 
 #[test]
@@ -302,7 +314,7 @@ fn check_probes_every_peer() {
     let place = Place::new();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    let (_held, gone) = refusing_port();
+    let [(_held, gone)] = refusing_ports();
     let server = std::thread::spawn(move || {
         use std::io::Write;
         other.accept().unwrap().0.write_all(b"220 mail ESMTP\r\n").unwrap();
@@ -330,13 +342,43 @@ fn check_probes_every_peer() {
 }
 
 #[test]
-fn check_does_without_a_map_that_nobody_named() {
+fn check_fails_where_a_daemon_refuses_to_start_and_in_its_words() {
     let place = Place::new();
-    let (json, output) = check_json(&place, &[], &[]);
-    assert_eq!(output.status.code(), Some(0));
-    assert_eq!(json["endpoint_map"]["tasks"], Json::Null);
-    assert_eq!(json["endpoint_map"]["error"], Json::Null);
-    assert_eq!(json["paths"], Json::Array(Vec::new()));
+    let (taken, [port]) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), refusing_ports());
+    place.write("good", &format!("a:1=127.0.0.1:{}\n", port.1));
+    place.write("taken", &format!("a:1={}\n", taken.local_addr().unwrap()));
+    place.write("foreign", "a:1=192.0.2.1:7000\n");
+    place.write("empty", "# a:1=127.0.0.1:7000\n");
+    place.write("file", "");
+    let metrics = taken.local_addr().unwrap().to_string();
+    let of = |map: &'static str| vec!["--endpoint-map", map, "--set", "daemon.metrics=off"];
+    for (arguments, expected) in [
+        (vec!["--set", "daemon.metrics=off"], ".endpoint_map: no such file"),
+        (of("empty"), "empty:1:1: there is no task"),
+        (of("foreign"), "no task of foreign has a transport address of this host: "),
+        ([&of("good")[..], &["--task", "b:1"]].concat(), "task b:1 is not in good"),
+        ([&of("good")[..], &["--set", "daemon.socket=none/there/s"]].concat(), "none/there cannot be used ("),
+        ([&of("good")[..], &["--set", "daemon.socket=file/s"]].concat(), "file cannot be used ("),
+        ([&of("good")[..], &["--set", "daemon.socket=file"]].concat(), "file is not a socket"),
+        (of("taken"), "cannot listen on 127.0.0.1:"),
+        ([&of("good")[..], &["--set", &format!("daemon.metrics={metrics}")]].concat(), "metrics cannot be served at"),
+        ([&of("good")[..], &["--set", "security.secret_file=absent"]].concat(), "the shared secret cannot be read"),
+    ] {
+        let daemon = place.run(&[&["daemon"], &arguments[..]].concat());
+        let sentence = stderr(&daemon).lines().last().unwrap().strip_prefix("error: ").unwrap().to_owned();
+        assert!(sentence.starts_with(expected), "{sentence}");
+        let check = place.run(&[&["check"], &arguments[..]].concat());
+        assert!(matches!(check.status.code(), Some(1 | 2)), "{arguments:?}: {}", stdout(&check));
+        let words = stdout(&check).split_whitespace().collect::<Vec<_>>().join(" ");
+        let wrong = sentence.split("; ").next().unwrap();
+        assert!(words.contains(wrong), "{wrong} in {words}");
+        assert!(!place.directory.path().join("none").exists());
+    }
+    let (json, output) = check_json(&place, &[], &of("good"));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let daemon = json["findings"].as_array().unwrap().iter().find(|finding| finding["name"] == "daemon").unwrap();
+    let says = daemon["says"].as_str().unwrap();
+    assert!(says.starts_with(&format!("would serve a:1 at 127.0.0.1:{}; clients attach at ", port.1)), "{says}");
 }
 
 #[test]
@@ -389,28 +431,83 @@ fn a_value_that_cannot_be_read_names_its_variable() {
 }
 
 #[test]
-fn check_leaves_nothing_behind() {
+fn a_variable_that_the_role_does_not_read_is_said_and_must_be_readable_all_the_same() {
     let place = Place::new();
-    place.succeed(&["check"]);
-    let left: Vec<_> = std::fs::read_dir(Path::new(place.directory.path())).unwrap().collect();
-    assert!(left.is_empty(), "{left:?}");
+    let _held = write_map(&place, ".endpoint_map");
+    let unread = [("WORKER_ENABLE_POLLING", "1"), ("PS_ENABLE_POLLING", "0")];
+    let (json, output) = check_json(&place, &unread, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let finding = |json: &Json| {
+        let findings = json["findings"].as_array().unwrap().iter();
+        findings.clone().find(|finding| finding["name"] == "variables").cloned()
+    };
+    let found = finding(&json).unwrap();
+    let says = "WORKER_ENABLE_POLLING is set and not read: the role is other (default)";
+    assert_eq!((&found["verdict"], &found["says"]), (&"could_be_better".into(), &says.into()));
+    let (json, _) = check_json(&place, &unread[..1], &["--role", "worker"]);
+    assert_eq!(finding(&json), None);
+    // The daemon says it before it looks at anything else.
+    let daemon = place.run_with(&unread, &["daemon", "--task", "nobody:1"]);
+    assert!(stderr(&daemon).lines().any(|line| line.contains("WARN") && line.contains(says)), "{}", stderr(&daemon));
+    for command in ["check", "daemon"] {
+        let output = place.run_with(&[("WORKER_ENABLE_POLLING", "maybe")], &[command]);
+        let expected = "error: WORKER_ENABLE_POLLING=\"maybe\" (which sets runtime.polling) cannot be read; ";
+        assert!(stderr(&output).starts_with(expected), "{}", stderr(&output));
+        assert_eq!((stdout(&output).as_str(), output.status.code()), ("", Some(2)));
+    }
 }
 
 #[test]
-fn a_benchmark_has_a_report_or_is_refused_before_it_begins() {
+fn check_shows_the_settings_that_differ_from_their_defaults_or_all() {
     let place = Place::new();
-    let bench = ["bench", "latency", "--link", "loopback", "--baseline", "raw", "--rounds", "2", "--seconds", "0.01"];
-    let output = place.run(&[&bench[..], &["--report", "a <b>.html"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let html = std::fs::read_to_string(place.directory.path().join("a <b>.html")).unwrap();
-    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
-    let document = roxmltree::Document::parse_with_options(&html, options).unwrap();
-    let texts: Vec<_> = document.descendants().filter_map(|node| node.text()).collect();
-    let command = format!("sealane {} --report 'a <b>.html'", bench.join(" "));
-    for expected in [command.as_str(), "Latency over loopback", "round trip, µs", "sealane/raw, round trip p50"] {
-        assert!(texts.contains(&expected), "{expected} in {texts:?}");
-    }
-    let refused = place.refuse(&[&bench[..], &["--report", "none/report.html"]].concat());
-    assert!(refused.starts_with("error: --report none/report.html cannot be written ("), "{refused}");
-    assert_eq!(refused.lines().count(), 1, "no round was measured: {refused}");
+    let _held = write_map(&place, ".endpoint_map");
+    let text = place.succeed(&["check", "--set", "transport.window=64"]);
+    assert!(text.contains("  transport.window  64  (flag --set)\n"), "{text}");
+    assert!(!text.contains("fusion.lease_ms") && text.contains("all others have their defaults"), "{text}");
+    let text = place.succeed(&["check", "--settings"]);
+    assert!(text.contains("fusion.lease_ms ") && text.contains("transport.window "), "{text}");
+}
+
+#[test]
+fn a_mistyped_command_is_told_the_nearest_that_is_shown() {
+    let place = Place::new();
+    let told = place.refuse(&["deamon"]);
+    assert!(told.contains("a similar subcommand exists: 'daemon'"), "{told}");
+    assert!(!told.contains("demo-task") && !told.contains("demo'"), "{told}");
+}
+
+#[test]
+fn check_leaves_nothing_behind() {
+    let place = Place::new();
+    let _held = write_map(&place, "map");
+    place.succeed(&["check", "--endpoint-map", "map", "--set", "daemon.socket=made/sealane.sock"]);
+    let left: Vec<_> = std::fs::read_dir(Path::new(place.directory.path())).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn bench_is_a_program_of_its_own_that_may_be_missing() {
+    let place = Place::new();
+    // Where nothing is beside the program.
+    let program = place.directory.path().join("sealane");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_sealane"), &program)
+        .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_sealane"), &program).map(drop))
+        .unwrap();
+    let run = || {
+        let mut command = Command::new(&program);
+        command.env_clear().env("PATH", place.directory.path().join("programs"));
+        command.args(["--log", "info", "bench", "latency", "--json", "-"]).output().unwrap()
+    };
+    let missing = run();
+    assert_eq!((missing.status.code(), stdout(&missing).as_str()), (Some(2), ""));
+    let expected = "error: sealane-bench is neither beside this program nor in PATH; ";
+    assert!(stderr(&missing).starts_with(expected), "{}", stderr(&missing));
+
+    place.write("programs/sealane-bench", "#!/bin/sh\necho \"$@\"\nexit 7\n");
+    let script = place.directory.path().join("programs/sealane-bench");
+    let unusable = run();
+    assert!(stderr(&unusable).contains("cannot be started (Permission denied"), "{}", stderr(&unusable));
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let ran = run();
+    assert_eq!((ran.status.code(), stdout(&ran).as_str()), (Some(7), "--log info latency --json -\n"));
 }

@@ -57,7 +57,7 @@ fn as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> T {
 
 fn other_users_are_kept_out_unless_they_are_allowed() {
     let wish = Attach::new(PS, ARENA_BYTES);
-    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, 0, Instant::now() + STUCK));
+    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, false, Instant::now() + STUCK));
     let (place, daemon) = Daemon::start(&[]);
     let kept_out = try_as(STRANGER, &place.socket()).unwrap_err();
     assert!(matches!(kept_out, AttachError::Connect { .. }), "{kept_out}");

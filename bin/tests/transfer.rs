@@ -211,8 +211,8 @@ fn an_npy_file_arrives_as_it_was() {
         outputs
     });
     assert_succeeded(&outputs);
-    assert_eq!(stdout(&outputs[0]), "received 1 tensors, 96 bytes, from ps0:2222 into got.npy\n");
-    assert_eq!(stdout(&outputs[1]), "sent 1 tensors, 96 bytes, to worker0:2222\n");
+    assert_eq!(stdout(&outputs[0]), "received 1 tensor, 96 bytes, from ps0:2222 into got.npy\n");
+    assert_eq!(stdout(&outputs[1]), "sent 1 tensor, 96 bytes, to worker0:2222\n");
 }
 
 #[test]
@@ -260,7 +260,9 @@ fn who_waits_in_vain_is_told_what_to_do() {
     assert!(outputs.iter().all(|output| output.status.code() == Some(1)));
     let (send, recv) = (stderr(&outputs[0]), stderr(&outputs[1]));
     assert!(
-        send.contains("nobody requested it: run `sealane recv --from ps0:2222 --to worker0:2222 --step 0`"),
+        send.contains(
+            "nobody requested it: run `sealane recv --from ps0:2222 --to worker0:2222 --step 0 --key KEY --out FILE`"
+        ),
         "{send}"
     );
     assert!(recv.contains("is unavailable: "), "{recv}");
@@ -283,7 +285,7 @@ fn a_key_that_nobody_sends_is_named() {
     });
     let recv = stderr(&outputs[0]);
     assert_eq!(outputs[0].status.code(), Some(1));
-    assert!(recv.contains("key 'other'") && recv.contains("ps0:2222 answered but did not send it"), "{recv}");
+    assert!(recv.contains("key 'other'") && recv.contains("connected, but nobody there has sent it"), "{recv}");
 }
 
 #[test]

@@ -331,8 +331,8 @@ typedef struct {
    */
   const char *socket;
   /**
-   * Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 64 MiB; the daemon may
-   * grant less.
+   * Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
+   * daemon grants less. The first 64 MiB are there from the start, the rest is allocated on first use.
    */
   uint64_t arena_bytes;
   /**
@@ -573,8 +573,8 @@ typedef struct {
    */
   int64_t version;
   /**
-   * Not 0: whoever reads a row that is written meanwhile may get half of it (Hogwild), which saves some nanoseconds a row. Default 0:
-   * rows are whole.
+   * Not 0: whoever reads a row that is written meanwhile may get half of it (Hogwild), which saves some nanoseconds a row, and the
+   * table may also be pulled as one tensor. Default 0: rows are whole.
    */
   uint64_t torn;
 } sealane_table_options;
@@ -600,6 +600,11 @@ typedef struct {
    * call fails with the first error.
    */
   uint64_t partial;
+  /**
+   * Not 0: an owner whose process has left is waited for, since it may come back. Default 0: its rows fail at once with
+   * SEALANE_CODE_UNAVAILABLE; an owner that was never there is waited for.
+   */
+  uint64_t wait_if_gone;
 } sealane_rows_options;
 
 /**
@@ -884,6 +889,20 @@ sealane_error *sealane_recv(sealane_task *task,
                             sealane_call **call);
 
 /**
+ * sealane_recv that does not wait for a task whose process has left, or leaves: it ends with SEALANE_CODE_UNAVAILABLE then, at once if
+ * it had left before. A task that was never there is waited for.
+ */
+sealane_error *sealane_recv_fail_if_gone(sealane_task *task,
+                                         sealane_text from,
+                                         int64_t step,
+                                         sealane_text key,
+                                         const sealane_destination *destination,
+                                         int64_t timeout_ms,
+                                         sealane_received received,
+                                         void *context,
+                                         sealane_call **call);
+
+/**
  * sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the
  * context of its entry. `calls` is NULL or has an entry for each.
  *
@@ -962,6 +981,17 @@ sealane_error *sealane_plan_pull(sealane_plan *plan,
                                  sealane_call **call);
 
 /**
+ * sealane_plan_pull that does not wait for what a task has not published whose process has left, or leaves: that ends with
+ * SEALANE_CODE_UNAVAILABLE then, at once if it had left before. A task that was never there is waited for.
+ */
+sealane_error *sealane_plan_pull_fail_if_gone(sealane_plan *plan,
+                                              int64_t min_version,
+                                              int64_t timeout_ms,
+                                              sealane_done done,
+                                              void *context,
+                                              sealane_call **call);
+
+/**
  * Returns the tensor of that index, starting at 0, from the last pull, or an error that says why it did not arrive. Valid
  * until the next pull is started, or the plan is closed.
  */
@@ -1012,6 +1042,19 @@ sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               sealane_accepted accepted,
                               void *context,
                               sealane_call **call);
+
+/**
+ * sealane_accept that ends with SEALANE_CODE_UNAVAILABLE when the process of one of `tasks_count` tasks has left and there is
+ * nothing to accept, at once if it had left before. A task that was never there is waited for. The acceptor stays as it is.
+ */
+sealane_error *sealane_accept_fail_if_gone(sealane_acceptor *acceptor,
+                                           size_t most,
+                                           const sealane_text *tasks,
+                                           size_t tasks_count,
+                                           int64_t timeout_ms,
+                                           sealane_accepted accepted,
+                                           void *context,
+                                           sealane_call **call);
 
 /**
  * Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets the tensors that were taken but
@@ -1249,7 +1292,7 @@ sealane_error *sealane_stream_write(sealane_stream *stream,
                                     int64_t timeout_ms);
 
 /**
- * Says that nothing more is written, and blocks until the other process has been handed all that was. The other end may still write.
+ * Says that nothing more is written, and blocks until the other process says that it has taken all that was. The other end may still write.
  * `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit; it may be called again.
  */
 sealane_error *sealane_stream_finish(sealane_stream *stream,

@@ -30,8 +30,8 @@ pub struct sealane_attach_options {
     /// The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set, else
     /// /run/sealane/sealane.sock.
     pub socket: *const c_char,
-    /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 64 MiB; the daemon may
-    /// grant less.
+    /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
+    /// daemon grants less. The first 64 MiB are there from the start, the rest is allocated on first use.
     pub arena_bytes: u64,
     /// How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50,
     /// and none where that does not pay: on one CPU, where answers take longer, or other threads want the CPU.

@@ -88,7 +88,7 @@ impl From<Error> for sealane_error {
             Code::Unimplemented => sealane_code::Unimplemented,
             Code::Unavailable => sealane_code::Unavailable,
         };
-        let delivery_unknown = matches!(error, Error::DeadlineExceeded { delivery_unknown: true, .. });
+        let delivery_unknown = matches!(&error, Error::DeadlineExceeded(late) if late.delivery_unknown);
         Self { delivery_unknown, ..Self::new(code, error.to_string()) }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sealane::Plan;
+use sealane::{Plan, PullOptions};
 
 use crate::{
     call::{Done, check_place, numbered, sealane_call, sealane_done},
@@ -125,6 +125,34 @@ pub unsafe extern "C" fn sealane_plan_pull(
     context: *mut c_void,
     call: *mut *mut sealane_call,
 ) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { pull(plan, min_version, timeout_ms, false, (done, context, call)) }
+}
+
+/// sealane_plan_pull that does not wait for what a task has not published whose process has left, or leaves: that ends with
+/// SEALANE_CODE_UNAVAILABLE then, at once if it had left before. A task that was never there is waited for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_plan_pull_fail_if_gone(
+    plan: *mut sealane_plan,
+    min_version: i64,
+    timeout_ms: i64,
+    done: sealane_done,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { pull(plan, min_version, timeout_ms, true, (done, context, call)) }
+}
+
+/// # Safety
+/// As the header asks of C code.
+unsafe fn pull(
+    plan: *mut sealane_plan,
+    min_version: i64,
+    timeout_ms: i64,
+    fail_if_gone: bool,
+    (done, context, call): (sealane_done, *mut c_void, *mut *mut sealane_call),
+) -> *mut sealane_error {
     entry(|| {
         check_place(call)?;
         let timeout = timeout(timeout_ms)?;
@@ -136,12 +164,7 @@ pub unsafe extern "C" fn sealane_plan_pull(
         // SAFETY: as the header asks of C code.
         let number = unsafe { numbered(&plan.executor, plan.process, call) };
         // The plan is at home again when it is called back.
-        let pull = async move {
-            match timeout {
-                Some(timeout) => lease.plan().pull_within(min_version, timeout).await,
-                None => lease.plan().pull(min_version).await,
-            }
-        };
+        let pull = async move { lease.plan().pull_with(min_version, PullOptions { timeout, fail_if_gone }).await };
         let done = Done::new(done, context);
         plan.executor.start([Executor::call(number, plan.group, pull, move |outcome| done.tell_end(outcome))]);
         Ok(())

@@ -136,9 +136,43 @@ pub unsafe extern "C" fn sealane_accept(
     context: *mut c_void,
     call: *mut *mut sealane_call,
 ) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { accept((acceptor, most), (std::ptr::null(), 0), timeout_ms, (accepted, context, call)) }
+}
+
+/// sealane_accept that ends with SEALANE_CODE_UNAVAILABLE when the process of one of `tasks_count` tasks has left and there is
+/// nothing to accept, at once if it had left before. A task that was never there is waited for. The acceptor stays as it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_accept_fail_if_gone(
+    acceptor: *mut sealane_acceptor,
+    most: usize,
+    tasks: *const sealane_text,
+    tasks_count: usize,
+    timeout_ms: i64,
+    accepted: sealane_accepted,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { accept((acceptor, most), (tasks, tasks_count), timeout_ms, (accepted, context, call)) }
+}
+
+/// # Safety
+/// As the header asks of C code.
+unsafe fn accept(
+    (acceptor, most): (*mut sealane_acceptor, usize),
+    (tasks, tasks_count): (*const sealane_text, usize),
+    timeout_ms: i64,
+    (accepted, context, call): (sealane_accepted, *mut c_void, *mut *mut sealane_call),
+) -> *mut sealane_error {
     entry(|| {
         check_place(call)?;
         let timeout = timeout(timeout_ms)?;
+        // SAFETY: as the header asks of C code.
+        let tasks = unsafe { array(tasks, tasks_count, "tasks") }?;
+        // SAFETY: the same.
+        let tasks =
+            tasks.iter().map(|task| Ok(unsafe { text(*task, "tasks") }?.to_owned())).collect::<Outcome<Vec<_>>>()?;
         let accepted = accepted.ok_or_else(|| sealane_error::invalid("accepted: there is no callback"))?;
         // SAFETY: as the header asks of C code.
         let given = unsafe { given(acceptor, "acceptor") }?;
@@ -147,7 +181,7 @@ pub unsafe extern "C" fn sealane_accept(
         // SAFETY: as the header asks of C code.
         let number = unsafe { numbered(&given.executor, given.process, call) };
         let (acceptor, context) = (given.acceptor.clone(), Context::new(context));
-        let accept = async move { acceptor.accept_many(most).await };
+        let accept = async move { acceptor.accept_many(most).fail_if_gone(tasks).await };
         let tell = move |outcome: Outcome<Result<Vec<Accepted>, Error>>| {
             match outcome.and_then(|accepted| Ok(accepted?)) {
                 Ok(taken) => {

@@ -46,6 +46,41 @@ pub unsafe extern "C" fn sealane_recv(
     context: *mut c_void,
     call: *mut *mut sealane_call,
 ) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { recv(task, from, step, key, destination, timeout_ms, false, (received, context, call)) }
+}
+
+/// sealane_recv that does not wait for a task whose process has left, or leaves: it ends with SEALANE_CODE_UNAVAILABLE then, at once if
+/// it had left before. A task that was never there is waited for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_recv_fail_if_gone(
+    task: *mut sealane_task,
+    from: sealane_text,
+    step: i64,
+    key: sealane_text,
+    destination: *const sealane_destination,
+    timeout_ms: i64,
+    received: sealane_received,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    // SAFETY: as this function's caller promises.
+    unsafe { recv(task, from, step, key, destination, timeout_ms, true, (received, context, call)) }
+}
+
+/// # Safety
+/// As the header asks of C code.
+#[allow(clippy::too_many_arguments, reason = "those of a function of the header")]
+unsafe fn recv(
+    task: *mut sealane_task,
+    from: sealane_text,
+    step: i64,
+    key: sealane_text,
+    destination: *const sealane_destination,
+    timeout_ms: i64,
+    fail_if_gone: bool,
+    (received, context, call): (sealane_received, *mut c_void, *mut *mut sealane_call),
+) -> *mut sealane_error {
     entry(|| {
         check_place(call)?;
         let receiver = Receiver::new(received, context)?;
@@ -63,7 +98,8 @@ pub unsafe extern "C" fn sealane_recv(
             };
             destination.map_or(Ok(()), check_destination)?;
             task.ready_for(1, timeout, |_| key.len() as u64)?;
-            let options = RecvOptions { timeout, destination: destination.and_then(|given| lend(task, given)) };
+            let destination = destination.and_then(|given| lend(task, given));
+            let options = RecvOptions { timeout, destination, fail_if_gone };
             let receiving = task.task.recv_with(from, step, key, options);
             let number = numbered(&task.executor, task.process, call);
             task.executor.start([Executor::call(number, 0, receiving, move |outcome| tell(receiver, outcome))]);
@@ -101,9 +137,9 @@ pub unsafe extern "C" fn sealane_recv_all(
             let checked = checked.collect::<Outcome<Vec<_>>>()?;
             let bytes = || checked.iter().map(|(key, ..)| key.len() as u64).sum();
             task.ready_for(count, timeout, |_| bytes())?;
-            let asked = checked
-                .iter()
-                .map(|(key, destination, _)| (*key, RecvOptions { timeout, destination: lend(task, destination) }));
+            let asked = checked.iter().map(|(key, destination, _)| {
+                (*key, RecvOptions { timeout, destination: lend(task, destination), ..RecvOptions::default() })
+            });
             let receivings = task.task.recv_all(from, step, asked);
             let started = receivings.into_iter().zip(checked).zip(places(calls, count));
             let started = started.map(|((receiving, (_, _, receiver)), place)| {

@@ -36,6 +36,9 @@ pub struct sealane_rows_options {
     /// Not 0: rows whose owner is gone, or does not answer in time, are left out, and sealane_tensor_missing names them. Default 0: the
     /// call fails with the first error.
     pub partial: u64,
+    /// Not 0: an owner whose process has left is waited for, since it may come back. Default 0: its rows fail at once with
+    /// SEALANE_CODE_UNAVAILABLE; an owner that was never there is waited for.
+    pub wait_if_gone: u64,
 }
 
 // SAFETY: plain numbers of 8 bytes each, the size first.
@@ -179,8 +182,9 @@ impl Lender for Kept {
 /// As for `options`.
 unsafe fn wanted(given: *const sealane_rows_options) -> Outcome<RowsOptions> {
     // SAFETY: as this function's caller promises.
-    let sealane_rows_options { min_version, timeout_ms, partial, .. } = unsafe { options(given) }?;
-    Ok(RowsOptions { min_version, timeout: timeout(timeout_ms)?, partial: partial != 0 })
+    let sealane_rows_options { min_version, timeout_ms, partial, wait_if_gone, .. } = unsafe { options(given) }?;
+    let (timeout, fail_if_gone) = (timeout(timeout_ms)?, wait_if_gone == 0);
+    Ok(RowsOptions { min_version, timeout, partial: partial != 0, fail_if_gone })
 }
 
 /// A destination that was not filled is released after this, which drops it.

@@ -215,7 +215,7 @@ pub unsafe extern "C" fn sealane_stream_write(
     })
 }
 
-/// Says that nothing more is written, and blocks until the other process has been handed all that was. The other end may still write.
+/// Says that nothing more is written, and blocks until the other process says that it has taken all that was. The other end may still write.
 /// `timeout_ms` says how long: 0 and SEALANE_NO_TIMEOUT mean no limit; it may be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_stream_finish(stream: *mut sealane_stream, timeout_ms: i64) -> *mut sealane_error {

@@ -24,8 +24,8 @@ pub struct sealane_table_options {
     pub size: usize,
     /// The version that it has first. Default 0.
     pub version: i64,
-    /// Not 0: whoever reads a row that is written meanwhile may get half of it (Hogwild), which saves some nanoseconds a row. Default 0:
-    /// rows are whole.
+    /// Not 0: whoever reads a row that is written meanwhile may get half of it (Hogwild), which saves some nanoseconds a row, and the
+    /// table may also be pulled as one tensor. Default 0: rows are whole.
     pub torn: u64,
 }
 

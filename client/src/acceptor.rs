@@ -11,8 +11,10 @@ use std::{
 use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::{Error, Tensor};
 
+use crate::Task;
 use crate::attached_acceptor::AttachedAcceptor;
 pub(crate) use crate::attached_acceptor::Watch;
+use crate::lives::Lives;
 
 /// Capacity of a queue. Pushers have credit for at most the same amount again; a pusher without credit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,18 +58,27 @@ pub struct Accepted {
 /// }
 /// # Ok::<(), sealane::Error>(())
 /// ```
-pub struct Acceptor(Backing);
+pub struct Acceptor {
+    backing: Backing,
+    task: Task,
+}
 
-enum Backing {
+/// With which engine.
+pub(crate) enum Backing {
     Daemon(AttachedAcceptor),
     #[cfg(feature = "embedded")]
     Embedded(sealane_fusion::Acceptor),
 }
 
 impl Acceptor {
+    /// Of a queue of `task`.
+    pub(crate) fn of(task: &Task, backing: impl Into<Backing>) -> Acceptor {
+        Acceptor { backing: backing.into(), task: task.for_its_own() }
+    }
+
     /// The queue's name.
     pub fn name(&self) -> &str {
-        match &self.0 {
+        match &self.backing {
             Backing::Daemon(acceptor) => acceptor.name(),
             #[cfg(feature = "embedded")]
             Backing::Embedded(acceptor) => acceptor.name(),
@@ -81,7 +92,7 @@ impl Acceptor {
 
     /// The next tensors, at most `most`: immediately if there are any, else when the first arrives.
     pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
-        AcceptingMany { acceptor: self, most, watch: Watch::default() }
+        AcceptingMany { acceptor: self, most, watch: Watch::default(), lives: Lives::default() }
     }
 
     /// [`accept_many`](Self::accept_many), for a future that keeps the watch itself.
@@ -91,7 +102,7 @@ impl Acceptor {
         watch: &mut Watch,
         context: &mut Context<'_>,
     ) -> Poll<Result<Vec<Accepted>, Error>> {
-        match &self.0 {
+        match &self.backing {
             Backing::Daemon(acceptor) => acceptor.poll(most, watch, context),
             #[cfg(feature = "embedded")]
             Backing::Embedded(acceptor) => Pin::new(&mut acceptor.accept_many(most)).poll(context).map_ok(ours),
@@ -103,7 +114,7 @@ impl Acceptor {
     /// # Errors
     /// Those of [`AcceptingMany::wait`].
     pub fn try_accept(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
-        match &self.0 {
+        match &self.backing {
             Backing::Daemon(acceptor) => acceptor.take(most, into, Some(Duration::ZERO)),
             #[cfg(feature = "embedded")]
             Backing::Embedded(acceptor) => {
@@ -123,16 +134,16 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-impl From<AttachedAcceptor> for Acceptor {
-    fn from(acceptor: AttachedAcceptor) -> Acceptor {
-        Acceptor(Backing::Daemon(acceptor))
+impl From<AttachedAcceptor> for Backing {
+    fn from(acceptor: AttachedAcceptor) -> Backing {
+        Backing::Daemon(acceptor)
     }
 }
 
 #[cfg(feature = "embedded")]
-impl From<sealane_fusion::Acceptor> for Acceptor {
-    fn from(acceptor: sealane_fusion::Acceptor) -> Acceptor {
-        Acceptor(Backing::Embedded(acceptor))
+impl From<sealane_fusion::Acceptor> for Backing {
+    fn from(acceptor: sealane_fusion::Acceptor) -> Backing {
+        Backing::Embedded(acceptor)
     }
 }
 
@@ -156,9 +167,30 @@ pub struct AcceptingMany<'a> {
     acceptor: &'a Acceptor,
     most: usize,
     watch: Watch,
+    lives: Lives,
 }
 
 impl AcceptingMany<'_> {
+    /// Ends with [`Error::Left`] when one of these tasks has left and there is nothing to accept, also if it had left before; one that
+    /// was never there is waited for. With Unavailable if one cannot be reached, or the daemon of one is restarted. What they had
+    /// pushed is accepted first, and the queue stays as it is: accept again to go on. An accept that finds nothing asks each of them.
+    ///
+    /// ```no_run
+    /// # use sealane::{AcceptOptions, Error, Task};
+    /// # let task = Task::attach("ps0.train:2222")?;
+    /// let gradients = task.acceptor("gradients", AcceptOptions::default());
+    /// match gradients.accept().fail_if_gone(["worker0.train:2222", "worker1.train:2222"]).wait() {
+    ///     Ok(accepted) => println!("{:?} from {}", accepted.tensor.shape(), accepted.from),
+    ///     Err(Error::Left { task, .. }) => println!("{task} is gone"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    pub fn fail_if_gone<S: AsRef<str>>(mut self, tasks: impl IntoIterator<Item = S>) -> Self {
+        self.lives = Lives::of(tasks.into_iter().map(|task| task.as_ref().into()));
+        self
+    }
+
     /// Blocks until there is a tensor, and takes all that are available.
     ///
     /// # Errors
@@ -178,7 +210,11 @@ impl AcceptingMany<'_> {
     }
 
     fn wait_for(mut self, timeout: Option<Duration>) -> Result<Vec<Accepted>, Error> {
-        match &self.acceptor.0 {
+        if !self.lives.is_empty() {
+            let waiter = self.acceptor.task.waiter();
+            return waiter.block_on(self, timeout.unwrap_or(Duration::MAX)).unwrap_or_else(|| Ok(Vec::new()));
+        }
+        match &self.acceptor.backing {
             Backing::Daemon(acceptor) => acceptor.wait(self.most, timeout, &mut self.watch),
             #[cfg(feature = "embedded")]
             Backing::Embedded(acceptor) => Ok(ours(acceptor.wait_many(self.most, timeout)?)),
@@ -190,8 +226,16 @@ impl Future for AcceptingMany<'_> {
     type Output = Result<Vec<Accepted>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { acceptor, most, watch } = &mut *self;
-        acceptor.poll_accept(*most, watch, context)
+        let Self { acceptor, most, watch, lives } = &mut *self;
+        if let Poll::Ready(outcome) = acceptor.poll_accept(*most, watch, context) {
+            return Poll::Ready(outcome);
+        }
+        let gone = ready!(lives.poll(&acceptor.task, context));
+        // What it pushed before came before the word that it has left.
+        match acceptor.poll_accept(*most, watch, context) {
+            Poll::Ready(outcome) => Poll::Ready(outcome),
+            Poll::Pending => Poll::Ready(Err(gone)),
+        }
     }
 }
 
@@ -205,6 +249,11 @@ fn ours(accepted: Vec<sealane_fusion::Accepted>) -> Vec<Accepted> {
 pub struct Accepting<'a>(AcceptingMany<'a>);
 
 impl Accepting<'_> {
+    /// As [`AcceptingMany::fail_if_gone`].
+    pub fn fail_if_gone<S: AsRef<str>>(self, tasks: impl IntoIterator<Item = S>) -> Self {
+        Self(self.0.fail_if_gone(tasks))
+    }
+
     /// Blocks until there is a tensor, and takes it.
     ///
     /// # Errors

@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::unistd::geteuid;
 use sealane_runtime::Polling;
 use sealane_transport::{
     Error,
     shm::{
         ReadOnlyMemory,
         attach::{self as conversation, AttachError, Attached},
-        limits::ARENA_POPULATED_BYTES_MAX,
     },
 };
 
@@ -25,12 +25,25 @@ use crate::{
     },
 };
 
-/// Where `sealane daemon` listens by default: `$XDG_RUNTIME_DIR/sealane.sock` where that variable is set,
-/// else `/run/sealane/sealane.sock`.
+/// Where a client attaches by default: where `sealane daemon` listens by default, `$XDG_RUNTIME_DIR/sealane.sock` if that variable
+/// is set and else `/run/sealane/sealane.sock`; but if nothing is there, the socket of a daemon that was started with the
+/// variable unset, or set.
 ///
 /// The crate reads nothing else from the environment.
 pub fn default_socket() -> PathBuf {
-    socket_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref().map(Path::new))
+    let session = std::env::var_os("XDG_RUNTIME_DIR");
+    first_there(default_sockets(session.as_deref().map(Path::new), geteuid().as_raw()))
+}
+
+/// The default socket if `XDG_RUNTIME_DIR` is `session`, and the one if it were unset, or set as for a login session.
+fn default_sockets(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
+    let (own, hosts) = (socket_in(session), socket_in(None));
+    let other = if own == hosts { socket_in(Some(&Path::new("/run/user").join(uid.to_string()))) } else { hosts };
+    [own, other]
+}
+
+fn first_there([first, second]: [PathBuf; 2]) -> PathBuf {
+    if !first.exists() && second.exists() { second } else { first }
 }
 
 /// The default socket if `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory
@@ -44,7 +57,8 @@ pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
 pub(crate) struct Settings {
     pub(crate) task: Box<str>,
     pub(crate) socket: PathBuf,
-    pub(crate) arena_bytes: u64,
+    /// `None`: the default, or as much as the daemon grants.
+    pub(crate) arena_bytes: Option<u64>,
     pub(crate) timeout: Duration,
     pub(crate) restart_timeout: Duration,
     /// `None` where the client is to find out.
@@ -99,7 +113,7 @@ impl Attach {
         Attach(Settings {
             task: task.into(),
             socket: default_socket(),
-            arena_bytes: ARENA_BYTES,
+            arena_bytes: None,
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
             polling: None,
@@ -113,9 +127,11 @@ impl Attach {
         self
     }
 
-    /// Memory for tensors to send, and for destinations of received ones. Default 64 MiB; the daemon may grant less.
+    /// Memory for tensors to send, and for destinations of received ones. Default 512 MiB, or less where the daemon grants less
+    /// (`daemon.arena_bytes_max`); a client that wants more than that is refused. The first 64 MiB are there from the start, the rest is
+    /// allocated on first use, and stays.
     pub fn arena_bytes(mut self, bytes: u64) -> Attach {
-        self.0.arena_bytes = bytes;
+        self.0.arena_bytes = Some(bytes);
         self
     }
 
@@ -177,20 +193,23 @@ impl Attach {
     }
 }
 
-/// Has the conversation with the daemon; what it gives, and what to call it. An arena of up to `populate_max` bytes is mapped page
-/// by page: a fault each is spared to who uses it first.
-pub(crate) fn connect(settings: &Settings, populate_max: u64) -> Result<(Attached, Box<str>), Error> {
-    let wish = conversation::Attach::new(&*settings.task, settings.arena_bytes);
+/// Has the conversation with the daemon; what it gives, and what to call it. With `populate` the first pages of the arena are mapped
+/// one by one: a fault each is spared to who uses it first.
+pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, Box<str>), Error> {
+    let wish = conversation::Attach {
+        or_less: settings.arena_bytes.is_none(),
+        ..conversation::Attach::new(&*settings.task, settings.arena_bytes.unwrap_or(ARENA_BYTES))
+    };
     let deadline = deadline(Instant::now(), settings.timeout);
     let attached =
-        conversation::attach(&settings.socket, &wish, populate_max, deadline).map_err(|error| told(settings, error))?;
+        conversation::attach(&settings.socket, &wish, populate, deadline).map_err(|error| told(settings, error))?;
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
 }
 
 /// Maps the arena of another client, of which the daemon has told.
 pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result<ReadOnlyMemory, Error> {
-    let mapped = conversation::map_arena(&settings.socket, arena, ARENA_POPULATED_BYTES_MAX, now + VIEW_TIMEOUT);
+    let mapped = conversation::map_arena(&settings.socket, arena, true, now + VIEW_TIMEOUT);
     mapped.map_err(|error| told(settings, error))
 }
 
@@ -246,5 +265,20 @@ mod tests {
         for ignored in [Some(""), Some("run/user/7"), None] {
             assert_eq!(of(ignored), Path::new("/run/sealane/sealane.sock"));
         }
+    }
+
+    #[test]
+    fn a_daemon_is_found_at_either_of_the_default_sockets() {
+        let (session, hosts) = (Path::new("/run/user/7/sealane.sock"), Path::new("/run/sealane/sealane.sock"));
+        assert_eq!(default_sockets(Some(Path::new("/run/user/7")), 7), [session, hosts]);
+        assert_eq!(default_sockets(None, 7), [hosts, session]);
+        let directory = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
+        let found = || first_there([one.clone(), other.clone()]);
+        assert_eq!(found(), one, "where neither is, the first is waited for");
+        std::fs::write(&other, "").unwrap();
+        assert_eq!(found(), other);
+        std::fs::write(&one, "").unwrap();
+        assert_eq!(found(), one);
     }
 }

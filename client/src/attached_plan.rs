@@ -10,7 +10,8 @@ use std::{
 use bytes::Bytes;
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Code, Error, Keys, Payload, Pulled, SendOutcome, Tensor, TensorMeta, shm::BOARD_BYTES_PER_KEY, tensor::DType,
+    Code, Error, Keys, Payload, PullOptions, Pulled, SendOutcome, Tensor, TensorMeta, shm::BOARD_BYTES_PER_KEY,
+    tensor::DType,
 };
 
 use crate::{
@@ -69,7 +70,7 @@ enum PullState {
 #[derive(Clone, Copy)]
 struct Wish {
     min_version: i64,
-    timeout: Option<Duration>,
+    options: PullOptions,
 }
 
 /// Asks how a call has ended.
@@ -92,7 +93,7 @@ impl AttachedPlan {
             missed: Vec::new(),
             standing: Standing::NotPulled,
             state: PullState::Idle,
-            wish: Wish { min_version: 0, timeout: None },
+            wish: Wish { min_version: 0, options: PullOptions::default() },
             begun: Instant::now(),
         }
     }
@@ -145,9 +146,9 @@ impl AttachedPlan {
     }
 
     /// Begins a pull; of one that is in progress nothing is heard any more.
-    pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
+    pub(crate) fn begin(&mut self, min_version: i64, options: PullOptions) {
         self.give_up();
-        let wish = Wish { min_version, timeout };
+        let wish = Wish { min_version, options };
         match self.state {
             PullState::GivenUp(call, _) => self.state = PullState::GivenUp(call, Some(wish)),
             _ => self.submit(wish),
@@ -156,7 +157,7 @@ impl AttachedPlan {
 
     fn submit(&mut self, wish: Wish) {
         (self.wish, self.begun, self.copies) = (wish, Instant::now(), false);
-        self.pull(wish.timeout, wish.timeout);
+        self.pull(wish.options.timeout, wish.options.timeout);
     }
 
     /// Pulls with so much time, some of which a restart of the daemon may take.
@@ -169,7 +170,8 @@ impl AttachedPlan {
             self.tensors.iter_mut().for_each(|place| drop(place.take_if(|tensor| is_view(tensor))));
         }
         let plan = PlanOf { from: &self.from, stripe: self.stripe, keys: &self.keys, places: &self.places };
-        let pull = Pull { min_version: self.wish.min_version, views: self.views && !self.copies };
+        let Wish { min_version, options: PullOptions { fail_if_gone, .. } } = self.wish;
+        let pull = Pull { min_version, views: self.views && !self.copies, fail_if_gone };
         self.state = match self.attachment.pull(&mut self.seat, plan, pull, timeout, restart) {
             Ok(call) => PullState::UnderWay(call),
             Err(error) => PullState::Refused(error),
@@ -179,7 +181,7 @@ impl AttachedPlan {
     /// A pull that the end of a drain has ended is asked again of the next daemon, as long as it has time.
     fn goes_on(&self, ended: &Result<(), Error>) -> bool {
         let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
-        let is_late = self.wish.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
+        let is_late = self.wish.options.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
         is_drained && !is_late && self.places.is_empty() && self.attachment.awaits_restart()
     }
 
@@ -236,7 +238,7 @@ impl AttachedPlan {
                     self.state = PullState::Again;
                 }
                 PullState::Again => {
-                    let left = self.wish.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()));
+                    let left = self.wish.options.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()));
                     self.pull(left, restart.or(left));
                     if let PullState::Refused(error) = &self.state
                         && restart.is_some()

@@ -3,12 +3,11 @@
 use std::{
     sync::{Mutex, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use sealane_fusion::{Begun, Plan};
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Pulled, Tensor};
+use sealane_transport::{Error, PullOptions, Pulled, Tensor};
 
 use crate::embedded::Embedded;
 
@@ -33,8 +32,8 @@ impl EmbeddedPlan {
         self.begun.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
-        let begun = Embedded::new(self.plan.begin(min_version, timeout));
+    pub(crate) fn begin(&mut self, min_version: i64, options: PullOptions) {
+        let begun = Embedded::new(self.plan.begin(min_version, options));
         *self.begun() = Some(begun);
     }
 

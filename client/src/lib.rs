@@ -63,6 +63,7 @@ mod embedded;
 #[cfg(feature = "embedded")]
 mod embedded_plan;
 mod limits;
+mod lives;
 mod memory;
 mod patience;
 mod plan;
@@ -102,6 +103,6 @@ pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, St
 pub use sealane_runtime::{Buffer, Polling};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
-    Code, Error, Keys, Operation, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Slicing,
-    Unreceived,
+    Code, Error, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome, SendOptions,
+    SendOutcome, Slicing, Unreceived,
 };

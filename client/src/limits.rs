@@ -25,8 +25,12 @@ pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);
 /// many, other recvs are refused.
 pub(crate) const UNCLAIMED_MAX: usize = 4096;
 
-/// Memory for tensors, unless told otherwise: as much as an engine's slab for sending.
-pub(crate) const ARENA_BYTES: u64 = 64 << 20;
+/// Memory for tensors, unless told otherwise: a model such as ResNet-50 (102 MB) with its gradients, or one embedding of 400 MB. What is
+/// not used costs nothing, but where RDMA pins it.
+pub(crate) const ARENA_BYTES: u64 = 512 << 20;
+
+/// Rows of more bytes than this are looked for with an error in mind: others are small against what a process has.
+pub(crate) const ROWS_UNCHECKED_BYTES_MAX: usize = 64 << 20;
 
 /// How long attaching may take, unless told otherwise: the daemon has to find memory for the arena.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -203,6 +207,15 @@ pub(crate) const STREAM_PUSHES_AWAITED: usize = STREAM_PUSHES_MAX / 2;
 /// After a push of a stream was refused for want of memory, until the next attempt; and for how long attempts are made.
 pub(crate) const STREAM_RETRY_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const STREAM_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Answers to one peer that wait until it takes them: to dials that are refused, and to what it sends of streams that are not
+/// known. It does not get more of them, and asks again.
+pub(crate) const STREAM_ANSWERS_MAX: usize = 1024;
+
+/// After a push of a stream's last word was in vain, until the next attempt; and for how long attempts are made. By then, the
+/// other end has asked, as it does whenever a recv that waits for the peer's end has to be renewed.
+pub(crate) const STREAM_TELL_PAUSE: Duration = Duration::from_millis(250);
+pub(crate) const STREAM_TELL_MAX: Duration = Duration::from_secs(600);
 
 /// Bytes of a listener's name, and of the reason that the other end of a stream is told.
 pub(crate) const STREAM_REASON_MAX: usize = 1024;

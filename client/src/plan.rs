@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use sealane_transport::{Error, Keys, Pulled, Tensor};
+use sealane_transport::{Error, Keys, PullOptions, Pulled, Tensor};
 
 use crate::attached_plan::{AttachedPlan, AttachedPulling};
 #[cfg(feature = "embedded")]
@@ -42,27 +42,25 @@ impl Plan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
     /// by the deadline fail individually: [`get`](Self::get) says which.
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
-        self.begin(min_version, None)
+        self.pull_with(min_version, PullOptions::default())
     }
 
     /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
-        self.begin(min_version, Some(timeout))
+        self.pull_with(min_version, PullOptions { timeout: Some(timeout), ..PullOptions::default() })
     }
 
-    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> PlanPulling<'_> {
+    /// [`pull`](Self::pull) with options.
+    pub fn pull_with(&mut self, min_version: i64, options: PullOptions) -> PlanPulling<'_> {
         PlanPulling(match &mut self.0 {
             Backing::Daemon(plan) => {
-                plan.begin(min_version, timeout);
+                plan.begin(min_version, options);
                 PullStage::Daemon(AttachedPulling(plan))
             }
             #[cfg(feature = "embedded")]
-            Backing::Embedded(plan) => PullStage::Embedded(Embedded::new(match timeout {
-                Some(timeout) => plan.pull_within(min_version, timeout),
-                None => plan.pull(min_version),
-            })),
+            Backing::Embedded(plan) => PullStage::Embedded(Embedded::new(plan.pull_with(min_version, options))),
             Backing::Sliced(plan) => {
-                plan.begin(min_version, timeout);
+                plan.begin(min_version, options);
                 PullStage::Sliced(SlicedPulling(plan))
             }
         })

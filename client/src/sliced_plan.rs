@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 #[cfg(feature = "embedded")]
 use sealane_runtime::Buffer;
-use sealane_transport::{Code, Error, Keys, Slicing, Tensor};
+use sealane_transport::{Code, Error, Keys, PullOptions, Slicing, Tensor};
 
 use self::{
     gathered::Gathered,
@@ -82,7 +82,7 @@ pub(crate) struct SlicedPlan {
 #[derive(Debug, Clone, Copy)]
 struct Wish {
     min_version: i64,
-    timeout: Option<Duration>,
+    options: PullOptions,
     begun: Instant,
     after_drain: AfterDrain,
     /// How often it was repeated for a tensor that was torn.
@@ -90,13 +90,13 @@ struct Wish {
 }
 
 impl Wish {
-    fn new(min_version: i64, timeout: Option<Duration>) -> Self {
-        Self { min_version, timeout, begun: Instant::now(), after_drain: AfterDrain::GoesOn, repeated: 0 }
+    fn new(min_version: i64, options: PullOptions) -> Self {
+        Self { min_version, options, begun: Instant::now(), after_drain: AfterDrain::GoesOn, repeated: 0 }
     }
 
     /// The time that it has left.
     fn left(&self) -> Option<Duration> {
-        self.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()))
+        self.options.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()))
     }
 }
 
@@ -140,7 +140,7 @@ impl SlicedPlan {
         let shares = shares(&keys, &slicings, shards)?;
         let pulled = slicings.iter().map(|_| Err(not_pulled())).collect();
         let version = slicings.iter().map(|_| 0).collect();
-        let wish = Wish::new(0, None);
+        let wish = Wish::new(0, PullOptions::default());
         Ok(Self { puller, keys, slicings, versions, shares, shards, open: None, pulled, version, torn: false, wish })
     }
 
@@ -157,14 +157,14 @@ impl SlicedPlan {
     }
 
     /// Begins a pull of all slices; one that is in progress is given up.
-    pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
-        self.wish = Wish::new(min_version, timeout);
-        self.ask(timeout);
+    pub(crate) fn begin(&mut self, min_version: i64, options: PullOptions) {
+        self.wish = Wish::new(min_version, options);
+        self.ask(options.timeout);
     }
 
     /// Asks all owners, with so much time.
     fn ask(&mut self, timeout: Option<Duration>) {
-        let min_version = self.wish.min_version;
+        let (min_version, options) = (self.wish.min_version, PullOptions { timeout, ..self.wish.options });
         self.torn = false;
         let mut open = match self.reopen(timeout) {
             Ok(open) => open,
@@ -178,7 +178,7 @@ impl SlicedPlan {
         self.forget(&not_pulled());
         open.ended.iter_mut().for_each(|ended| *ended = None);
         // All of them are on their way before the first is waited for.
-        open.plans.iter_mut().for_each(|plan| plan.begin(min_version, timeout));
+        open.plans.iter_mut().for_each(|plan| plan.begin(min_version, options));
         self.open = Some(open);
     }
 

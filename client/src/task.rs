@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
-    Error, Keys, Payload, RecvOptions, SendOptions, Slicing, Tensor, Unreceived, named_rows::NamedRowsBuf,
+    Error, Keys, Payload, PullOptions, RecvOptions, SendOptions, Slicing, Tensor, Unreceived, named_rows::NamedRowsBuf,
 };
 
 use crate::{
@@ -18,7 +18,8 @@ use crate::{
     acceptor::{AcceptOptions, Acceptor},
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, Purpose, To, With},
+    attachment::{Attachment, Lying, Purpose, To, With},
+    memory::{OwnTable, TableState},
     plan::{Plan, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
@@ -189,6 +190,25 @@ impl Task {
             Engine::Daemon(attached) => attached.0.poll_daemon(context.waker()),
             #[cfg(feature = "embedded")]
             Engine::Embedded(_) => Poll::Ready(()),
+        }
+    }
+
+    /// # Errors
+    /// InvalidArgument in a forked child of the process that has attached.
+    pub(crate) fn check_fork(&self) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.check_fork(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Ok(()),
+        }
+    }
+
+    /// Its daemon is being restarted, or was: calls that this has ended may be made again.
+    pub(crate) fn has_next_daemon(&self) -> bool {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.awaits_restart() || attached.0.has_restarted(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => false,
         }
     }
 
@@ -376,12 +396,21 @@ impl Task {
         tensors: impl IntoIterator<Item = (K, Tensor)>,
     ) -> Publishing {
         // The iterator is the caller's code, and runs before anything is locked.
-        let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
+        self.publish_lying(version, tensors.into_iter().collect(), Lying::Anywhere)
+    }
+
+    /// As [`publish_many`](Self::publish_many), of tensors that are written in place: Unavailable if they lie in the arena of a daemon
+    /// before.
+    pub(crate) fn publish_in_place(&self, version: i64, tensors: Vec<(String, Tensor)>) -> Publishing {
+        self.publish_lying(version, tensors, Lying::InArena)
+    }
+
+    fn publish_lying<K: AsRef<str>>(&self, version: i64, tensors: Vec<(K, Tensor)>, lying: Lying) -> Publishing {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut tellings = Vec::with_capacity(tensors.len());
                 let each = |told| tellings.push(Sending::of(&attached.0, told));
-                attached.0.publish_all(version, tensors, each);
+                attached.0.publish_all(version, (tensors, lying), each);
                 Publishing::of(tellings)
             }
             #[cfg(feature = "embedded")]
@@ -389,6 +418,27 @@ impl Task {
                 let owned = tensors.into_iter().map(|(key, tensor)| (key.as_ref().to_owned(), tensor));
                 task.publish_many(version, owned).into()
             }
+        }
+    }
+
+    /// A table that this task writes in place: it moves when the daemon is another one.
+    pub(crate) fn register(&self, table: &Arc<OwnTable>) {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.register(table),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => {}
+        }
+    }
+
+    /// Sees to it that such a table, which the caller holds, lies where the daemon reads it.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there is no room, Unavailable if there is no daemon.
+    pub(crate) fn settle(&self, table: &OwnTable, held: &mut TableState) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.settle(table, held),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Ok(()),
         }
     }
 
@@ -461,37 +511,37 @@ impl Task {
 
     /// [`pull_many`](Self::pull_many) with a timeout: by default the daemon's or the engine's `request_timeout`.
     pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        self.pull_many_with(from, keys, min_version, PullOptions { timeout, ..PullOptions::default() })
+    }
+
+    /// [`pull_many`](Self::pull_many) with options.
+    pub fn pull_many_with(&self, from: &str, keys: Keys, min_version: i64, options: PullOptions) -> PullingMany {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut plan = AttachedPlan::new(&attached.0, from, keys);
-                plan.begin(min_version, timeout);
+                plan.begin(min_version, options);
                 plan.into()
             }
             #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.pull_many_within(from, keys, min_version, timeout).into(),
+            Engine::Embedded(task) => task.pull_many_with(from, keys, min_version, options).into(),
         }
     }
 
     /// Asks an owner for rows of its tables: (owner, minimal version), in as many requests as `wanted` has.
-    pub(crate) fn ask_rows(
-        &self,
-        of: (&str, i64),
-        timeout: Option<Duration>,
-        wanted: Vec<NamedRowsBuf>,
-    ) -> Vec<Receiving> {
+    pub(crate) fn ask_rows(&self, of: (&str, i64), options: PullOptions, wanted: Vec<NamedRowsBuf>) -> Vec<Receiving> {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut receivings = Vec::with_capacity(wanted.len());
                 let each = |asked: Result<u32, Error>| {
                     receivings.push(Receiving::of(&attached.0, asked.map_err(Unreceived::from)));
                 };
-                attached.0.pull_rows(of, timeout, &wanted, each);
+                attached.0.pull_rows(of, options, &wanted, each);
                 receivings
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => {
                 let (from, min_version) = of;
-                task.pull_rows(from, min_version, timeout, wanted).into_iter().map(Receiving::from).collect()
+                task.pull_rows(from, min_version, options, wanted).into_iter().map(Receiving::from).collect()
             }
         }
     }
@@ -523,14 +573,19 @@ impl Task {
 
     /// [`view`](Self::view) for many tensors together, with a timeout as in [`pull_many_within`](Self::pull_many_within).
     pub fn view_many(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        self.view_many_with(from, keys, min_version, PullOptions { timeout, ..PullOptions::default() })
+    }
+
+    /// [`view`](Self::view) for many tensors together, with options.
+    pub fn view_many_with(&self, from: &str, keys: Keys, min_version: i64, options: PullOptions) -> PullingMany {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut plan = AttachedPlan::new(&attached.0, from, keys).viewing();
-                plan.begin(min_version, timeout);
+                plan.begin(min_version, options);
                 plan.into()
             }
             #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.pull_many_within(from, keys, min_version, timeout).into(),
+            Engine::Embedded(task) => task.pull_many_with(from, keys, min_version, options).into(),
         }
     }
 
@@ -657,9 +712,9 @@ impl Task {
     /// at a time; every accept of a second one fails with InvalidArgument.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         match &self.0 {
-            Engine::Daemon(attached) => AttachedAcceptor::new(&attached.0, queue, options).into(),
+            Engine::Daemon(attached) => Acceptor::of(self, AttachedAcceptor::new(&attached.0, queue, options)),
             #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.acceptor(queue, options.into()).into(),
+            Engine::Embedded(task) => Acceptor::of(self, task.acceptor(queue, options.into())),
         }
     }
 

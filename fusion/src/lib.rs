@@ -43,6 +43,7 @@ mod engine;
 mod limits;
 pub mod metrics;
 pub mod node;
+pub mod presence;
 mod queue;
 pub mod rendezvous;
 

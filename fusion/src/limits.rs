@@ -58,6 +58,12 @@ pub(crate) const REDIAL_WAIT_MAX: Duration = Duration::from_millis(400);
 /// A process resets its sessions fewer times than this, so incarnations that differ by less belong to one process.
 pub(crate) const LIVES_MAX: u64 = 1 << 20;
 
+/// Calls to a peer fail for at least so long before the log says that it cannot be reached: jobs start in no order.
+pub(crate) const OUTAGE_TIME_MIN: Duration = Duration::from_secs(1);
+
+/// Peers of which an engine remembers whether the log said so; no word of further ones.
+pub(crate) const OUTAGES_MAX: usize = 65_536;
+
 // Sends and recvs.
 
 /// Aborted steps remembered, all owners together.
@@ -69,9 +75,17 @@ pub(crate) const ENDED_REASON_BYTES: usize = 256;
 /// The order is cleared of forgotten steps when it holds this many entries more than twice those that are remembered.
 pub(crate) const ENDED_ORDER_SLACK: usize = 16;
 
-/// Part of the send slab that the rows for one session may fill from when they are gathered until its peer has released them, a
-/// quarter; one answer of any size goes.
+/// Part of the send slab that the rows for one peer may fill from when they are gathered until it has released them, a quarter; one
+/// answer may be as large.
 pub(crate) const GATHERED_SHARE: usize = 4;
+
+/// Requests for rows that are woken in one turn, because a table that they wait for was published: some 30 µs. The others' turn
+/// comes next.
+pub(crate) const ROW_WAKES_PER_TURN: usize = 64;
+
+/// Requests for rows of one peer that wait for one table at most, so that it does not stand before all others when that comes; more
+/// end with ResourceExhausted. Far more than a host's tasks ask ahead.
+pub(crate) const ROW_WAITS_MAX: usize = 4096;
 
 /// Turns in which a row may be written at each look of those who gather it, before they give it up: some ten milliseconds on a
 /// busy shard, a second on an idle one.
@@ -92,7 +106,7 @@ pub(crate) const ROW_RETRIES_AT_ONCE: usize = 16;
 /// When requests for rows are tried again at the latest.
 pub(crate) const ROW_RETRY_EVERY: Duration = Duration::from_millis(1);
 
-/// Bytes of the keys and row numbers of one session's requests for rows that wait, at most; more end with ResourceExhausted. Room
+/// Bytes of the keys and row numbers of one peer's requests for rows that wait, at most; more end with ResourceExhausted. Room
 /// for two thousand of the longest, or all that may be parked with 30 rows each.
 pub(crate) const ROW_REQUESTS_BYTES_MAX: usize = 16 << 20;
 
@@ -110,6 +124,9 @@ pub(crate) const PLANS_KEPT_SHARE: usize = 4;
 
 /// A slot's watcher list is purged of stale entries once it has this many.
 pub(crate) const WATCHERS_SLACK: usize = 16;
+
+/// Tensors of pulls that are woken in one turn, because what they wait for was published: some 30 µs. The others' turn comes next.
+pub(crate) const WAKES_PER_TURN: usize = 1024;
 
 // Queues.
 
@@ -213,9 +230,6 @@ pub(crate) const HANDED_AT_ONCE: usize = 64;
 
 /// Tensors of one queue that are handed over in one turn at most.
 pub(crate) const HANDED_PER_TURN: usize = 256;
-
-/// Tensors that are published at once at most; of more, those that came first are seen first.
-pub(crate) const PUBLISHED_TOGETHER_MAX: usize = 4096;
 
 const _: () = {
     assert!(

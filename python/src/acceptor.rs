@@ -79,13 +79,14 @@ impl Acceptor {
     ///
     /// # Errors
     /// Those of the queue, and what a signal handler raises: then nothing was taken.
-    fn take(&self, py: Python<'_>, most: usize, timeout: Option<Duration>) -> PyResult<Taken> {
+    fn take(&self, py: Python<'_>, most: usize, timeout: Option<Duration>, unless_gone: &[String]) -> PyResult<Taken> {
         self.made.check(self.task.get().name()).or_raise(py)?;
         // A time that the clock cannot hold is as good as none.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let taken = py.detach(|| self.take_soon(most, left.unwrap_or(SIGNALS_EVERY))).or_raise(py)?;
+            let soon = left.unwrap_or(SIGNALS_EVERY);
+            let taken = py.detach(|| self.take_soon(most, soon, unless_gone)).or_raise(py)?;
             if !matches!(taken, Taken::Nothing) || left.is_some_and(|left| left.is_zero()) {
                 return Ok(taken);
             }
@@ -94,7 +95,7 @@ impl Acceptor {
     }
 
     /// Waits, but not much longer than signals, and who closes it, may wait. Without the interpreter's lock.
-    fn take_soon(&self, most: usize, left: Duration) -> Result<Taken, Error> {
+    fn take_soon(&self, most: usize, left: Duration, unless_gone: &[String]) -> Result<Taken, Error> {
         // What is left of a push of many tables was taken, and is in nobody's queue any more: it is handed out even after the end.
         let waiting = self.ready(Vec::new(), most)?;
         if !waiting.is_empty() {
@@ -104,7 +105,8 @@ impl Acceptor {
         let Some(acceptor) = &*open else { return Ok(Taken::Closed) };
         let mut taken = Vec::new();
         if most > 0 && acceptor.try_accept(most, &mut taken)? == 0 {
-            let accepted = self.waiter.block_on(acceptor.accept_many(most), left.min(SIGNALS_EVERY));
+            let accepting = acceptor.accept_many(most).fail_if_gone(unless_gone);
+            let accepted = self.waiter.block_on(accepting, left.min(SIGNALS_EVERY));
             taken = accepted.transpose()?.unwrap_or_default();
         }
         match taken.is_empty() && most > 0 {
@@ -128,9 +130,15 @@ impl Acceptor {
     ///
     /// # Errors
     /// As [`take`](Self::take), DeadlineExceeded, InvalidArgument if it was closed.
-    fn wait(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Each>> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        most: usize,
+        timeout: Option<f64>,
+        unless_gone: Option<Vec<String>>,
+    ) -> PyResult<Vec<Each>> {
         let timeout = self::timeout(timeout).or_raise(py)?;
-        match self.take(py, most, timeout)? {
+        match self.take(py, most, timeout, &unless_gone.unwrap_or_default())? {
             Taken::Some(taken) => Ok(taken),
             Taken::Nothing => Err(late(py, format!("nothing was pushed into the queue '{}' in time", self.queue))),
             Taken::Closed => Err(invalid(py, "the acceptor was closed")),
@@ -154,17 +162,31 @@ impl Acceptor {
     /// The next tensor, as an ``Accepted``: the name of the task that pushed it, and the array. Waits for it.
     ///
     /// ``timeout`` is in seconds; when it is over, ``DeadlineExceeded`` is raised. Unless given there is no limit.
-    #[pyo3(signature = (timeout=None))]
-    fn accept<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        Self::only(py, self.wait(py, 1, timeout)?)
+    ///
+    /// With ``fail_if_gone``, names of tasks, ``Left`` is raised when one of them has left and nothing is there to accept, also if it
+    /// had left before; one that was never there is waited for.
+    #[pyo3(signature = (timeout=None, *, fail_if_gone=None))]
+    fn accept<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+        fail_if_gone: Option<Vec<String>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Self::only(py, self.wait(py, 1, timeout, fail_if_gone)?)
     }
 
     /// The next tensors, ``most`` at most, as a list: all that are available, or the first to arrive. Much cheaper than one by one.
     ///
-    /// ``timeout`` is as in ``accept``.
-    #[pyo3(signature = (most, timeout=None))]
-    fn accept_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
-        let taken = self.wait(py, most, timeout)?;
+    /// ``timeout`` and ``fail_if_gone`` are as in ``accept``.
+    #[pyo3(signature = (most, timeout=None, *, fail_if_gone=None))]
+    fn accept_many<'py>(
+        &self,
+        py: Python<'py>,
+        most: usize,
+        timeout: Option<f64>,
+        fail_if_gone: Option<Vec<String>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let taken = self.wait(py, most, timeout, fail_if_gone)?;
         let taken = taken.into_iter().map(|each| Self::made(py, each)).collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, taken)
     }
@@ -182,7 +204,7 @@ impl Acceptor {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.take(py, 1, None)? {
+        match self.take(py, 1, None, &[])? {
             Taken::Some(taken) => Self::only(py, taken).map(Some),
             Taken::Nothing | Taken::Closed => Ok(None),
         }

@@ -12,6 +12,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         }};
     }
     let class = match error.code() {
+        Code::Unavailable if matches!(error, Error::Left { .. }) => class!("Left"),
         Code::InvalidArgument => class!("InvalidArgument"),
         Code::DeadlineExceeded => class!("DeadlineExceeded"),
         Code::NotFound => class!("NotFound"),

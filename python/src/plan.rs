@@ -6,14 +6,13 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use pyo3::{
     prelude::*,
     types::{PyDict, PyMapping, PyTuple},
 };
-use sealane::{Error, PlanPulling, Waiter};
+use sealane::{Error, PullOptions, Waiter};
 
 use crate::{
     arrays::Arrays,
@@ -210,12 +209,12 @@ impl Pull {
     fn new(
         mut lease: Lease,
         min_version: i64,
-        timeout: Option<Duration>,
+        options: PullOptions,
         partial: bool,
         out: Option<(sealane::Task, Arc<Out>)>,
     ) -> Self {
         Self(Box::pin(async move {
-            let ended = begin(lease.plan(), min_version, timeout).await;
+            let ended = lease.plan().pull_with(min_version, options).await;
             if !partial {
                 ended?;
             }
@@ -239,13 +238,6 @@ impl UnderWay for Pull {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
         self.0.as_mut().poll(context)
-    }
-}
-
-fn begin(plan: &mut sealane::Plan, min_version: i64, timeout: Option<Duration>) -> PlanPulling<'_> {
-    match timeout {
-        Some(timeout) => plan.pull_within(min_version, timeout),
-        None => plan.pull(min_version),
     }
 }
 
@@ -282,10 +274,12 @@ impl Plan {
     /// as type and shape stay the same. Copy what you keep, or pass ``copy=True``, which returns new arrays.
     /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``. If a tensor does not come, its error is
     /// raised and the arrays stay as they were; with ``partial=True`` the error is in the dict, in the tensor's place.
+    /// ``fail_if_gone`` is as for ``recv``.
     ///
     /// With ``out``, a mapping from all keys to arrays of the tensors' types and shapes, also in the memory of devices, the tensors
     /// are written there, and the dict has those arrays.
-    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None))]
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull<'py>(
         &self,
         py: Python<'py>,
@@ -294,18 +288,19 @@ impl Plan {
         partial: bool,
         copy: bool,
         out: Option<&Bound<'py, PyMapping>>,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let timeout = self::timeout(timeout).or_raise(py)?;
+        let options = PullOptions { timeout: self::timeout(timeout).or_raise(py)?, fail_if_gone };
         if let Some(out) = out {
             let (task, out) = self.out(py, out)?;
             let lease = self.lend().or_raise(py)?;
             let into = Some((task, out.clone()));
-            let lease = outcome(py, &self.waiter, || Ok(Pull::new(lease, min_version, timeout, partial, into)))?;
+            let lease = outcome(py, &self.waiter, || Ok(Pull::new(lease, min_version, options, partial, into)))?;
             return lease.hand_out_to(py, &self.keys, &out);
         }
         let mut lease = self.lend().or_raise(py)?;
         let plan = lease.plan();
-        let ended = outcome(py, &self.waiter, move || Ok(begin(plan, min_version, timeout)))?;
+        let ended = outcome(py, &self.waiter, move || Ok(plan.pull_with(min_version, options)))?;
         if !partial {
             ended.or_raise(py)?;
         }
@@ -315,7 +310,8 @@ impl Plan {
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
     ///
     /// The arrays are written when the result is taken; until then the plan has no other pull.
-    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None))]
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_async(
         &self,
         py: Python<'_>,
@@ -324,10 +320,11 @@ impl Plan {
         partial: bool,
         copy: bool,
         out: Option<&Bound<'_, PyMapping>>,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
-        let timeout = self::timeout(timeout).or_raise(py)?;
+        let options = PullOptions { timeout: self::timeout(timeout).or_raise(py)?, fail_if_gone };
         let out = out.map(|out| self.out(py, out)).transpose()?;
-        let pull = Pull::new(self.lend().or_raise(py)?, min_version, timeout, partial, out.clone());
+        let pull = Pull::new(self.lend().or_raise(py)?, min_version, options, partial, out.clone());
         let keys = self.keys.clone();
         let make = move |py: Python<'_>, lease: Lease| {
             let dict = match &out {

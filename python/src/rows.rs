@@ -301,7 +301,7 @@ impl WantedRows {
         table: &ShardedTable,
         ids: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        options: (Option<i64>, Option<f64>, bool),
+        options: (Option<i64>, Option<f64>, bool, bool),
     ) -> PyResult<Self> {
         Ok(Self { tables: vec![OfTable::new(table, ids, out)?], options: rows_options(ids.py(), options)? })
     }
@@ -315,7 +315,7 @@ impl WantedRows {
         tables: Vec<PyRef<'_, ShardedTable>>,
         ids: Vec<Bound<'_, PyAny>>,
         out: Option<Vec<Bound<'_, PyAny>>>,
-        options: (Option<i64>, Option<f64>, bool),
+        options: (Option<i64>, Option<f64>, bool, bool),
     ) -> PyResult<Self> {
         as_many(py, "ids", ids.len(), tables.len())?;
         as_many(py, "out", out.as_ref().map_or(ids.len(), Vec::len), tables.len())?;
@@ -378,10 +378,10 @@ impl WantedRows {
 /// InvalidArgument for a timeout that is none.
 fn rows_options(
     py: Python<'_>,
-    (min_version, timeout, partial): (Option<i64>, Option<f64>, bool),
+    (min_version, timeout, partial, fail_if_gone): (Option<i64>, Option<f64>, bool, bool),
 ) -> PyResult<RowsOptions> {
     let timeout = crate::wait::timeout(timeout).or_raise(py)?;
-    Ok(RowsOptions { min_version: min_version.unwrap_or(i64::MIN), timeout, partial })
+    Ok(RowsOptions { min_version: min_version.unwrap_or(i64::MIN), timeout, partial, fail_if_gone })
 }
 
 /// Rows of one table that are to be pushed.

@@ -40,40 +40,59 @@ where
     }
 }
 
-/// What is given up when it is closed, or dropped; but not in a child, which must not speak to the shards of its parent.
-struct Open<T> {
-    inner: Mutex<Option<Arc<T>>>,
+/// What takes a lock when it is dropped, which other threads may hold for a while: it is dropped without the interpreter's. But not
+/// in a child, which must not speak to the shards of its parent.
+struct Apart<T: Send> {
+    inner: Option<T>,
+    made: Generation,
+}
+
+impl<T: Send> Apart<T> {
+    fn new(inner: T) -> Self {
+        Self { inner: Some(inner), made: Generation::now() }
+    }
+
+    fn get(&self) -> &T {
+        self.inner.as_ref().expect("it is taken when it is dropped")
+    }
+
+    fn get_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("it is taken when it is dropped")
+    }
+}
+
+impl<T: Send> Drop for Apart<T> {
+    fn drop(&mut self) {
+        let inner = self.inner.take();
+        if self.made.is_over() {
+            std::mem::forget(inner);
+        } else {
+            Python::attach(|py| py.detach(|| drop(inner)));
+        }
+    }
+}
+
+/// What is given up when it is closed, or dropped.
+struct Open<T: Send> {
+    inner: Mutex<Option<Arc<Apart<T>>>>,
     waiter: Waiter,
     made: Generation,
 }
 
 impl<T: Send + Sync> Open<T> {
     fn new(inner: T, waiter: Waiter) -> Self {
-        Self { inner: Mutex::new(Some(Arc::new(inner))), waiter, made: Generation::now() }
+        Self { inner: Mutex::new(Some(Arc::new(Apart::new(inner)))), waiter, made: Generation::now() }
     }
 
-    fn get(&self, py: Python<'_>) -> PyResult<Arc<T>> {
+    fn get(&self, py: Python<'_>) -> PyResult<Arc<Apart<T>>> {
         self.made.check("the task of this stream").or_raise(py)?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         inner.ok_or_else(|| invalid(py, "it was closed"))
     }
 
-    fn close(&self, py: Python<'_>) {
+    fn close(&self) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if self.made.is_over() {
-            std::mem::forget(inner);
-        } else {
-            py.detach(|| drop(inner));
-        }
-    }
-}
-
-impl<T> Drop for Open<T> {
-    fn drop(&mut self) {
-        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if self.made.is_over() {
-            std::mem::forget(inner);
-        }
+        drop(inner);
     }
 }
 
@@ -95,7 +114,7 @@ impl Stream {
         poll: impl FnMut(&sealane::Stream, &mut Context<'_>) -> Poll<Result<(), Error>> + Send + Unpin + 'static,
     ) -> PyResult<Sending> {
         let (stream, mut poll) = (self.open.get(py)?, poll);
-        Ok(Sending::new(self.open.waiter.clone(), Polled(move |context: &mut Context<'_>| poll(&stream, context))))
+        Ok(Sending::new(self.open.waiter.clone(), Polled(move |context: &mut Context<'_>| poll(stream.get(), context))))
     }
 }
 
@@ -112,7 +131,7 @@ impl Stream {
         let stream = self.open.get(py)?;
         let mut into = vec![0; most.min(READ_BYTES_MAX)];
         let poll = move |context: &mut Context<'_>| {
-            let count = std::task::ready!(stream.poll_read(&mut into, context))?;
+            let count = std::task::ready!(stream.get().poll_read(&mut into, context))?;
             into.truncate(count);
             Poll::Ready(Ok(std::mem::take(&mut into)))
         };
@@ -144,13 +163,13 @@ impl Stream {
     /// Ends it at both ends at once.
     fn reset(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let stream = self.open.get(py)?;
-        py.detach(|| stream.reset(reason));
+        py.detach(|| stream.get().reset(reason));
         Ok(())
     }
 
     /// Lets go of it; the other end is told so, unless both have finished. May be called twice.
-    fn close(&self, py: Python<'_>) {
-        self.open.close(py);
+    fn close(&self) {
+        self.open.close();
     }
 }
 
@@ -163,16 +182,16 @@ impl StreamListener {
     /// The next stream.
     fn accept(&self, py: Python<'_>) -> PyResult<Receiving> {
         let (listener, waiter) = (self.0.get(py)?, self.0.waiter.clone());
-        let poll = move |context: &mut Context<'_>| listener.poll_accept(context);
+        let poll = move |context: &mut Context<'_>| listener.get().poll_accept(context);
         Ok(Receiving::new(self.0.waiter.clone(), Polled(poll), move |py, stream| made(py, waiter, stream)))
     }
 
     /// Accepts no more, also for accepts under way; streams that wait are reset. May be called twice.
     fn close(&self, py: Python<'_>) {
         if let Ok(listener) = self.0.get(py) {
-            py.detach(|| listener.close());
+            py.detach(|| listener.get().close());
         }
-        self.0.close(py);
+        self.0.close();
     }
 }
 
@@ -196,8 +215,8 @@ pub(crate) fn dial(
     window_bytes: Option<u64>,
 ) -> PyResult<Receiving> {
     let (task, options) = (task.get(), options(window_bytes));
-    let mut dialing = py.detach(|| Ok(task.streams()?.connect(to, name, options))).or_raise(py)?;
-    let poll = move |context: &mut Context<'_>| Future::poll(std::pin::Pin::new(&mut dialing), context);
+    let mut dialing = py.detach(|| Ok(Apart::new(task.streams()?.connect(to, name, options)))).or_raise(py)?;
+    let poll = move |context: &mut Context<'_>| Future::poll(std::pin::Pin::new(dialing.get_mut()), context);
     let waiter = task.waiter();
     Ok(Receiving::new(task.waiter(), Polled(poll), move |py, stream| made(py, waiter, stream)))
 }

@@ -16,8 +16,8 @@ use pyo3::{
     types::{PyDict, PyMapping, PyString, PyTuple},
 };
 use sealane::{
-    AcceptOptions, Code, DType, Engine, Error, Keys, PullingMany, RecvOptions, SendOptions, SliceVersions, Streams,
-    TableOptions, TensorMeta, Waiter, cuda::Staged,
+    AcceptOptions, Code, DType, Engine, Error, Keys, PullOptions, PullingMany, RecvOptions, SendOptions, SliceVersions,
+    Streams, TableOptions, TensorMeta, Waiter, cuda::Staged,
 };
 
 use crate::{
@@ -136,10 +136,10 @@ impl Connected {
         }
     }
 
-    fn pull(&self, peer: &str, keys: Keys, (min_version, timeout): (i64, Option<Duration>), view: bool) -> PullingMany {
+    fn pull(&self, peer: &str, keys: Keys, (min_version, options): (i64, PullOptions), view: bool) -> PullingMany {
         match view {
-            true => self.task.view_many(peer, keys, min_version, timeout),
-            false => self.task.pull_many_within(peer, keys, min_version, timeout),
+            true => self.task.view_many_with(peer, keys, min_version, options),
+            false => self.task.pull_many_with(peer, keys, min_version, options),
         }
     }
 
@@ -302,11 +302,14 @@ impl Task {
         py: Python<'_>,
         destination: Option<&Destination>,
         timeout: Option<f64>,
+        fail_if_gone: bool,
     ) -> PyResult<(RecvOptions, Option<OnDevice>)> {
         let timeout = self::timeout(timeout).or_raise(py)?;
-        let Some(destination) = destination else { return Ok((RecvOptions { timeout, destination: None }, None)) };
+        let Some(destination) = destination else {
+            return Ok((RecvOptions { timeout, destination: None, fail_if_gone }, None));
+        };
         let buffer = destination.buffer(py, || self.task()).or_raise(py)?;
-        Ok((RecvOptions { timeout, destination: Some(buffer) }, destination.on_device().cloned()))
+        Ok((RecvOptions { timeout, destination: Some(buffer), fail_if_gone }, destination.on_device().cloned()))
     }
 
     fn take(&self) -> Option<Connected> {
@@ -338,8 +341,10 @@ impl Task {
     ///
     /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
     /// the tensor arrives in that array, which must have its type and shape, and which is returned, without a copy if it
-    /// came from ``empty``. Do not touch it until the call has ended.
-    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
+    /// came from ``empty``. Do not touch it until the call has ended. With ``fail_if_gone=True``, ``Left`` is raised as soon as the
+    /// peer's process is known to have ended, also if it had before; a peer that was never there is waited for.
+    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv<'py>(
         &self,
         py: Python<'py>,
@@ -348,15 +353,17 @@ impl Task {
         key: &str,
         out: Option<&Bound<'py, PyAny>>,
         timeout: Option<f64>,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let destination = out.map(Destination::new).transpose()?;
-        let (options, place) = self.options(py, destination.as_ref(), timeout)?;
+        let (options, place) = self.options(py, destination.as_ref(), timeout, fail_if_gone)?;
         let tensor = outcome(py, &self.waiter, || self.ask(peer, step, key, options, place))?;
         received(py, tensor, destination.as_ref())
     }
 
     /// ``recv`` that does not wait: ``await`` the returned object, or call its ``result``.
-    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
+    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_async(
         &self,
         py: Python<'_>,
@@ -365,9 +372,10 @@ impl Task {
         key: &str,
         out: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
         let destination = out.map(Destination::new).transpose()?;
-        let (options, place) = self.options(py, destination.as_ref(), timeout)?;
+        let (options, place) = self.options(py, destination.as_ref(), timeout, fail_if_gone)?;
         let call = py.detach(|| self.ask(peer, step, key, options, place));
         let make = move |py: Python<'_>, tensor| received(py, tensor, destination.as_ref()).map(Bound::unbind);
         Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
@@ -378,7 +386,7 @@ impl Task {
     ///
     /// ``out`` may hold arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
     /// ``partial=True`` the dict holds the error in the tensor's place.
-    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
+    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false, fail_if_gone=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_all<'py>(
         &self,
@@ -389,9 +397,11 @@ impl Task {
         out: Option<&Bound<'py, PyMapping>>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let wanted = Wanted::new(keys, out, partial)?;
-        let (asked, places) = wanted.asked(py, self::timeout(timeout).or_raise(py)?, || self.task())?;
+        let options = (self::timeout(timeout).or_raise(py)?, fail_if_gone);
+        let (asked, places) = wanted.asked(py, options, || self.task())?;
         let ask = || self.ask_all(peer, step, asked, places);
         let outcomes = if partial {
             outcome(py, &self.waiter, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
@@ -403,7 +413,7 @@ impl Task {
 
     /// ``recv_all`` that does not wait: ``await`` the returned object, or call its ``result``. A parameter server that requests
     /// from all workers before it waits for the first overlaps their transfers.
-    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
+    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false, fail_if_gone=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_all_async(
         &self,
@@ -414,9 +424,11 @@ impl Task {
         out: Option<&Bound<'_, PyMapping>>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
         let wanted = Wanted::new(keys, out, partial)?;
-        let (asked, places) = wanted.asked(py, self::timeout(timeout).or_raise(py)?, || self.task())?;
+        let options = (self::timeout(timeout).or_raise(py)?, fail_if_gone);
+        let (asked, places) = wanted.asked(py, options, || self.task())?;
         let calls = py.detach(|| self.ask_all(peer, step, asked, places)).or_raise(py)?;
         let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
         Ok(if partial {
@@ -570,8 +582,9 @@ impl Task {
     ///
     /// With ``view=True`` a tensor of 64 KiB or more that another process of this user and host has published is not copied: the
     /// array lies in that process's memory, which is not free again until the array is dropped. It stays readable
-    /// when its publisher goes. Other tensors are copied. All are read-only.
-    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false))]
+    /// when its publisher goes. Other tensors are copied. All are read-only. ``fail_if_gone`` is as for ``recv``.
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull<'py>(
         &self,
         py: Python<'py>,
@@ -580,14 +593,17 @@ impl Task {
         min_version: i64,
         timeout: Option<f64>,
         view: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
-        let ask = || Ok(Single(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
+        let options = PullOptions { timeout, fail_if_gone };
+        let ask = || Ok(Single(self.connected()?.pull(peer, keys, (min_version, options), view)));
         pulled(py, outcome(py, &self.waiter, ask)?, view)
     }
 
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
-    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false))]
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None, view=false, fail_if_gone=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_async(
         &self,
         py: Python<'_>,
@@ -596,9 +612,11 @@ impl Task {
         min_version: i64,
         timeout: Option<f64>,
         view: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
         let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
-        let call = py.detach(|| Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view)));
+        let options = PullOptions { timeout, fail_if_gone };
+        let call = py.detach(|| Ok(self.connected()?.pull(peer, keys, (min_version, options), view)));
         Ok(Receiving::new(self.waiter(), Single(call.or_raise(py)?), move |py, value| {
             pulled(py, value, view).map(Bound::unbind)
         }))
@@ -607,7 +625,7 @@ impl Task {
     /// ``pull`` for many tensors, as a dict in the order of the keys: requested together, in few messages.
     ///
     /// If one fails, its error is raised; with ``partial=True`` the dict holds the error in the tensor's place.
-    #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false, view=false))]
+    #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false, view=false, fail_if_gone=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_many<'py>(
         &self,
@@ -618,10 +636,11 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
         view: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (names, timeout) = (keys_of(keys)?, self::timeout(timeout).or_raise(py)?);
-        let keys = key_set(py, &names)?;
-        let ask = || Ok(self.connected()?.pull(peer, keys, (min_version, timeout), view));
+        let (keys, options) = (key_set(py, &names)?, PullOptions { timeout, fail_if_gone });
+        let ask = || Ok(self.connected()?.pull(peer, keys, (min_version, options), view));
         let outcomes = outcome(py, &self.waiter, ask)?;
         by_key(py, &names, outcomes, partial, |_, value| pulled(py, value, view))
     }
@@ -741,7 +760,7 @@ impl Task {
     ///
     /// An array from ``empty`` is published in place, and so is any writable array with an embedded engine: do not write it from now on
     /// but through the ``Table`` that is returned. Others are copied. With ``torn=True`` whoever pulls a row while it is written may get half of
-    /// it, which saves a little time on both sides.
+    /// it, which saves a little time on both sides, and the table may also be pulled as one array.
     #[pyo3(signature = (key, array, *, version=0, torn=false))]
     fn publish_table(
         slf: &Bound<'_, Self>,
@@ -777,8 +796,8 @@ impl Task {
     /// ``ids`` are integers, an array of any shape or anything that ``numpy.asarray`` takes, in any order; a row that is named twice is
     /// fetched once. ``out`` and ``timeout`` are as for ``recv``. If one row cannot be had, the error is raised; with ``partial=True`` a
     /// tuple is returned: the array, and for rows that the table does not have, or whose owner is gone or late, a list of (owner, places
-    /// in ``ids``, error).
-    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    /// in ``ids``, error). An owner that has left is not waited for, unless ``fail_if_gone=False``.
+    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false, fail_if_gone=true))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_rows<'py>(
         &self,
@@ -789,14 +808,15 @@ impl Task {
         min_version: Option<i64>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial))?;
+        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial, fail_if_gone))?;
         wanted.made_one(py, self.pull_wanted(py, &wanted)?)
     }
 
     /// ``pull_rows`` from many tables at once: ``ids`` has those of each table, ``out``, if it is given, an
     /// array for each, and a list is returned, in the order of the tables. If one fails, its error is raised.
-    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false, fail_if_gone=true))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_all_rows<'py>(
         &self,
@@ -807,13 +827,14 @@ impl Task {
         min_version: Option<i64>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial))?;
+        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial, fail_if_gone))?;
         wanted.made(py, self.pull_wanted(py, &wanted)?)
     }
 
     /// ``pull_all_rows`` that does not wait: ``await`` the returned object, or call its ``result``.
-    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[pyo3(signature = (tables, ids, *, out=None, min_version=None, timeout=None, partial=false, fail_if_gone=true))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_all_rows_async<'py>(
         &self,
@@ -824,8 +845,9 @@ impl Task {
         min_version: Option<i64>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
-        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial))?;
+        let wanted = WantedRows::all(py, tables, ids, out, (min_version, timeout, partial, fail_if_gone))?;
         let memory = wanted.memory(py)?;
         let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, memory)));
         let make = move |py: Python<'_>, pulled| wanted.made(py, pulled).map(Bound::unbind);
@@ -833,7 +855,7 @@ impl Task {
     }
 
     /// ``pull_rows`` that does not wait: ``await`` the returned object, or call its ``result``.
-    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false))]
+    #[pyo3(signature = (table, ids, *, out=None, min_version=None, timeout=None, partial=false, fail_if_gone=true))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_rows_async(
         &self,
@@ -844,8 +866,9 @@ impl Task {
         min_version: Option<i64>,
         timeout: Option<f64>,
         partial: bool,
+        fail_if_gone: bool,
     ) -> PyResult<Receiving> {
-        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial))?;
+        let wanted = WantedRows::one(table, ids, out, (min_version, timeout, partial, fail_if_gone))?;
         let memory = wanted.memory(py)?;
         let call = py.detach(|| Ok(wanted.begin(&self.connected()?.task, memory)));
         let make = move |py: Python<'_>, pulled| wanted.made_one(py, pulled).map(Bound::unbind);

@@ -105,7 +105,9 @@ def build_sealane(cargo: list[str]) -> str:
     """The C interface as a static library, without the engine: a server of TensorFlow attaches to a daemon."""
     print("building Sealane's C interface", flush=True)
     chosen = ["--package", "sealane-c", "--lib", "--no-default-features", "--crate-type", "staticlib"]
-    told = run([*cargo, "rustc", *chosen, "--release", "--locked", "--message-format", "json-render-diagnostics"])
+    # `wheels.sh` asks for the profile of what is packed.
+    chosen += ["--profile", os.environ.get("SEALANE_PROFILE", "release")]
+    told = run([*cargo, "rustc", *chosen, "--locked", "--message-format", "json-render-diagnostics"])
     made = (name for line in told.splitlines() for name in json.loads(line).get("filenames", []))
     return next(name for name in made if name.endswith("libsealane_c.a"))
 

@@ -1,7 +1,12 @@
 """What tests are given: a parameter server and a worker, attached to a daemon, or with engines in this process."""
 
+import signal
+
 import pytest
 from daemons import PS, WORKER, embedded_pair, new_daemon
+
+# Who starts tests in the background of a shell has them ignore Ctrl-C, and so would what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -52,12 +52,20 @@ def round_trip(ps, worker):
 
 
 class Daemon:
-    """A daemon that serves two tasks."""
+    """A daemon that serves two tasks, or those of a map that it is given."""
 
-    def __init__(self, directory, tasks=(PS, WORKER)):
+    def __init__(self, directory, tasks=(PS, WORKER), map=None):
         self.directory = pathlib.Path(directory)
         self.map = self.directory / ".endpoint_map"
         self.socket = self.directory / "sealane.sock"
+        self.flags = []
+        if map is not None:
+            self.map.write_text(map)
+            # Several daemons of one host: each is told its tasks.
+            self.flags = ["--set", "runtime.pin=false", *(word for task in tasks for word in ("--task", task))]
+            if not self.start():
+                raise OSError(self.log())
+            return
         for _ in range(ATTEMPTS):
             address = free_address()
             self.map.write_text("".join(f"{task}={address}\n" for task in tasks))
@@ -74,7 +82,7 @@ class Daemon:
             manager.bind(str(path))
             manager.settimeout(0.05)
             command = [binary(), "daemon", "--endpoint-map", self.map, "--socket", self.socket]
-            command += ["--set", "runtime.shards=1", "--metrics", "off"]
+            command += ["--set", "runtime.shards=1", "--metrics", "off", *self.flags]
             self.process = subprocess.Popen(
                 command, stderr=log, cwd=self.directory, env={"NOTIFY_SOCKET": str(path), "PATH": os.environ["PATH"]}
             )
@@ -111,6 +119,25 @@ def new_daemon():
     finally:
         daemon.kill()
         shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def two_daemons():
+    """One for the parameter server and one for the worker, as on two hosts."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(ATTEMPTS):
+            map = "".join(f"{task}={free_address()}\n" for task in (PS, WORKER))
+            daemons = []
+            try:
+                for task in (PS, WORKER):
+                    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="sealane-"))
+                    daemons.append(Daemon(directory, [task], map))
+                    stack.callback(daemons[-1].kill)
+                yield daemons
+                return
+            except OSError as error:
+                assert "cannot listen on" in str(error), error
+        raise AssertionError(f"other programs took the ports of {ATTEMPTS} attempts")
 
 
 def embedded_pair(ps_options={}, worker_options={}):

@@ -92,6 +92,20 @@ def test_what_is_received_into_the_arena_is_not_copied(attached):
     assert address(out) == place and (out == 5).all()
 
 
+def test_a_first_model_fits_unless_memory_was_asked_for(own_daemon):
+    with sealane.attach(PS, socket=own_daemon.socket) as ps, sealane.attach(WORKER, socket=own_daemon.socket) as worker:
+        weights = np.arange(20_000_000, dtype="float32")
+        sending = ps.send_async(WORKER, 1, "80 MB", weights)
+        out = worker.empty(weights.shape)
+        assert worker.recv(PS, 1, "80 MB", out=out) is out
+        sending.result()
+        assert (out == weights).all()
+        assert ps.empty((1_000_000, 100)).nbytes == 400_000_000, "an embedding"
+        message = r"the arena has \d+ bytes: attach with a larger arena \(arena_bytes of attach\(\) in Python"
+        with pytest.raises(sealane.ResourceExhausted, match=message):
+            ps.empty(1 << 40, "uint8")
+
+
 def test_a_full_arena_says_so_and_recovers(attached):
     ps, worker = attached
     held = ps.empty(ARENA_BYTES // 2 + 1, "uint8")

@@ -166,6 +166,18 @@ def test_forwarders_that_are_killed_are_replaced(carried, own):
             carried.inward = Forwarder(own, PS, "--target", carried.target)
 
 
+def test_calls_by_a_socket_that_only_some_may_use(carried, own, tmp_path):
+    path = tmp_path / "ps.sock"
+    for mode in ([], ["--listen-mode", "0660"]):
+        # The second finds what the first has left.
+        carried.outward.kill()
+        carried.outward = Forwarder(own, WORKER, "--listen", f"unix:{path}", "--to", PS, *mode)
+        assert carried.outward.address() == f"unix:{path}"
+        assert oct(path.stat().st_mode & 0o777) == ("0o660" if mode else "0o600")
+        with carried.channel() as channel:
+            assert channel.unary_unary("/Bytes/Echo")(CHUNK, timeout=STUCK) == CHUNK
+
+
 def test_health_and_reflection(own):
     health = pytest.importorskip("grpc_health.v1.health")
     health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2")

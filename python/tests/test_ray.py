@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 import pytest
 from daemons import binary
@@ -132,6 +133,32 @@ def test_on_one_machine(command):
         alone = environment(RAY_ADDRESS="local", RAY_TMPDIR=directory)
         done = subprocess.run([sys.executable, *command], env=alone, capture_output=True, text=True, timeout=STUCK)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_ray
+def test_a_host_waits_for_the_daemon_that_has_read_the_map(monkeypatch, tmp_path):
+    import ray
+    from sealane._ray import Host
+
+    context = types.SimpleNamespace(get_temp_dir=lambda: str(tmp_path), get_session_name=lambda: "session")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    (tmp_path / "session/logs").mkdir(parents=True)
+    launch = {"cluster": "c", "secret": "s", "port": 0, "settings": {}, "program": str(DRIVER.with_name("slow_daemon.py"))}
+    host = Host("node", launch)
+    try:
+        # The task comes, is joined by another elsewhere, leaves, so that the daemon is started anew, and comes back.
+        here, there = f"ps-0:2222={host.address()}\n", "worker-0:2222=10.77.0.9:1\n"
+        for map in here, here + there, there, there + here:
+            host.serve(map)
+            assert (host.directory / "read").read_text() == map
+    finally:
+        # Whom its daemon's end would end as well.
+        ended, host.daemon = host.daemon, None
+        ended.kill()
+        ended.wait()
+        host.listener.close()
+        host.told.close()
 
 
 @pytest.fixture

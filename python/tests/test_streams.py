@@ -5,7 +5,7 @@ import io
 
 import pytest
 import sealane
-from daemons import PS, WORKER
+from daemons import PS, STUCK, WORKER, new_daemon
 from sealane import streams
 from test_calls import in_thread
 
@@ -224,3 +224,43 @@ def test_asyncio_hears_of_a_reset(ps, worker, key):
                 await writer.drain()
 
     asyncio.run(main())
+
+
+def test_an_asyncio_server_goes_on_with_the_next_daemon():
+    async def upper(reader, writer):
+        writer.write((await reader.read()).upper())
+        writer.close()
+
+    async def talk(worker):
+        reader, writer = await streams.open_connection(worker, PS, "upper")
+        writer.write(b"text")
+        writer.write_eof()
+        came = await reader.read()
+        writer.close()
+        return came
+
+    async def talk_again(worker):
+        while True:
+            try:
+                return await talk(worker)
+            except sealane.Unavailable:
+                # The next daemon may not be there, for this process or for the other.
+                await asyncio.sleep(0)
+
+    async def main(daemon, ps, worker):
+        failed = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+        async with await streams.start_server(upper, ps, "upper") as server:
+            for _ in range(3):
+                assert await asyncio.wait_for(talk_again(worker), STUCK) == b"TEXT"
+                daemon.kill()
+                assert daemon.start(), daemon.log()
+            assert await asyncio.wait_for(talk_again(worker), STUCK) == b"TEXT"
+            serving = asyncio.ensure_future(server.serve_forever())
+            await asyncio.sleep(0)
+            assert not serving.done()
+        await serving
+        assert not failed
+
+    with new_daemon() as daemon, daemon.attach(PS) as ps, daemon.attach(WORKER) as worker:
+        asyncio.run(main(daemon, ps, worker))

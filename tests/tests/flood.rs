@@ -125,6 +125,7 @@ fn requests(count: u32, key: &str) -> Vec<u8> {
             producer: 0,
             step: i64::from(index),
             timeout_ms: 60_000,
+            if_gone: Default::default(),
             key,
         };
         FrameWriter(&mut bytes).request(&request);

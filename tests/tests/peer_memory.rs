@@ -65,7 +65,7 @@ fn pull_all(stream: &mut TcpStream, heard: &mut Vec<u8>) {
         let rest = keys[named..].iter().map(String::as_str);
         named += FrameWriter(&mut words).key_set(set, (0, 0), (KEYS as u32, named as u32), rest) as usize;
     }
-    FrameWriter(&mut words).pull(&Pull { id, set, min_version: 0, timeout_ms: 60_000 });
+    FrameWriter(&mut words).pull(&Pull { id, set, min_version: 0, timeout_ms: 60_000, fail_if_gone: false });
     stream.write_all(&words).unwrap();
     heard.clear();
     let (mut chunk, mut came) = ([0; 4096], 0);

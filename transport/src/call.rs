@@ -15,6 +15,19 @@ pub struct RecvOptions {
     /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error. An embedded engine takes
     /// a [device's](Buffer::on_device) too.
     pub destination: Option<Buffer>,
+    /// Ends with Unavailable as soon as the producer's process is known to have ended, or to have detached, also if it had before;
+    /// a producer that was never there is waited for. Default: one that has left is waited for too, since it may come back. What
+    /// waits at the moment when its producer leaves ends in either case.
+    pub fail_if_gone: bool,
+}
+
+/// Options of a pull.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PullOptions {
+    /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
+    pub timeout: Option<Duration>,
+    /// As in [`RecvOptions`]: a publisher that has left is not waited for.
+    pub fail_if_gone: bool,
 }
 
 /// Options of a send.

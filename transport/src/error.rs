@@ -74,23 +74,17 @@ pub enum Error {
         /// What happened.
         reason: Box<str>,
     },
-    /// The deadline passed first.
-    #[error(
-        "{operation} of {}key '{key}' waited {waited:?} and its deadline passed{}", wanted(*.operation, *.step),
-        if *.delivery_unknown { ": delivery unknown, the tensor was in transit and may still arrive" } else { "" }
-    )]
-    DeadlineExceeded {
-        /// Which call.
-        operation: Operation,
-        /// The step.
-        step: i64,
-        /// The key.
-        key: Box<str>,
-        /// How long it was allowed to wait.
-        waited: Duration,
-        /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
-        delivery_unknown: bool,
+    /// The peer's process has ended, or has detached from its daemon; its code is Unavailable.
+    #[error("{task} has left ({reason})")]
+    Left {
+        /// The peer.
+        task: Box<str>,
+        /// How it went, as its daemon knows.
+        reason: Box<str>,
     },
+    /// The deadline passed first.
+    #[error("{0}")]
+    DeadlineExceeded(Box<Late>),
     /// What a thread waited for at a stream did not happen in the time that it was given.
     #[error("{reason}")]
     TimedOut {
@@ -141,8 +135,8 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Error::NotFound { .. } => Code::NotFound,
-            Error::Unavailable { .. } => Code::Unavailable,
-            Error::DeadlineExceeded { .. } | Error::TimedOut { .. } => Code::DeadlineExceeded,
+            Error::Unavailable { .. } | Error::Left { .. } => Code::Unavailable,
+            Error::DeadlineExceeded(_) | Error::TimedOut { .. } => Code::DeadlineExceeded,
             Error::Aborted { .. } => Code::Aborted,
             Error::ResourceExhausted { .. } => Code::ResourceExhausted,
             Error::InvalidArgument { .. } => Code::InvalidArgument,
@@ -161,9 +155,16 @@ impl Error {
         Error::InvalidArgument { reason: reason.into() }
     }
 
-    /// A deadline that passed before the tensor was in transit.
-    pub fn late(operation: Operation, step: i64, key: impl Into<Box<str>>, waited: Duration) -> Self {
-        Error::DeadlineExceeded { operation, step, key: key.into(), waited, delivery_unknown: false }
+    /// A deadline that passed before the tensor was in transit; `awaited` says what was waited for.
+    pub fn late(
+        operation: Operation,
+        step: i64,
+        key: impl Into<Box<str>>,
+        waited: Duration,
+        awaited: impl Into<Box<str>>,
+    ) -> Self {
+        let (key, awaited) = (key.into(), awaited.into());
+        Late { operation, step, key, waited, delivery_unknown: false, awaited }.into()
     }
 
     /// A peer that cannot be used.
@@ -171,6 +172,48 @@ impl Error {
         Error::Unavailable { peer: peer.into(), reason: reason.into() }
     }
 }
+
+/// A call that its deadline has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Late {
+    /// Which call.
+    pub operation: Operation,
+    /// The step.
+    pub step: i64,
+    /// The key.
+    pub key: Box<str>,
+    /// How long it was allowed to wait.
+    pub waited: Duration,
+    /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
+    pub delivery_unknown: bool,
+    /// What it waited for, such as the peer, its address, and why there is no connection; empty if nobody said.
+    pub awaited: Box<str>,
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, step, key, waited, delivery_unknown, awaited } = self;
+        write!(f, "{operation} of {}key '{key}' waited {waited:?} and its deadline passed", wanted(*operation, *step))?;
+        if *delivery_unknown {
+            f.write_str(": delivery unknown, the tensor was in transit and may still arrive")?;
+        }
+        match &**awaited {
+            "" => Ok(()),
+            awaited => write!(f, "{} {awaited}", if *delivery_unknown { ';' } else { ':' }),
+        }
+    }
+}
+
+impl From<Late> for Error {
+    fn from(late: Late) -> Error {
+        Error::DeadlineExceeded(Box::new(late))
+    }
+}
+
+/// The code on the wire of [`Error::Left`], whose text is the task and the reason, apart by a line feed. Who does not know it reads
+/// Unavailable.
+#[cfg(feature = "network")]
+const LEFT: u8 = 78;
 
 /// Which one was wanted: for a pull the number is a version, and the least says that any would do.
 fn wanted(operation: Operation, step: i64) -> String {
@@ -203,7 +246,20 @@ impl Error {
             8 => Error::ResourceExhausted { limit: "a limit of the peer".into(), reason },
             10 => Error::Aborted { step, reason },
             12 => Error::Unimplemented { reason },
+            LEFT if let Some((task, why)) = reason.split_once('\n') => {
+                Error::Left { task: task.into(), reason: given(why).into() }
+            }
             _ => Error::Unavailable { peer: peer.into(), reason },
+        }
+    }
+
+    /// The code on the wire.
+    pub(crate) fn wire_code(&self) -> u8 {
+        match (self, self.code()) {
+            (Error::Left { .. }, _) => LEFT,
+            // This side's own deadline is its own to report.
+            (_, Code::DeadlineExceeded) => Code::Aborted as u8,
+            (_, code) => code as u8,
         }
     }
 
@@ -212,6 +268,7 @@ impl Error {
         match self {
             Error::Aborted { reason, .. } => reason.to_string(),
             Error::InvalidArgument { reason } => reason.to_string(),
+            Error::Left { task, reason } => format!("{task}\n{reason}"),
             other => other.to_string(),
         }
     }

@@ -24,6 +24,8 @@ pub mod fault;
 #[cfg(not(loom))]
 pub mod gathered_rows;
 #[cfg(not(loom))]
+pub mod if_gone;
+#[cfg(not(loom))]
 pub mod lane;
 pub mod limits;
 #[cfg(all(feature = "network", not(loom)))]
@@ -67,9 +69,9 @@ pub use self::link::{Link, LinkKind};
 #[cfg(not(loom))]
 pub use self::{
     arena::{Arena, Handle, reuse_key},
-    call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
+    call::{PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     chains::Chains,
-    error::{Code, Error, LinkError, Operation},
+    error::{Code, Error, Late, LinkError, Operation},
     limits::SessionLimits,
     payload::{Meta, Payload},
     slicing::Slicing,

@@ -132,7 +132,7 @@ fn answered(answer: impl FnOnce(OwnedFd) + Send) -> Result<Attached, AttachError
     let daemon = Daemon::start();
     thread::scope(|scope| {
         scope.spawn(|| answer(daemon.request().0));
-        attach(&daemon.path, &Attach::new("worker:1", ARENA), 0, in_a_minute())
+        attach(&daemon.path, &Attach::new("worker:1", ARENA), false, in_a_minute())
     })
 }
 
@@ -142,12 +142,12 @@ fn a_client_attaches_and_both_sides_reach_each_other() {
     let daemon = Daemon::start();
     let client = thread::spawn({
         let path = daemon.path.clone();
-        move || attach(&path, &Attach::new("worker:1", ARENA), u64::MAX, in_a_minute()).unwrap()
+        move || attach(&path, &Attach::new("worker:1", ARENA), true, in_a_minute()).unwrap()
     });
     let (socket, request) = daemon.request();
     assert_eq!(
         request.unwrap(),
-        Request::Attach(Attach { version: VERSION, task: "worker:1".into(), arena_bytes: ARENA })
+        Request::Attach(Attach { version: VERSION, task: "worker:1".into(), arena_bytes: ARENA, or_less: false })
     );
     let known = credentials(&socket).unwrap();
     assert_eq!((known.pid as u32, known.uid), (std::process::id(), nix::unistd::getuid().as_raw()));
@@ -221,7 +221,7 @@ fn a_refusal_reaches_the_client_as_it_is() {
     for error in [
         Error::PermissionDenied { reason: "user 7 may not attach".into() },
         Error::NotFound { task: "worker:1".into(), reason: "not in the map".into() },
-        Error::late(Operation::Recv, -1, "w", Duration::new(1, 5)),
+        Error::late(Operation::Recv, -1, "w", Duration::new(1, 5), "ps:1: not connected"),
         Error::full("shm.clients_max", "64 are attached"),
     ] {
         match answered(|socket| refuse(&socket, &error).unwrap()) {
@@ -255,14 +255,14 @@ fn drain_is_asked_for_and_answered() {
 fn nobody_there_or_no_answer_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let wish = Attach::new("worker:1", ARENA);
-    let nowhere = attach(&directory.path().join("none"), &wish, 0, in_a_minute()).unwrap_err();
+    let nowhere = attach(&directory.path().join("none"), &wish, false, in_a_minute()).unwrap_err();
     assert!(matches!(nowhere, AttachError::Connect { .. }) && nowhere.to_string().contains("none"), "{nowhere}");
     let long = directory.path().join("x".repeat(200));
-    assert!(matches!(attach(&long, &wish, 0, in_a_minute()), Err(AttachError::Connect { .. })));
+    assert!(matches!(attach(&long, &wish, false, in_a_minute()), Err(AttachError::Connect { .. })));
     assert!(matches!(listen(&long), Err(ShmError::System { .. })));
 
     let daemon = Daemon::start();
-    assert!(matches!(attach(&daemon.path, &wish, 0, Instant::now()), Err(AttachError::TimedOut)));
+    assert!(matches!(attach(&daemon.path, &wish, false, Instant::now()), Err(AttachError::TimedOut)));
     assert!(matches!(answered(drop), Err(AttachError::HungUp)));
 }
 
@@ -334,18 +334,18 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":9}"#,
-        br#"{"request":"attach","version":9,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":9,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":9}"#,
+        br#"{"version":10}"#,
+        br#"{"request":"attach","version":10,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":10,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":10}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":10,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 10 }) && refused.to_string().contains("version 10"));
+    let refused = asked(br#"{"request":"levitate","version":11,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 11 }) && refused.to_string().contains("version 11"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -368,7 +368,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":9}"#;
+    let request = br#"{"request":"drain","version":10}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

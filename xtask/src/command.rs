@@ -14,9 +14,6 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Becomes a command, which shows its outcome itself.
-///
-/// # Errors
-/// It cannot be run.
 pub(crate) fn hand_over(command: &mut Command) -> Outcome {
     forget_own_package(command);
     // Returns only when it has failed.
@@ -63,11 +60,5 @@ mod tests {
         let of_this = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)).count();
         assert!(of_this > 0, "cargo has started this");
         assert_eq!(cargo().get_envs().filter(|(_, value)| value.is_none()).count(), of_this);
-    }
-
-    #[test]
-    fn a_command_that_fails_is_named_with_its_words() {
-        let error = run(Command::new("ls").arg("/no/such/folder").env("LC_ALL", "C")).unwrap_err();
-        assert!(error.contains("ls /no/such/folder failed") && error.contains("No such file"), "{error}");
     }
 }

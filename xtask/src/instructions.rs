@@ -1,19 +1,17 @@
 //! `cargo xtask instructions`: counts what the data path takes of a processor, by valgrind's callgrind, and compares with the counts that are
 //! kept. The drives are in `tests/src/drive/`; each is run twice, and the difference is that of the steps alone.
 
-mod callgrind;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
-use crate::build::{Build, build_with, workspace};
-use callgrind::{Profile, read};
+use crate::build::{Build, workspace};
+use crate::command::{output, run};
 
 /// Steps of the first run, which warm up what is kept between steps.
 const STEPS: u64 = 40;
@@ -33,12 +31,6 @@ pub(crate) struct Instructions {
     /// Fails where a drive takes over 2% more than the kept counts, and names the functions that grew
     #[arg(long)]
     check: bool,
-    /// Only drives whose name contains this
-    #[arg(long)]
-    only: Option<String>,
-    /// Functions to show for each drive
-    #[arg(long, default_value_t = 5)]
-    top: usize,
 }
 
 /// The counts of all drives.
@@ -61,104 +53,106 @@ struct Count {
 impl Instructions {
     /// Counts, shows, and compares or keeps.
     pub(crate) fn run(&self) -> Outcome {
-        let (package, kind, target) = ("sealane-tests", "example", "drive");
-        let drive = Build { package, kind, target, release: true, verbs: false };
-        let program = build_with(&drive, &["--no-default-features", "--locked"])?;
-        let mut found = Counts { compiler: compiler()?, drives: BTreeMap::new() };
+        let drive = Build { package: "sealane-tests", kind: "example", target: "drive", is_packed: true };
+        let program = drive.build(&["--no-default-features", "--locked"])?;
+        let compiler = output(Command::new("rustc").arg("--version").current_dir(workspace()))?;
+        let mut found = Counts { compiler: compiler.trim().to_owned(), drives: BTreeMap::new() };
         let path = workspace().join(KEPT);
         let kept: Counts = match fs::read_to_string(&path) {
             Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{KEPT}: {error}"))?,
             Err(_) => Counts::default(),
         };
         println!("{:<22} {:>12} {:>8} {:>13}", "a tensor of", "instructions", "kept", "system calls");
-        for drive in drives(&program)? {
-            if self.only.as_ref().is_some_and(|only| !drive.name.contains(only)) {
-                continue;
-            }
-            let count = drive.count(&program)?;
-            let before = kept.drives.get(&drive.name).map_or(f64::NAN, |kept| kept.instructions);
-            println!("{:<22} {:>12.1} {before:>8.1} {:>13.2}", drive.name, count.instructions, count.system_calls);
-            let mut functions: Vec<_> = count.functions.iter().collect();
-            functions.sort_by(|one, other| other.1.total_cmp(one.1));
-            functions.iter().take(self.top).for_each(|(name, count)| println!("{:>29.1}  {name}", count));
-            found.drives.insert(drive.name, count);
-        }
-        if found.drives.is_empty() {
-            return Err(format!("no drive's name contains {}", self.only.as_deref().unwrap_or_default()));
+        for drive in output(&mut Command::new(&program))?.lines() {
+            let fields: Vec<&str> = drive.split('\t').collect();
+            let [name, tensors, about] = fields[..] else { return Err(format!("no drive: {drive}")) };
+            let tensors = tensors.parse().map_err(|_| format!("no drive: {drive}"))?;
+            let count = count(&program, name, tensors, about)?;
+            let before = kept.drives.get(name).map_or(f64::NAN, |kept| kept.instructions);
+            println!("{name:<22} {:>12.1} {before:>8.1} {:>13.2}", count.instructions, count.system_calls);
+            found.drives.insert(name.to_owned(), count);
         }
         if self.check {
-            let gone = kept.drives.keys().filter(|name| self.only.is_none() && !found.drives.contains_key(*name));
-            gone.clone().for_each(|name| eprintln!("error: {KEPT} has {name}, and there is no such drive"));
-            return Ok(gone.count() == 0 && compare(&kept, &found));
+            return Ok(compare(&kept, &found));
         }
-        // Those that were not counted now stay.
-        let mut all = kept.drives;
-        all.extend(found.drives);
-        let text = serde_json::to_string_pretty(&Counts { drives: all, ..found }).expect("numbers and text");
+        let text = serde_json::to_string_pretty(&found).expect("numbers and text");
         fs::write(&path, text + "\n").map_err(|error| format!("{KEPT}: {error}"))?;
         println!("kept in {KEPT}; cargo xtask report --render writes them into the report");
         Ok(true)
     }
 }
 
-/// A drive as the program lists it.
-struct Drive {
-    name: String,
-    tensors: u64,
-    about: String,
-}
-
-fn drives(program: &Path) -> Result<Vec<Drive>, String> {
-    let listed = Command::new(program).output().map_err(|error| format!("{}: {error}", program.display()))?;
-    let drive = |line: &str| {
-        let mut fields = line.split('\t');
-        let (name, tensors, about) =
-            (fields.next()?.to_owned(), fields.next()?.parse().ok()?, fields.next()?.to_owned());
-        Some(Drive { name, tensors, about })
+/// Counts what a tensor's share of a drive is.
+fn count(program: &Path, name: &str, tensors: u64, about: &str) -> Result<Count, String> {
+    let more = MORE_STEPS.max(MORE_TENSORS / tensors);
+    let (few, many) = (profile(program, name, STEPS)?, profile(program, name, STEPS + more)?);
+    let each = |few: u64, many: u64| {
+        // To what does not differ from run to run.
+        ((many as f64 - few as f64) / (more * tensors) as f64 * 100.0).round() / 100.0
     };
-    let drives: Option<_> = String::from_utf8_lossy(&listed.stdout).lines().map(drive).collect();
-    drives.ok_or_else(|| format!("{} lists what are no drives", program.display()))
+    let functions = many.functions.iter().map(|(name, &count)| {
+        let before = few.functions.get(name).copied().unwrap_or(0);
+        (name.clone(), each(before, count))
+    });
+    Ok(Count {
+        about: about.to_owned(),
+        instructions: each(few.functions.values().sum(), many.functions.values().sum()),
+        system_calls: each(few.system_calls, many.system_calls),
+        functions: functions.filter(|(_, count)| *count >= SMALL).collect(),
+    })
 }
 
-impl Drive {
-    fn count(&self, program: &Path) -> Result<Count, String> {
-        let more = MORE_STEPS.max(MORE_TENSORS / self.tensors);
-        let (few, many) = (self.profile(program, STEPS)?, self.profile(program, STEPS + more)?);
-        let tensors = (more * self.tensors) as f64;
-        let each = |few: u64, many: u64| rounded((many as f64 - few as f64) / tensors);
-        let function = |(name, &count): (&String, &u64)| {
-            (name.clone(), each(few.functions.get(name).copied().unwrap_or(0), count))
-        };
-        Ok(Count {
-            about: self.about.clone(),
-            instructions: each(few.instructions, many.instructions),
-            system_calls: each(few.system_calls, many.system_calls),
-            functions: many.functions.iter().map(function).filter(|(_, count)| *count >= SMALL).collect(),
-        })
-    }
+/// The costs of a run.
+#[derive(Debug, Default, PartialEq)]
+struct Profile {
+    system_calls: u64,
+    /// Instructions, by function.
+    functions: BTreeMap<String, u64>,
+}
 
-    fn profile(&self, program: &Path, steps: u64) -> Result<Profile, String> {
-        let folder = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
-        let file = folder.path().join("callgrind.out");
-        let mut valgrind = Command::new("valgrind");
-        valgrind.args([
-            "--tool=callgrind",
-            "--quiet",
-            "--collect-systime=yes",
-            "--compress-strings=no",
-            "--compress-pos=no",
-        ]);
-        valgrind.arg(format!("--callgrind-out-file={}", file.display()));
-        valgrind.arg(program).arg(&self.name).arg(steps.to_string()).stdin(Stdio::null());
-        let ended = valgrind
-            .status()
-            .map_err(|error| format!("cannot run valgrind ({error}): install it (apt install valgrind)"))?;
-        if !ended.success() {
-            return Err(format!("{} of {steps} steps failed under valgrind ({ended})", self.name));
+fn profile(program: &Path, name: &str, steps: u64) -> Result<Profile, String> {
+    let folder = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
+    let file = folder.path().join("callgrind.out");
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--collect-systime=yes", "--compress-strings=no", "--compress-pos=no"]);
+    valgrind.arg(format!("--callgrind-out-file={}", file.display())).arg(program).arg(name).arg(steps.to_string());
+    run(&mut valgrind).map_err(|error| format!("{error}; valgrind is of the package of that name"))?;
+    read(&fs::read_to_string(&file).map_err(|error| format!("valgrind has written no profile: {error}"))?)
+}
+
+/// Reads what callgrind has written, as far as it is needed: each function's own costs, of the events Ir, sysCount and sysTime. The
+/// format is in valgrind's manual, "Callgrind format specification"; strings and positions are not compressed.
+///
+/// # Errors
+/// It is no such profile.
+fn read(text: &str) -> Result<Profile, String> {
+    let mut profile = Profile::default();
+    let (mut function, mut is_call) = ("", false);
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("fn=") {
+            function = without_hash(name);
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit()) {
+            // What a call has cost is its function's own, too.
+            if std::mem::take(&mut is_call) {
+                continue;
+            }
+            let costs: Result<Vec<u64>, _> = line.split(' ').skip(1).map(str::parse).collect();
+            let costs = costs.map_err(|_| format!("no costs: {line}"))?;
+            let cost = |place| costs.get(place).copied().unwrap_or(0);
+            *profile.functions.entry(function.to_owned()).or_default() += cost(0);
+            profile.system_calls += cost(1);
         }
-        let text = fs::read_to_string(&file).map_err(|error| format!("valgrind has written no profile: {error}"))?;
-        read(&text)
     }
+    let is_profile = text.contains("\nevents: Ir sysCount") && !profile.functions.is_empty();
+    if is_profile { Ok(profile) } else { Err("callgrind has not counted Ir and sysCount".into()) }
+}
+
+/// A function's path without the hash that each build has anew.
+fn without_hash(name: &str) -> &str {
+    let path = name.split('\'').next().unwrap_or(name);
+    path.rfind("::h").filter(|at| path.len() - at == 19).map_or(path, |at| &path[..at])
 }
 
 /// True if nothing has become worse.
@@ -166,13 +160,12 @@ fn compare(kept: &Counts, found: &Counts) -> bool {
     if kept.compiler != found.compiler {
         println!("note: {KEPT} was counted with {}, this with {}", kept.compiler, found.compiler);
     }
-    let mut is_well = true;
+    let mut is_well = kept.drives.keys().eq(found.drives.keys());
+    if !is_well {
+        eprintln!("error: {KEPT} has not the same drives: cargo xtask instructions counts them");
+    }
     for (name, count) in &found.drives {
-        let Some(before) = kept.drives.get(name) else {
-            eprintln!("error: {KEPT} has no {name}: cargo xtask instructions counts it");
-            is_well = false;
-            continue;
-        };
+        let Some(before) = kept.drives.get(name) else { continue };
         if count.instructions <= before.instructions * WORSE && count.system_calls <= before.system_calls * WORSE_CALLS
         {
             continue;
@@ -196,17 +189,6 @@ fn compare(kept: &Counts, found: &Counts) -> bool {
     is_well
 }
 
-/// To what does not differ from run to run.
-fn rounded(count: f64) -> f64 {
-    (count * 100.0).round() / 100.0
-}
-
-fn compiler() -> Result<String, String> {
-    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let said = rustc.arg("--version").current_dir(workspace()).output().map_err(|error| format!("rustc: {error}"))?;
-    Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,5 +205,16 @@ mod tests {
         assert!(compare(&counts(1000.0, 10.0), &counts(700.0, 30.0)));
         assert!(!compare(&counts(1000.0, 10.0), &counts(1021.0, 31.0)));
         assert!(!compare(&Counts::default(), &counts(1.0, 1.0)));
+    }
+
+    #[test]
+    fn each_functions_own_costs_are_summed() {
+        let text = "# callgrind format\nevents: Ir sysCount sysTime\nsummary: 112 1 3\n\nfl=???\n\
+                    fn=sealane::turn::h0123456789abcdef\n12 5\n13 7\ncfn=write\ncalls=1 0\n13 100 1 3\n14 0 0\n\
+                    fn=write\n0 100 1 3\nfn=sealane::turn::h0123456789abcdef\nfi=/inlined.rs\n20 3\n";
+        let functions = BTreeMap::from([("sealane::turn".to_owned(), 15), ("write".to_owned(), 100)]);
+        assert_eq!(read(text), Ok(Profile { system_calls: 1, functions }));
+        assert!(read("").is_err() && read("\nevents: Cycles\nfn=a\n1 2").is_err());
+        assert!(read("\nevents: Ir sysCount\nfn=a\n1 x").is_err());
     }
 }

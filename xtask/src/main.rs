@@ -13,11 +13,9 @@ mod instructions;
 mod licences;
 mod package;
 mod rdma_lab;
-mod report;
+mod scripts;
 mod sim;
-mod soak;
 mod traffic;
-mod wheels;
 mod without_io_uring;
 
 use std::process::ExitCode;
@@ -45,28 +43,28 @@ enum Chore {
     /// Kills, stops, disconnects and floods real processes in network namespaces, and accounts for every tensor
     Chaos(chaos::Chaos),
     /// Runs the same with reconnects and restarts for ten minutes, and checks for leaks
-    Soak(soak::Soak),
+    Soak(chaos::Soak),
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]
-    Traffic { role: traffic::Role },
+    Traffic { role: String },
     /// Runs a command with io_uring forbidden, as in many containers
     WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Checks that deny.toml allows the license of every dependency
     Licences,
-    /// Generates the settings page and the C header from the code; renders the documentation site
+    /// Generates the settings page and the C header from the code; checks the documentation
     Docs(docs::Docs),
     /// Counts the instructions of the data path under valgrind, and compares with the counts that are kept
     Instructions(instructions::Instructions),
     /// Measures every figure in the documentation and bench/REPORT.md, saves the results, and updates both
-    Report(report::Report),
+    Report(scripts::Script),
     /// Installs UCX, ZeroMQ, iceoryx2 and grpcio, measures them in turn with Sealane, and does as `report` with what comes of it
-    Peers(report::Report),
+    Peers(scripts::Script),
     /// Writes the manual pages and shell completions
     Pages(package::Pages),
     /// Builds the Debian packages
     Deb(package::Deb),
     /// Builds the wheels of the Python package, and of the plugin for each release of TensorFlow that it supports
-    Wheels(wheels::Wheels),
+    Wheels(scripts::Script),
 }
 
 /// Whether all is well, or why a chore could not be done.
@@ -76,27 +74,26 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Sim(sim) => sim.run(),
         Chore::Fuzz(fuzz) => fuzz.run(),
-        Chore::RdmaLab(lab) => return shown(lab.run()),
+        Chore::RdmaLab(lab) => lab.run(),
         Chore::GpuLab(lab) => lab.run(),
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
-        Chore::Traffic { role } => role.run(),
+        Chore::Traffic { role } => traffic::Role::take_on(&role),
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),
         Chore::Instructions(instructions) => instructions.run(),
-        Chore::Report(report) => report.run(None),
-        Chore::Peers(report) => report.run(Some("other_systems")),
+        Chore::Report(report) => report.report(None),
+        Chore::Peers(report) => report.report(Some("other_systems")),
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),
-        Chore::Wheels(wheels) => wheels.run(),
+        Chore::Wheels(wheels) => wheels.wheels(),
     };
-    shown(outcome.map(|is_well| ExitCode::from(u8::from(!is_well))))
-}
-
-fn shown(outcome: Result<ExitCode, String>) -> ExitCode {
-    outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        ExitCode::FAILURE
-    })
+    outcome.map_or_else(
+        |error| {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        },
+        |is_well| ExitCode::from(u8::from(!is_well)),
+    )
 }

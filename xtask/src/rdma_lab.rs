@@ -1,267 +1,217 @@
 //! `cargo xtask rdma-lab`: real verbs without a NIC. Boots Debian's kernel with Soft-RoCE in an emulated machine, and runs
 //! there what needs an RDMA device. `rdma_lab/lab.sh` has what is done on this machine, `guest.sh` what is done in the other.
+//!
+//! One stream comes out of the guest: the lines that steps print, and between them the records of `guest.sh`, each of which begins
+//! with a byte that text does not use.
 
-mod machine;
 mod steps;
 
-use std::fmt::Write;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Map, Value};
 
-use crate::build::{build, workspace};
+use crate::Outcome;
+use crate::build::workspace;
 use crate::command::output;
-use machine::{Ending, Event, Job, Machine, last_lines, script};
-use steps::{Outputs, STEPS, Step};
+use steps::{PROGRAMS, Step};
+
+/// What a boot may take beyond the limits of its steps, which the guest keeps: ten times what it takes on two busy cores.
+const BOOT_WITHIN_S: u64 = 120;
+
+/// Lines shown of a boot or a step that failed.
+const LAST_LINES: usize = 30;
+
+/// Begins every record.
+const RECORD: &str = "\u{1e}lab ";
 
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  cargo xtask rdma-lab\n  cargo xtask rdma-lab --only ib_send_lat --only ib_write_bw\n  \
-                        cargo xtask rdma-lab --run 'ibv_devinfo -v'\n  \
-                        cargo xtask rdma-lab --run 'probe rxe0' --with target/debug/probe --within 60"
+    after_help = "Examples:\n  cargo xtask rdma-lab\n  cargo xtask rdma-lab --only ib_send_lat --only ib_write_bw"
 )]
 pub(crate) struct RdmaLab {
     /// Run only this step (repeatable) [default: all steps]
-    #[arg(long, value_name = "STEP", conflicts_with = "run")]
+    #[arg(long, value_name = "STEP")]
     only: Vec<String>,
     /// Write the reports of the steps named by --only to this file, by name
     #[arg(long, value_name = "FILE", requires = "only")]
     json: Option<PathBuf>,
-    /// Instead of the lab's steps, run this command line with the guest's /bin/sh, and exit with its status
-    #[arg(long, value_name = "COMMAND LINE")]
-    run: Option<String>,
-    /// A program or file to copy into the guest's /bin (repeatable)
-    #[arg(long = "with", value_name = "PATH", requires = "run")]
-    with: Vec<PathBuf>,
-    /// Seconds after which the command line is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "run")]
-    within: u64,
-}
-
-/// A row of the table at the end.
-struct Row {
-    name: &'static str,
-    took: Duration,
-    /// The step's one line, or why it failed.
-    outcome: Result<String, String>,
 }
 
 impl RdmaLab {
-    pub(crate) fn run(&self) -> Result<ExitCode, String> {
+    pub(crate) fn run(&self) -> Outcome {
         let steps = chosen(&self.only)?;
-        let programs = self.with.iter().map(|path| program(path)).collect::<Result<_, _>>()?;
         let lab = workspace().join("target/rdma-lab");
         fs::create_dir_all(&lab).map_err(|error| format!("{}: {error}", lab.display()))?;
         eprintln!("looking for packages and the guest's kernel; what is missing is downloaded");
         output(&mut script("install"))?;
-        let kernel = output(script("kernel").arg(&lab))?.trim_end().into();
-        let mut machine = Machine { lab, kernel, programs };
-        if let Some(script) = &self.run {
-            return self.command(&machine, script);
+        let kernel = PathBuf::from(output(script("kernel").arg(&lab))?.trim_end());
+        let wanted = PROGRAMS.iter().filter(|program| steps.iter().any(|step| step.runs(program)));
+        let built = wanted.map(|program| program.build(&[]).map(|path| (program.target, path)));
+        let programs: Vec<(&str, PathBuf)> = built.collect::<Result<_, _>>()?;
+        let mut run = Run { lab: &lab, steps: &steps, done: 0, failed: 0, reports: Map::new() };
+        let booted = boot(&mut run, &kernel, &programs);
+        let failed = run.failed + steps.len() - run.done;
+        println!("{} steps, {failed} failed or not run; what each printed is in target/rdma-lab/STEP.log", steps.len());
+        booted?;
+        if let (0, Some(file)) = (failed, &self.json) {
+            let written = fs::write(file, Value::from(run.reports).to_string());
+            written.map_err(|error| format!("{}: {error}", file.display()))?;
         }
-        machine.programs = build_all(&steps)?;
-        let (rows, outputs) = run_all(&machine, &steps)?;
-        print!("{}", table(&rows));
-        let passed = rows.iter().all(|row| row.outcome.is_ok());
-        if let (true, Some(file)) = (passed, &self.json) {
-            let written = serde_json::to_vec(&reports(&outputs, &self.only)?).map_err(|error| error.to_string())?;
-            fs::write(file, written).map_err(|error| format!("{}: {error}", file.display()))?;
-        }
-        Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-    }
-
-    fn command(&self, machine: &Machine, script: &str) -> Result<ExitCode, String> {
-        let mut code = None;
-        machine.boot(&[Job { script: script.to_owned(), within_s: self.within }], &mut |event| match event {
-            Event::Up => eprintln!("the guest is up"),
-            Event::Began(_) => {}
-            Event::Line(line) => println!("{line}"),
-            Event::Ended(_, ending) => {
-                code = Some(ending.code);
-                if ending.is_killed_after(self.within) {
-                    eprintln!("error: killed after {} s (--within)", self.within);
-                }
-            }
-        })?;
-        code.map(ExitCode::from).ok_or_else(|| "the guest ended before the command line did".to_string())
+        Ok(failed == 0)
     }
 }
 
-/// The report that each of these steps printed, by its name.
-fn reports(outputs: &Outputs, names: &[String]) -> Result<Map<String, Value>, String> {
-    let report = |name: &String| {
-        let report = outputs.get(name.as_str()).and_then(|printed| steps::report(printed));
-        Ok((name.clone(), report.ok_or_else(|| format!("{name} printed no report"))?))
-    };
-    names.iter().map(report).collect()
-}
-
-fn program(path: &Path) -> Result<(String, PathBuf), String> {
-    let name = path.file_name().filter(|_| path.is_file()).ok_or_else(|| format!("{} is no file", path.display()))?;
-    Ok((name.to_string_lossy().into_owned(), path.to_path_buf()))
+/// The steps of a boot, and how they went.
+struct Run<'a> {
+    lab: &'a Path,
+    steps: &'a [Step],
+    done: usize,
+    failed: usize,
+    reports: Map<String, Value>,
 }
 
 /// The steps of these names, or all.
-fn chosen(names: &[String]) -> Result<Vec<&'static Step>, String> {
-    if let Some(unknown) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == **name)) {
-        let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+fn chosen(names: &[String]) -> Result<Vec<Step>, String> {
+    let mut steps = steps::steps();
+    if let Some(unknown) = names.iter().find(|name| !steps.iter().any(|step| step.name == **name)) {
+        let known: Vec<_> = steps.iter().map(|step| step.name).collect();
         return Err(format!("there is no step {unknown:?}; the steps are {}", known.join(", ")));
     }
-    Ok(STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)).collect())
+    steps.retain(|step| names.is_empty() || names.iter().any(|name| name == step.name));
+    Ok(steps)
 }
 
-/// Every program that a step runs, by the name of its target.
-fn build_all(steps: &[&Step]) -> Result<Vec<(String, PathBuf)>, String> {
-    let wanted = steps::PROGRAMS.iter().filter(|program| steps.iter().any(|step| step.runs(program)));
-    let built = wanted.map(|program| {
-        eprintln!("building {}", program.target);
-        build(program).map(|path| (program.target.to_owned(), path))
-    });
-    built.collect()
+/// The lab's script, which does this.
+fn script(what: &str) -> Command {
+    let mut script = Command::new(workspace().join("xtask/src/rdma_lab/lab.sh"));
+    script.arg(what);
+    script
 }
 
-/// Runs the steps; how they went, and what each printed.
+/// Boots the machine, from power-on to power-off, and runs the steps one after the other.
 ///
 /// # Errors
-/// When the guest does not come up.
-fn run_all(machine: &Machine, steps: &[&'static Step]) -> Result<(Vec<Row>, Outputs), String> {
-    let (mut rows, mut outputs) = (Vec::new(), Outputs::new());
-    while rows.len() < steps.len() {
-        let done = rows.len();
-        let Err(error) = one_boot(machine, steps, &mut rows, &mut outputs) else { continue };
-        // A step that takes the guest down with it fails; those after it get a guest of their own.
-        let broken = steps.get(rows.len()).and_then(|step| Some((step, outputs.get(step.name)?)));
-        if let Some((step, output)) = broken {
-            keep_log(&machine.lab, step.name, output);
-            let outcome = Err(error.lines().next().unwrap_or_default().to_string());
-            rows.push(Row { name: step.name, took: Duration::ZERO, outcome });
-        } else if done == rows.len() || rows.len() == steps.len() {
-            return Err(error);
-        }
-        eprintln!("{error}");
+/// When the guest does not come up, panics, or hangs: with the last lines of what it printed. Not when a step fails.
+fn boot(run: &mut Run<'_>, kernel: &Path, programs: &[(&str, PathBuf)]) -> Result<(), String> {
+    let Run { lab, steps, .. } = *run;
+    let told = |error| format!("{}: {error}", lab.display());
+    let work = tempfile::Builder::new().prefix("work-").tempdir_in(lab).map_err(told)?;
+    let folder = work.path().join("root/lab");
+    fs::create_dir_all(&folder).map_err(told)?;
+    let mut written =
+        steps.iter().enumerate().map(|(number, step)| fs::write(folder.join(number.to_string()), &step.run));
+    written.try_for_each(|written| written).map_err(told)?;
+    let limits: String = steps.iter().map(|step| format!("{}\n", step.within_s)).collect();
+    fs::write(folder.join("limits"), limits).map_err(told)?;
+    let mut image = script("image");
+    image.arg(kernel).arg(work.path());
+    for (name, path) in programs {
+        image.arg(format!("bin/{name}")).arg(path);
     }
-    Ok((rows, outputs))
-}
-
-/// Boots once, and runs the steps that have no row yet.
-fn one_boot(
-    machine: &Machine,
-    steps: &[&'static Step],
-    rows: &mut Vec<Row>,
-    outputs: &mut Outputs,
-) -> Result<(), String> {
-    let rest = &steps[rows.len()..];
-    let job = |step: &&Step| Job { script: step.run.to_string(), within_s: step.within_s };
-    let jobs: Vec<Job> = rest.iter().map(job).collect();
-    let mut running = "";
+    output(&mut image)?;
+    let within_s = BOOT_WITHIN_S + steps.iter().map(|step| step.within_s).sum::<u64>();
+    let mut start = script("start");
+    start.arg(kernel).arg(work.path()).arg(within_s.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
     eprintln!("booting the guest");
-    machine.boot(&jobs, &mut |event| match event {
-        Event::Up => eprintln!("the guest is up"),
-        Event::Began(number) => {
-            running = rest[number].name;
-            outputs.insert(running, String::new());
-            eprintln!("running {running} ({} of {})", rows.len() + 1, steps.len());
-        }
-        Event::Line(line) => outputs.entry(running).or_default().extend([line.as_str(), "\n"]),
-        Event::Ended(number, ending) => {
-            let outcome = judge(rest[number], ending, outputs);
-            if outcome.is_err() {
-                eprintln!("{}", last_lines(&outputs[running]));
+    let mut emulator = start.spawn().map_err(|error| format!("cannot start the emulator: {error}"))?;
+    let end = run.follow(BufReader::new(emulator.stdout.take().expect("it is piped")));
+    let _ = emulator.kill();
+    let _ = emulator.wait();
+    let said = |log: &str| String::from_utf8_lossy(&fs::read(work.path().join(log)).unwrap_or_default()).into_owned();
+    let (kernel, emulator) = (said("kernel.log"), said("emulator.log"));
+    let _ = fs::write(lab.join("kernel.log"), &kernel);
+    end.map_err(|error| format!("{error}\n{}\n{}", last_lines(&kernel), last_lines(&emulator)))
+}
+
+impl Run<'_> {
+    /// Reads the guest's stream to its end, and judges steps by what they print.
+    fn follow(&mut self, stream: impl BufRead) -> Result<(), String> {
+        let (mut began, mut printed, mut doing) = (Instant::now(), String::new(), "boot");
+        for line in stream.split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line);
+            let line = line.strip_suffix('\r').unwrap_or(&line);
+            // A step's last line may lack its end: then a record follows in the same line.
+            let (text, record) = line.split_once(RECORD).map_or((line, ""), |(text, record)| (text, record));
+            if record.is_empty() || !text.is_empty() {
+                printed.extend([text, "\n"]);
             }
-            keep_log(&machine.lab, running, &outputs[running]);
-            rows.push(Row { name: running, took: ending.took, outcome });
+            match (record.split(' ').collect::<Vec<_>>().as_slice(), self.steps.get(self.done)) {
+                (["broken", ..], _) => return Err(format!("the guest could not: {record}\n{}", last_lines(&printed))),
+                (["began", _], Some(step)) => {
+                    (began, doing) = (Instant::now(), step.name);
+                    printed.clear();
+                    eprintln!("running {doing} ({} of {})", self.done + 1, self.steps.len());
+                }
+                (["ended", _, code], Some(step)) => self.ended(step, code, began, &std::mem::take(&mut printed)),
+                (["done"], _) => return Ok(()),
+                _ => {}
+            }
         }
-    })
-}
-
-fn judge(step: &Step, ending: Ending, outputs: &Outputs) -> Result<String, String> {
-    match ending.code {
-        0 => (step.judge)(outputs, step),
-        _ if ending.is_killed_after(step.within_s) => Err(format!("killed after {} s", step.within_s)),
-        code => Err(format!("exit code {code}")),
+        Err(format!("the guest ended in {doing}\n{}", last_lines(&printed)))
     }
-}
 
-fn keep_log(lab: &Path, step: &str, output: &str) {
-    let log = lab.join(format!("{step}.log"));
-    if let Err(error) = fs::write(&log, output) {
-        eprintln!("{}: {error}", log.display());
-    }
-}
-
-fn table(rows: &[Row]) -> String {
-    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max("step".len());
-    let mut text = format!("\n{:width$}  result  seconds\n", "step");
-    for Row { name, took, outcome } in rows {
-        let (result, line) = match outcome {
-            Ok(line) => ("passed", line),
-            Err(why) => ("FAILED", why),
+    /// Keeps what a step printed, and prints how it went.
+    fn ended(&mut self, step: &Step, code: &str, began: Instant, printed: &str) {
+        let (name, log) = (step.name, self.lab.join(format!("{}.log", step.name)));
+        fs::write(&log, printed).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+        let judged = match code {
+            "0" => step.judge(printed),
+            "137" => Err(format!("killed, as after {} s", step.within_s)),
+            code => Err(format!("exit code {code}")),
         };
-        let _ = writeln!(text, "{name:width$}  {result}  {:7.1}  {line}", took.as_secs_f64());
+        self.done += 1;
+        self.reports.extend(steps::report(printed).map(|report| (name.to_owned(), report)));
+        let (result, line) = judged.map_or_else(|why| ("FAILED", why), |line| ("passed", line));
+        println!("{name:15}  {result}  {:7.1} s  {line}", began.elapsed().as_secs_f64());
+        if result == "FAILED" {
+            self.failed += 1;
+            eprintln!("{}", last_lines(printed));
+        }
     }
-    let failed = rows.iter().filter(|row| row.outcome.is_err()).count();
-    text + &format!("{} steps, {failed} failed; what each printed is in target/rdma-lab/STEP.log\n", rows.len())
+}
+
+/// The last lines of what was printed.
+fn last_lines(printed: &str) -> String {
+    let lines: Vec<_> = printed.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::command::run;
-    use std::os::unix::fs::PermissionsExt;
 
+    /// Runs the loop of the guest over two steps, in a folder of this machine and without what ends every process.
     #[test]
-    fn steps_are_chosen_by_name() {
-        assert_eq!(chosen(&[]).unwrap().len(), STEPS.len());
-        assert_eq!(chosen(&["ib_send_lat".to_string()]).unwrap()[0].name, "ib_send_lat");
-        let error = chosen(&["ib_lat".to_string()]).err().unwrap();
-        assert!(error.contains("\"ib_lat\"") && error.contains("ibv_devinfo, "), "{error}");
-    }
-
-    #[test]
-    fn a_folder_is_no_program() {
-        assert!(program(Path::new("/")).is_err());
-        assert!(program(Path::new(env!("CARGO_MANIFEST_DIR"))).is_err());
-        let this = std::env::current_exe().unwrap();
-        assert_eq!(program(&this).unwrap().0, this.file_name().unwrap().to_str().unwrap());
-    }
-
-    #[test]
-    fn a_step_passes_by_its_exit_code_and_its_output() {
-        let step = Step {
-            name: "one",
-            run: "true",
-            within_s: 10,
-            judge: |outputs, step| match outputs[step.name].as_str() {
-                "good\n" => Ok("is good".to_string()),
-                _ => Err("is bad".to_string()),
-            },
+    fn what_the_guest_runs_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write("0", "echo one; printf 'ended 0 0'; exit 3");
+        write("1", "true");
+        write("limits", "5\n60\n");
+        let guest = include_str!("rdma_lab/guest.sh");
+        let jobs = &guest[guest.find("say ready").unwrap()..];
+        let jobs = jobs.replace("/lab/", "./").replace("kill -9 -1", "true").replace("poweroff -f", "");
+        let say = guest.lines().find(|line| line.starts_with("say()")).unwrap();
+        let said =
+            output(Command::new("sh").args(["-c", &format!("{say}\n{jobs}")]).current_dir(folder.path())).unwrap();
+        let steps = chosen(&["ibv_devinfo".to_owned(), "verbs_probe".to_owned()]).unwrap();
+        let followed = |said: &str| {
+            let mut run = Run { lab: folder.path(), steps: &steps, done: 0, failed: 0, reports: Map::new() };
+            (run.follow(said.as_bytes()), run.done, run.failed)
         };
-        let judged = |code, seconds, printed: &str| {
-            let ending = Ending { code, took: Duration::from_secs(seconds) };
-            judge(&step, ending, &Outputs::from([("one", printed.to_string())]))
-        };
-        assert_eq!(judged(0, 1, "good\n"), Ok("is good".to_string()));
-        assert_eq!(judged(0, 1, "other\n"), Err("is bad".to_string()));
-        assert_eq!(judged(2, 1, "good\n"), Err("exit code 2".to_string()));
-        assert_eq!(judged(137, 1, "good\n"), Err("exit code 137".to_string()));
-        assert_eq!(judged(137, 10, "good\n"), Err("killed after 10 s".to_string()));
-    }
-
-    #[test]
-    fn the_table_shows_every_step() {
-        let rows = [
-            Row { name: "ibv_devinfo", took: Duration::from_millis(300), outcome: Ok("port active".to_string()) },
-            Row { name: "probe", took: Duration::from_secs(60), outcome: Err("exit code 1".to_string()) },
-        ];
-        let expected = "\nstep         result  seconds\n\
-                        ibv_devinfo  passed      0.3  port active\n\
-                        probe        FAILED     60.0  exit code 1\n\
-                        2 steps, 1 failed; what each printed is in target/rdma-lab/STEP.log\n";
-        assert_eq!(table(&rows), expected);
+        // The second prints nothing.
+        assert_eq!(followed(&said), (Ok(()), 2, 2));
+        assert_eq!(fs::read_to_string(folder.path().join("ibv_devinfo.log")).unwrap(), "one\nended 0 0\n");
+        let error = |said: &str| followed(said).0.unwrap_err();
+        assert!(error("").contains("ended in boot"));
+        assert!(error("\u{1e}lab ready\n\u{1e}lab began 0\nhello").contains("ended in ibv_devinfo\nhello"));
+        assert!(error("\u{1e}lab broken insmod x\n").contains("could not: broken insmod x"));
     }
 
     #[test]
@@ -276,71 +226,7 @@ mod tests {
         assert_eq!(fs::read(at("lab/text")).unwrap(), fs::read(manifest).unwrap());
         assert_eq!(fs::metadata(at("bin/this")).unwrap().len(), fs::metadata(this).unwrap().len(), "the first stays");
         assert!(at("usr/lib/x86_64-linux-gnu/libc.so.6").is_file());
-        let loaders = ["lib", "lib64"].map(|folder| fs::read_dir(at(folder)).into_iter().flatten().count());
-        assert_eq!(loaders.iter().sum::<usize>(), 1, "the loader");
-    }
-
-    #[test]
-    fn a_file_that_is_missing_is_named() {
-        let root = tempfile::tempdir().unwrap();
         let error = run(script("copy").args(["bin/none", "/no/such/program"]).current_dir(root.path())).unwrap_err();
         assert!(error.contains("/no/such/program"), "{error}");
-    }
-
-    /// Runs the lab's script where these stand in for the system's commands, each a script.
-    fn with_commands(commands: &[(&str, &str)], arguments: &[&str], folder: &Path) -> Result<String, String> {
-        for (name, script) in commands {
-            fs::write(folder.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-        output(script(arguments[0]).args(&arguments[1..]).env("PATH", path))
-    }
-
-    #[test]
-    fn a_package_half_installed_is_missing() {
-        let folder = tempfile::tempdir().unwrap();
-        let query = "case $4 in kmod) echo not-installed;; make) echo config-files;; *) echo installed;; esac";
-        let commands = [("dpkg-query", query), ("id", "echo 1000")];
-        let error = with_commands(&commands, &["install"], folder.path()).unwrap_err();
-        assert!(error.ends_with("as root: apt-get install kmod make"), "{error}");
-        with_commands(&[("dpkg-query", "echo installed")], &["install"], folder.path()).unwrap();
-    }
-
-    #[test]
-    fn the_kernel_is_kept_with_its_modules_in_their_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let lab = folder.path().to_str().unwrap();
-        let unpack = "cd \"$3\" 2>/dev/null || mkdir \"$3\" && cd \"$3\" && mkdir -p boot lib/modules/6.1 && \
-                      echo kernel >boot/vmlinuz-6.1 && echo module >lib/modules/6.1/udp.ko && echo module >lib/modules/6.1/rxe.ko.xz";
-        let modprobe = "echo builtin virtio; echo \"insmod $4/lib/modules/6.1/udp.ko \"; \
-                        if [ \"$8\" = rdma_rxe ]; then echo \"insmod $4/lib/modules/6.1/rxe.ko.xz \"; fi";
-        let commands = [
-            (
-                "apt-cache",
-                "echo linux-image-amd64; echo '  Depends: linux-image-6.1.0-56-amd64'; echo '  Conflicts: other'",
-            ),
-            ("apt-get", "echo package >kernel.deb"),
-            ("dpkg", unpack),
-            ("depmod", "true"),
-            ("modprobe", modprobe),
-        ];
-        let kept = folder.path().join("kernel-linux-image-6.1.0-56-amd64");
-        let found = with_commands(&commands, &["kernel", lab], folder.path()).unwrap();
-        assert_eq!(Path::new(found.trim_end()), kept);
-        let list = fs::read_to_string(kept.join("list")).unwrap();
-        assert!(list.ends_with("rdma_ucm\nudp.ko\nrxe.ko.xz\n") && list.lines().count() == 3, "{list}");
-        assert!(["vmlinuz", "udp.ko", "rxe.ko.xz"].into_iter().all(|name| kept.join(name).is_file()));
-        // It is not downloaded again, unless other modules were chosen.
-        let offline = [("apt-get", "echo 'there is no network'; exit 1")];
-        with_commands(&offline, &["kernel", lab], folder.path()).unwrap();
-        fs::write(kept.join("list"), "other\nudp.ko\n").unwrap();
-        let error = with_commands(&offline, &["kernel", lab], folder.path()).unwrap_err();
-        assert!(error.contains("there is no network"), "{error}");
-        with_commands(&commands, &["kernel", lab], folder.path()).unwrap();
-        assert_eq!(fs::read_to_string(kept.join("list")).unwrap(), list);
-        let unknown = [("apt-cache", "echo linux-image-amd64"), ("id", "echo 1000")];
-        let error = with_commands(&unknown, &["kernel", lab], folder.path()).unwrap_err();
-        assert!(error.contains("apt knows no kernel package"), "{error}");
     }
 }

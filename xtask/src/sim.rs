@@ -11,7 +11,7 @@ use crate::Outcome;
 const PROGRESS_EVERY: u64 = 1000;
 
 #[derive(Args)]
-#[command(after_help = "Examples:\n  cargo xtask sim --seeds 10000\n  cargo xtask sim --seed 4711 --log")]
+#[command(after_help = "Examples:\n  cargo xtask sim --seeds 10000\n  cargo xtask sim --seed 4711")]
 pub(crate) struct Sim {
     /// Number of seeds to run, in sequence
     #[arg(long, default_value_t = 1)]
@@ -19,28 +19,15 @@ pub(crate) struct Sim {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Continue after a failing seed, and print no traces
-    #[arg(long)]
-    all: bool,
-    /// Lines of the trace to print
-    #[arg(long, default_value_t = TRACE_LINES)]
-    lines: usize,
-    /// Print the nodes' own log
-    #[arg(long)]
-    log: bool,
 }
 
 impl Sim {
     pub(crate) fn run(&self) -> Outcome {
-        if self.log {
-            let filter = tracing_subscriber::EnvFilter::new("debug");
-            tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
-        }
         let start = Instant::now();
-        let (mut failed, mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0, 0);
+        let (mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0);
         let (mut pulled, mut missed, mut rows, mut rows_missed) = (0, 0, 0, 0);
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
-            match simulate(seed, self.lines) {
+            match simulate(seed, TRACE_LINES) {
                 Ok(report) => {
                     delivered += report.delivered;
                     refused += report.refused;
@@ -50,10 +37,6 @@ impl Sim {
                     rows_missed += report.rows_missed;
                     lost += report.links_lost;
                     reset += report.sessions_reset;
-                }
-                Err(violation) if self.all => {
-                    failed += 1;
-                    println!("seed {seed} at {:?}: {}", violation.at, violation.what);
                 }
                 Err(violation) => {
                     println!("{violation}\nagain with: cargo xtask sim --seed {seed}");
@@ -65,11 +48,11 @@ impl Sim {
             }
         }
         println!(
-            "{} seeds, {failed} failed: {delivered} recvs got their tensor, {refused} an error, pulls brought {pulled} tensors \
+            "{} seeds: {delivered} recvs got their tensor, {refused} an error, pulls brought {pulled} tensors \
              and missed {missed}, {rows} rows of tables came and {rows_missed} pulls of rows failed, {lost} links were lost, \
              {reset} sessions reset",
             self.seeds
         );
-        Ok(failed == 0)
+        Ok(true)
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Add;
-use std::str::FromStr;
 
+use clap::ValueEnum;
 use sealane_transport::limits::SLICES_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::limits::{
 };
 
 /// Who waits for whom between two steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Nobody: each worker pulls what is newest.
@@ -26,7 +26,7 @@ pub enum Mode {
     Sync,
 }
 
-/// How many train, in a measurement or a simulation; written as flags spell it, `50+5`.
+/// How many train; written `50+5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
     /// Workers.
@@ -38,17 +38,6 @@ pub struct Size {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.workers, self.ps)
-    }
-}
-
-impl FromStr for Size {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        let numbers = text.split_once('+').and_then(|(workers, ps)| {
-            Some(Self { workers: workers.trim().parse().ok()?, ps: ps.trim().parse().ok()? })
-        });
-        numbers.ok_or_else(|| BenchError::setting("--sizes", text, "workers and ps, as in 200+10"))
     }
 }
 

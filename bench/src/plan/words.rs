@@ -1,32 +1,17 @@
-//! Settings that are one of a few words. Flags, reports and texts spell them as serde does, so each is spelt in one place.
+//! Settings that are one of a few words, which flags, reports and texts spell alike.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
+use clap::ValueEnum;
 use sealane_runtime::ExecutorChoice;
 use sealane_transport::authentication::{Authentication, Authority, Certified, random_secret};
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::verbs;
-use serde::de::IntoDeserializer;
-use serde::de::value::Error;
 use serde::{Deserialize, Serialize};
 
 use super::{Bench, Link, Mode};
 use crate::error::BenchError;
-
-/// The value that a word names.
-///
-/// # Errors
-/// [`BenchError::Setting`] for any other word, with those that are accepted.
-pub(super) fn read<'t, T: Deserialize<'t>>(
-    setting: &'static str,
-    text: &'t str,
-    accepted: &str,
-) -> Result<T, BenchError> {
-    T::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
-        .map_err(|_| BenchError::setting(setting, text, accepted))
-}
 
 macro_rules! written_as_in_json {
     ($($name:ty),+) => {$(
@@ -38,32 +23,12 @@ macro_rules! written_as_in_json {
     )+};
 }
 
-macro_rules! read_as_in_json {
-    ($($name:ty: $setting:literal, $accepted:literal;)+) => {$(
-        impl FromStr for $name {
-            type Err = BenchError;
-
-            fn from_str(text: &str) -> Result<Self, BenchError> {
-                read($setting, text, $accepted)
-            }
-        }
-    )+};
-}
-
 written_as_in_json!(Bench, Executor, Fuse, Link, Mode, Registration, Security, SystemName, Transfer);
 
-read_as_in_json! {
-    Executor: "--executor", "auto, io_uring or epoll";
-    Fuse: "--fuse", "off, turn, receive, receive-wait-all, plan or push";
-    Mode: "--mode", "async or sync";
-    Registration: "--registration", "static or dynamic";
-    Security: "--security", "none, secret or tls";
-    Transfer: "--transfer", "write or read";
-}
-
 /// What Sealane's shards run on and sleep in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum Executor {
     /// What they run on unless told otherwise.
     #[default]
@@ -85,7 +50,7 @@ impl From<Executor> for ExecutorChoice {
 }
 
 /// How much is made one: nothing, what leaves in a turn, or what is asked for in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fuse {
     /// One write a message, on both sides.
@@ -110,10 +75,11 @@ impl Fuse {
 }
 
 /// A system's name, as flags and reports spell it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SystemName {
     /// Sealane itself: always measured, and so never a baseline.
+    #[value(skip)]
     Sealane,
     /// The bare operation of the kernel, or of memory where the link is in memory.
     Raw,
@@ -144,20 +110,8 @@ impl SystemName {
     }
 }
 
-impl FromStr for SystemName {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        let baselines = "raw, grpc, grpc-stream, stream, whole or open";
-        match read("--baseline", text, baselines)? {
-            Self::Sealane => Err(BenchError::setting("--baseline", text, baselines)),
-            baseline => Ok(baseline),
-        }
-    }
-}
-
 /// How large tensors move over verbs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transfer {
     /// The producer writes into the consumer's memory.
@@ -177,7 +131,7 @@ impl From<Transfer> for verbs::Transfer {
 }
 
 /// When memory is registered with the RDMA device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Registration {
     /// Once, at start.
@@ -200,7 +154,7 @@ impl From<Registration> for verbs::Registration {
 const KEYS_LIFE: Duration = Duration::from_secs(7 * 86_400);
 
 /// What the two sides of a link show each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Security {
     /// Nothing.
@@ -266,17 +220,10 @@ impl Keys {
 mod tests {
     use super::*;
 
-    /// Every word that a refusal names is one that is read, and is written again as it was read.
-    fn assert_spelt_alike<T: FromStr<Err = BenchError> + fmt::Display>() {
-        let refused = "carrier-pigeon".parse::<T>().err().expect("an unknown word");
-        assert!(refused.is_usage());
-        let BenchError::Setting { accepted, .. } = refused else { panic!("{refused}") };
-        for word in accepted.replace(" or ", ", ").split(", ") {
-            match word.parse::<T>() {
-                Ok(value) => assert_eq!(value.to_string(), word),
-                Err(error) => assert!(word == "verbs" && error.to_string().contains("--features verbs"), "{error}"),
-            }
-        }
+    /// Every word that a flag takes is one that a report writes.
+    fn assert_spelt_alike<T: ValueEnum + fmt::Display>() {
+        let words = T::value_variants().iter().filter_map(|word| Some((word, word.to_possible_value()?)));
+        words.for_each(|(word, flag)| assert_eq!(word.to_string(), flag.get_name()));
     }
 
     #[test]
@@ -289,8 +236,7 @@ mod tests {
         assert_spelt_alike::<Security>();
         assert_spelt_alike::<SystemName>();
         assert_spelt_alike::<Transfer>();
-        assert!("wire".parse::<Fuse>().unwrap_err().to_string().starts_with("--fuse is wire; give off, turn, receive"));
         assert_eq!(Bench::FanIn.to_string(), "fanin");
-        assert!("sealane".parse::<SystemName>().is_err(), "it is always measured, and so never a baseline");
+        assert!(SystemName::from_str("sealane", false).is_err(), "it is always measured, and so never a baseline");
     }
 }

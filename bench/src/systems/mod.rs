@@ -1,5 +1,16 @@
 //! The systems that can be measured, and what they share.
+//!
+//! A system is [`Rounds`](crate::system::Rounds): it is set up once by [`set_up`], with its producer in a process that [`serve`]s,
+//! measured round by round, and torn down by being dropped. What a round does is written once for all systems:
+//!
+//! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it asks and how it takes what came,
+//!   as a [`Client`](client::Client): `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a
+//!   [`fanin`], which are one client together.
+//! - [`training`] measures workers that make steps with parameter servers, as [`Trainees`](training::Trainees): tasks of gRPC,
+//!   sessions over sockets, or one thread each, a [`Worker`](training::Worker). Workers that pull [`rows`] are such, too.
+//! - [`crowd`] measures callers that greet a listener, with the [`Manners`](crowd::Manners) of its system.
 
+mod client;
 mod crowd;
 mod fanin;
 mod grpc;
@@ -9,17 +20,10 @@ mod sealane;
 mod sockets;
 mod training;
 
-pub(crate) use rows::Wanted;
-
-use std::time::{Duration, Instant};
-use std::{hint, thread};
-
 use crate::error::BenchError;
-use crate::limits::{FEW_PEERS, FILL};
+use crate::limits::FEW_PEERS;
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
-use crate::sample::Sample;
-use crate::stopwatch::RoundTrips;
 use crate::system::System;
 
 /// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
@@ -78,100 +82,44 @@ pub fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> R
 }
 
 fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let is_raw = job.system == SystemName::Raw;
-    match job.plan.bench {
-        Bench::FanIn if is_raw => return raw::fanin::start(job, program),
-        Bench::FanIn => return sealane::fanin::start(job, program),
-        Bench::Idle => return sealane::idle(job, program),
-        Bench::Connect if is_raw => return crowd::start_storm(job, program, raw::Zeros::like_sealane()),
-        Bench::Connect => return crowd::start_storm(job, program, sealane::Workers::Answering),
-        Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse => {}
-        Bench::Ps if job.system == SystemName::Grpc => return grpc::training::start(job, program),
-        Bench::Ps => return sealane::training::start(job, program),
-        Bench::Rows if is_raw => return raw::rows::start(job, program),
-        Bench::Rows if job.system == SystemName::Grpc => return grpc::rows::start(job, program),
-        Bench::Rows => return sealane::rows::start(job, program),
-        Bench::Restart => job.plan.bench.is_measured_elsewhere(),
-    }
-    match (job.system, job.plan.link) {
-        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => sealane::between_processes(job, program),
-        (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::attached(job, program),
-        (SystemName::Sealane | SystemName::Open, Link::Loopback) => sealane::in_memory(&job.plan),
-        (SystemName::Stream, Link::Shm) => sealane::streams::between_clients(job, program),
-        (SystemName::Stream, _) => sealane::streams::between_processes(job, program),
-        (SystemName::Whole, _) => job.plan.bench.is_measured_elsewhere(),
-        (SystemName::Raw, Link::Tcp) => raw::over_tcp(job, program),
-        (SystemName::Raw, Link::Shm) => raw::over_shm(job, program),
-        (SystemName::Raw, Link::Verbs) => raw::over_verbs(job),
-        (SystemName::Raw, Link::Loopback) => Ok(raw::in_memory(&job.plan)),
+    use SystemName::{Grpc, GrpcStream, Raw};
+    match (job.plan.bench, job.system, job.plan.link) {
+        (Bench::FanIn, Raw, _) => raw::fan_in(job, program),
+        (Bench::FanIn, ..) => sealane::training::fan_in(job, program),
+        (Bench::Idle, ..) => sealane::idle(job, program),
+        (Bench::Connect, Raw, _) => crowd::start_storm(job, program, raw::Zeros::like_sealane()),
+        (Bench::Connect, ..) => crowd::start_storm(job, program, sealane::Greeters),
+        (Bench::Ps | Bench::Rows, Grpc, _) => grpc::training::start(job, program),
+        (Bench::Rows, Raw, _) => raw::rows::start(job, program),
+        (Bench::Ps | Bench::Rows, ..) => sealane::training::start(job, program),
+        (Bench::Restart, ..) => unreachable!("restart has systems of its own"),
+        (_, Raw, Link::Tcp) => raw::over_tcp(job, program),
+        (_, Raw, Link::Shm) => Ok(raw::shm::start(job)),
+        (_, Raw, Link::Verbs) => raw::verbs::start(job),
+        (_, Raw, Link::Loopback) => Ok(raw::in_memory(&job.plan)),
+        (_, Grpc | GrpcStream, Link::Shm) => grpc::over_unix(job, program),
+        (_, Grpc | GrpcStream, Link::Loopback) => grpc::in_memory(job),
         // gRPC knows no verbs: it goes through the kernel all the same.
-        (SystemName::Grpc | SystemName::GrpcStream, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
-        (SystemName::Grpc | SystemName::GrpcStream, Link::Shm) => grpc::over_unix(job, program),
-        (SystemName::Grpc | SystemName::GrpcStream, Link::Loopback) => grpc::in_memory(job),
+        (_, Grpc | GrpcStream, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
+        (_, _, Link::Shm) => sealane::attached(job, program),
+        (_, _, Link::Loopback) => sealane::in_memory(&job.plan),
+        (_, _, Link::Tcp | Link::Verbs) => sealane::between_processes(job, program),
     }
 }
 
 /// Runs the producer's side of a system until its consumer is gone.
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    match (job.plan.bench, job.system) {
-        (Bench::Connect | Bench::FanIn, SystemName::Raw) => return raw::serve_many(job),
-        (Bench::Ps, SystemName::Grpc) => return grpc::training::serve(job),
-        (Bench::Ps, _) => return sealane::training::serve(job),
-        (Bench::Rows, SystemName::Raw) => return raw::rows::serve(job),
-        (Bench::Rows, SystemName::Grpc) => return grpc::rows::serve(job),
-        (Bench::Rows, _) => return sealane::rows::serve(job),
-        (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
-        (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
-        (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
-    }
-    match (job.system, job.plan.link) {
-        (SystemName::Sealane | SystemName::Stream | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
-        (SystemName::Stream, _) => sealane::streams::serve(job),
-        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
-        (SystemName::Whole, _) => job.plan.bench.is_measured_elsewhere(),
-        (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
-        (SystemName::Raw, Link::Tcp | Link::Verbs | Link::Loopback) => raw::serve(&job.plan),
-        (SystemName::Grpc | SystemName::GrpcStream, Link::Shm) => grpc::serve_unix(job),
-        (SystemName::Grpc | SystemName::GrpcStream, _) => grpc::serve(&job.plan),
-    }
-}
-
-/// Looks at the memory that the last step of a round has filled, and that was empty before its first.
-pub(super) fn check_arrival<'t>(
-    system: &'static str,
-    tensors: impl Iterator<Item = &'t [u8]>,
-) -> Result<(), BenchError> {
-    let wrong = tensors.enumerate().find(|(_, bytes)| bytes.iter().any(|byte| *byte != FILL));
-    wrong.map_or(Ok(()), |(tensor, _)| Err(BenchError::WrongBytes { system, tensor }))
-}
-
-/// A round of requests one at a time, for consumers that are plain threads.
-pub(super) fn round_trips<E>(
-    plan: &Plan,
-    length: Duration,
-    mut request: impl FnMut() -> Result<(), E>,
-) -> Result<Sample, E> {
-    let mut trips = RoundTrips::start(Instant::now(), length);
-    loop {
-        if let Some(idle) = plan.idle() {
-            pass_gap(idle, plan.polling);
-        }
-        let asked = Instant::now();
-        request()?;
-        if trips.completed(asked, Instant::now()) {
-            return Ok(trips.sample());
-        }
-    }
-}
-
-/// Lets the gap pass as the run waits for everything else: spinning, or asleep.
-pub(super) fn pass_gap(idle: Duration, polling: bool) {
-    if !polling {
-        return thread::sleep(idle);
-    }
-    let end = Instant::now() + idle;
-    while Instant::now() < end {
-        hint::spin_loop();
+    use SystemName::{Grpc, GrpcStream, Raw};
+    match (job.plan.bench, job.system, job.plan.link) {
+        (Bench::Connect | Bench::FanIn, Raw, _) => raw::serve_many(job),
+        (Bench::Ps | Bench::Rows, Grpc, _) => grpc::training::serve(job),
+        (Bench::Rows, Raw, _) => raw::rows::serve(job),
+        (Bench::Ps | Bench::Rows | Bench::FanIn | Bench::Connect | Bench::Idle, ..) => sealane::training::serve(job),
+        (_, Raw, _) => raw::serve(&job.plan),
+        (_, Grpc | GrpcStream, Link::Shm) => grpc::serve_unix(job),
+        (_, Grpc | GrpcStream, _) => grpc::serve(&job.plan),
+        (_, _, Link::Shm) => sealane::serve_attached(job),
+        (..) => sealane::serve(job),
     }
 }
 
@@ -209,13 +157,5 @@ mod tests {
             let found: Vec<_> = measured(&plan).into_iter().map(|(_, plan)| plan.peers).collect();
             assert_eq!(found, expected);
         }
-    }
-
-    #[test]
-    fn memory_that_was_not_filled_is_named() {
-        let (full, short) = ([FILL; 3], [FILL, FILL, 0]);
-        check_arrival("raw", [&full[..], &[]].into_iter()).expect("all of it is");
-        let error = check_arrival("raw", [&full[..], &short].into_iter()).expect_err("the last byte is missing");
-        assert!(error.to_string().starts_with("raw delivered tensor 1"), "{error}");
     }
 }

@@ -22,6 +22,11 @@ pub(super) fn each(plan: &Plan) -> Vec<Tables> {
     plan.tables.iter().flat_map(Tables::each).collect()
 }
 
+/// Bytes of what a worker pulls of each table in a step.
+pub(super) fn bytes_of_each(plan: &Plan) -> Vec<usize> {
+    each(plan).iter().map(Tables::step_bytes).collect()
+}
+
 /// The rows that a worker names in its steps, table by table.
 pub(crate) struct Wanted {
     tables: Vec<Tables>,
@@ -42,15 +47,16 @@ impl Wanted {
         Self { steps: (0..STEPS).map(|_| step()).collect(), tables, next: 0 }
     }
 
-    /// What each step names of each table.
-    pub(crate) fn into_steps(self) -> Vec<Vec<Vec<u64>>> {
-        self.steps
-    }
-
     /// What the next step names of each table.
     pub(super) fn advance(&mut self) -> &[Vec<u64>] {
         self.next += 1;
         &self.steps[(self.next - 1) % STEPS]
+    }
+
+    /// Looks whether these are the rows that the last step has named, those of one table behind those of another.
+    pub(super) fn check_all(&self, system: &'static str, rows: &[u8]) -> Result<(), BenchError> {
+        let mut tables = rows.chunks_exact(rows.len() / self.tables.len()).enumerate();
+        tables.try_for_each(|(table, rows)| self.check(system, table, rows))
     }
 
     /// Looks whether these are the rows of one table that the last step has named.
@@ -114,6 +120,11 @@ impl Memory {
     /// How many.
     pub(super) fn tables(&self) -> usize {
         self.contents.len()
+    }
+
+    /// Bytes of a row.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.tables.row_bytes()
     }
 
     /// Copies rows of one table behind each other, as fast as a compiler makes of it.

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use crate::error::BenchError;
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
 use crate::peer::Peer;
-use crate::plan::{Plan, Tables, Training, spread};
+use crate::plan::{Bench, Plan, Tables, Training, spread};
 use crate::process::{self, Process};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
@@ -24,12 +24,6 @@ pub(super) trait Trainees {
 
     /// What has moved so far, both ways; `None` over a link of which nobody counts that.
     fn moved(&self) -> Result<Option<Moved>, BenchError>;
-
-    /// Is about to be measured again.
-    fn resume(&mut self) {}
-
-    /// Costs nothing while others are measured.
-    fn rest(&mut self) {}
 }
 
 /// What has moved between workers and parameter servers.
@@ -61,7 +55,8 @@ pub(super) struct StepLog {
 }
 
 impl StepLog {
-    fn begin(workers: usize) -> Self {
+    /// Of so many workers, from now on.
+    pub(super) fn begin(workers: usize) -> Self {
         let began = Instant::now();
         Self { began, times: round_trip_histogram(), ended: vec![began; workers] }
     }
@@ -70,6 +65,11 @@ impl StepLog {
     pub(super) fn completed(&mut self, worker: usize, began: Instant, ended: Instant) {
         record_round_trip(&mut self.times, ended - began);
         self.ended[worker] = ended;
+    }
+
+    /// Notes the steps of a worker, each by when it began and ended.
+    pub(super) fn completed_all(&mut self, worker: usize, times: Vec<(Instant, Instant)>) {
+        times.into_iter().for_each(|(began, ended)| self.completed(worker, began, ended));
     }
 
     /// From the beginning until the last worker ended.
@@ -133,8 +133,10 @@ impl<T: Trainees> Experiment<T> {
         let fitting = length.as_secs_f64() / log.took().as_secs_f64() * made as f64;
         Ok((fitting.round() as u64).clamp(1, ROUND_STEPS_MAX))
     }
+}
 
-    fn measure(&mut self, length: Duration) -> Result<Sample, BenchError> {
+impl<T: Trainees> Rounds for Experiment<T> {
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         let steps = self.warm_up(length)?;
         self.steps = Some(steps);
         let cpu_time = |processes: &[Process; 2]| {
@@ -183,21 +185,45 @@ impl<T: Trainees> Experiment<T> {
     }
 }
 
-/// Has a thread for each of `workers` make steps; `train` says when each began and ended.
-pub(super) fn in_threads<W: Send>(
-    workers: &mut [W],
-    log: &mut StepLog,
-    train: impl Fn(&mut W) -> Result<Vec<(Instant, Instant)>, BenchError> + Sync,
-) -> Result<(), BenchError> {
-    let outcomes: Vec<_> = thread::scope(|scope| {
-        let train = &train;
-        let begun: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(move || train(worker))).collect();
-        begun.into_iter().map(|worker| worker.join().expect("a worker's thread does not panic")).collect()
-    });
-    for (worker, outcome) in outcomes.into_iter().enumerate() {
-        outcome?.into_iter().for_each(|(began, ended)| log.completed(worker, began, ended));
+/// A worker that has a thread to itself.
+pub(super) trait Worker: Send {
+    /// Makes a step.
+    fn step(&mut self) -> Result<(), BenchError>;
+
+    /// Looks at what the last step has brought.
+    fn check(&self) -> Result<(), BenchError>;
+}
+
+/// Such workers, and what has moved between them and their parameter servers.
+pub(super) struct Threads<W> {
+    pub(super) workers: Vec<W>,
+    pub(super) moved: Box<dyn Fn() -> Result<Option<Moved>, BenchError>>,
+}
+
+impl<W: Worker> Trainees for Threads<W> {
+    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
+        let train = |worker: &mut W| {
+            let one = |_| {
+                let began = Instant::now();
+                worker.step()?;
+                Ok((began, Instant::now()))
+            };
+            let times = (0..steps).map(one).collect::<Result<Vec<_>, BenchError>>()?;
+            worker.check().map(|()| times)
+        };
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let begun: Vec<_> = self.workers.iter_mut().map(|worker| scope.spawn(|| train(worker))).collect();
+            begun.into_iter().map(|worker| worker.join().expect("a worker's thread does not panic")).collect()
+        });
+        outcomes.into_iter().enumerate().try_for_each(|(worker, times)| {
+            log.completed_all(worker, times?);
+            Ok(())
+        })
     }
-    Ok(())
+
+    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+        (self.moved)()
+    }
 }
 
 /// The experiment that a plan describes.
@@ -217,6 +243,8 @@ pub(super) struct Share {
 /// The shares of every ps, over which tensors and gradients are spread.
 pub(super) fn shares(plan: &Plan) -> impl ExactSizeIterator<Item = Share> {
     let Training { size, push, .. } = of(plan);
+    // Who pulls rows pushes nothing.
+    let push = if plan.bench == Bench::Rows { &[][..] } else { push };
     let of_each = spread(&plan.step, size.ps).into_iter().zip(spread(push, size.ps));
     of_each.map(|(numbers, pushed)| Share {
         pulled: numbers.iter().map(|&tensor| plan.step[tensor]).collect(),
@@ -229,18 +257,4 @@ pub(super) fn shares(plan: &Plan) -> impl ExactSizeIterator<Item = Share> {
 pub(super) fn variant(plan: &Plan) -> String {
     let training = of(plan);
     format!("{}, {}", training.mode, training.variants[0])
-}
-
-impl<T: Trainees> Rounds for Experiment<T> {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        self.measure(length)
-    }
-
-    fn resume(&mut self) {
-        self.trainees.resume();
-    }
-
-    fn rest(&mut self) {
-        self.trainees.rest();
-    }
 }

@@ -41,7 +41,7 @@ pub struct Args {
 /// No daemon serves at the socket, it refuses, or it does not end in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
-    let socket = &settings.daemon.socket.value;
+    let socket = &settings.daemon.clients_socket();
     let deadline = Instant::now() + Duration::from_secs(args.timeout_s);
     // Opened before the daemon is asked: it removes the file at its end.
     let lock = open_lock(socket)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
-use sealane_transport::authentication::{Authority, random_secret};
+use sealane_transport::authentication::{Authority, Certificate, random_secret};
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 
 use crate::{Context, Failure};
@@ -45,7 +45,7 @@ enum Command {
     /// Create a certificate authority, and a certificate and key for each transport address of an endpoint map
     #[command(after_help = "Example:\n  sealane keys tls keys --endpoint-map jobs/.endpoint_map")]
     Tls {
-        /// The directory to write; it must not exist
+        /// The directory to write; if it has an authority and its key, certificates are added for addresses and tasks that are new
         directory: PathBuf,
         /// The endpoint map
         #[arg(long, value_name = "FILE", default_value = ".endpoint_map")]
@@ -81,28 +81,49 @@ fn secret(file: &Path, context: &Context) -> Result<(), Failure> {
 fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(), Failure> {
     let map = EndpointMap::load(map)?;
     let until = SystemTime::now() + Duration::from_secs(u64::from(days) * 86_400);
-    let authority = Authority::new().map_err(Failure::work)?;
-    make_directory(directory)?;
-    write(&directory.join("authorities.pem"), PUBLIC, &authority.certificate())?;
+    let [certificate, key] = ["authorities.pem", "authority.key"].map(|name| directory.join(name));
+    let authority = if key.exists() {
+        let read = |file: &Path| fs::read_to_string(file).map_err(|error| Failure::file(file, error));
+        Authority::of(&read(&certificate)?, &read(&key)?).map_err(|error| Failure::file(&key, error))?
+    } else {
+        make_directory(directory)?;
+        let authority = Authority::new().map_err(Failure::work)?;
+        write(&certificate, PUBLIC, &authority.certificate())?;
+        write(&key, PRIVATE, &authority.key())?;
+        authority
+    };
     let mut text = String::new();
     let mut addresses: Vec<&TransportAddress> = map.addresses().collect();
     addresses.sort();
     addresses.dedup();
     for address in addresses {
         let tasks: Vec<TaskName> = map.tasks_at(address).cloned().collect();
-        let certified = authority.certify(&tasks, until).map_err(Failure::work)?;
         let directory = directory.join(file_name(address));
-        make_directory(&directory)?;
-        write(&directory.join("certificate.pem"), PUBLIC, &certified.certificate)?;
-        write(&directory.join("key.pem"), PRIVATE, &certified.key)?;
+        let files = ["certificate.pem", "key.pem"].map(|name| directory.join(name));
+        if directory.exists() {
+            let found = fs::read_to_string(&files[0]).ok().and_then(|pem| Certificate::in_force(&pem));
+            if found.is_some_and(|found| tasks.iter().all(|task| found.speaks_for(task))) {
+                text += &format!("{}: kept\n", directory.display());
+                continue;
+            }
+            // Made anew: it has expired, or lacks a task.
+            files.iter().for_each(|file| drop(fs::remove_file(file)));
+        } else {
+            make_directory(&directory)?;
+        }
+        let certified = authority.certify(&tasks, until).map_err(Failure::work)?;
+        write(&files[0], PUBLIC, &certified.certificate)?;
+        write(&files[1], PRIVATE, &certified.key)?;
         let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
         text += &format!("{}: for {}\n", directory.display(), names.join(", "));
     }
     context.print(&format!(
-        "{text}\nThe authority's key was not kept: create everything again when you add a task.\n\
-         Copy each directory, and {authorities}, to its host, keep the modes, and set this in its sealane.toml:\n\n\
-         [security]\ntls_certificate = \"certificate.pem\"\ntls_key = \"key.pem\"\ntls_authorities = \"authorities.pem\"\n",
-        authorities = directory.join("authorities.pem").display(),
+        "{text}\nCopy each directory, and {authorities}, to its host, keep the modes, and set this in its sealane.toml:\n\n\
+         [security]\ntls_certificate = \"certificate.pem\"\ntls_key = \"key.pem\"\ntls_authorities = \"authorities.pem\"\n\n\
+         {key} is the authority's key: whoever has it may speak for any task, so keep it away from the hosts.\n\
+         To add hosts or tasks, run the same command again with the new map; to prevent that for good, delete the key.\n",
+        authorities = certificate.display(),
+        key = key.display(),
     ))
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use sealane::{Code, Error, RecvOptions};
 
 use super::transfer::{Carrier, Ends, Side, Wanted};
-use crate::files::{self, Format, NamedTensor};
-use crate::{Context, Failure};
+use crate::files::{self, Format, NamedTensor, directory_of, may_create_in};
+use crate::{Context, Failure, counted};
 
 /// The limits that a tensor meets when it does not fit where tensors of unknown length land: an engine's slab, or what a
 /// daemon has for a client.
@@ -45,8 +45,8 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let tensors = received?;
     files::write(&args.out, &tensors)?;
     let bytes: usize = tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
-    let (count, from) = (tensors.len(), &args.ends.from);
-    context.print(&format!("received {count} tensors, {bytes} bytes, from {from} into {}\n", args.out.display()))
+    let (count, from) = (counted(tensors.len(), "tensor"), &args.ends.from);
+    context.print(&format!("received {count}, {bytes} bytes, from {from} into {}\n", args.out.display()))
 }
 
 /// Finds out what would keep the tensors from being written before they are taken from their sender.
@@ -67,14 +67,18 @@ fn check_out(out: &Path, keys: &[String]) -> Result<(), Failure> {
             out.display(),
             directory.display()
         ))),
-        _ => Ok(()),
+        _ => may_create_in(directory_of(out)).map_err(|error| {
+            let problem =
+                format!("it could not be written ({error}); name a file in a directory that can be written to");
+            Failure::file(out, problem)
+        }),
     }
 }
 
 fn receive(carrier: &mut Carrier, args: &Args) -> Result<Vec<NamedTensor>, Failure> {
     let Ends { from, step, .. } = &args.ends;
     let (step, timeout) = (*step, args.ends.timeout());
-    let options = || RecvOptions { timeout: Some(timeout), destination: None };
+    let options = || RecvOptions { timeout: Some(timeout), destination: None, ..RecvOptions::default() };
     let receivings: Vec<_> = args.key.iter().map(|key| carrier.task().recv_with(from, step, key, options())).collect();
     // All of them end before one is asked for again, which may end what is in flight.
     let outcomes: Vec<_> = receivings.into_iter().map(|receiving| receiving.wait().map_err(Error::from)).collect();
@@ -96,8 +100,7 @@ fn failure(error: &Error, ends: &Ends) -> Failure {
     let sender = format!("`sealane send FILE --from {from} --to {to} --step {step}`");
     match error.code() {
         Code::DeadlineExceeded => Failure::work(format!(
-            "{error}; {from} answered but did not send it: run {sender} with a file that has that key, \
-             or wait longer with --timeout-s"
+            "{error}; run {sender} there with a file that has that key, or wait longer with --timeout-s"
         )),
         Code::Unavailable => Failure::work(format!("{error}; start {sender} there, or wait longer with --timeout-s")),
         _ => Failure::work(error),

@@ -7,7 +7,7 @@ use sealane::{Code, Error, SendOptions, Sending, Task};
 use super::transfer::{Ends, Side};
 use crate::arena_size::arena_bytes;
 use crate::files::{self, NamedTensor};
-use crate::{Context, Failure};
+use crate::{Context, Failure, counted};
 
 /// Send the tensors of an .npy or .safetensors file to a task
 #[derive(Debug, clap::Args)]
@@ -33,12 +33,12 @@ pub struct Args {
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let tensors = files::read(&args.file, args.key.as_deref())?;
     let lengths = || tensors.iter().map(|(_, tensor)| tensor.bytes().len() as u64);
-    let (count, bytes) = (tensors.len(), lengths().sum::<u64>());
+    let (count, bytes) = (counted(tensors.len(), "tensor"), lengths().sum::<u64>());
     let carrier = args.ends.start(Side::Sender, arena_bytes(lengths()), context)?;
     let sent = offer(carrier.task(), &args.ends, tensors);
     carrier.stop()?;
     sent.map_err(|error| failure(&error, &args.ends))?;
-    context.print(&format!("sent {count} tensors, {bytes} bytes, to {}\n", args.ends.to))
+    context.print(&format!("sent {count}, {bytes} bytes, to {}\n", args.ends.to))
 }
 
 /// Deposits all tensors and waits for their releases.
@@ -54,8 +54,8 @@ fn failure(error: &Error, ends: &Ends) -> Failure {
     let Ends { from, to, step, .. } = ends;
     match error.code() {
         Code::DeadlineExceeded => Failure::work(format!(
-            "{error}; nobody requested it: run `sealane recv --from {from} --to {to} --step {step}` with that key, \
-             or wait longer with --timeout-s"
+            "{error}; nobody requested it: run `sealane recv --from {from} --to {to} --step {step} --key KEY --out FILE` with \
+             that key, or wait longer with --timeout-s"
         )),
         _ => Failure::work(error),
     }

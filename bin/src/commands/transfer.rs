@@ -106,19 +106,18 @@ impl Ends {
         if self.embedded {
             return Ok(Err("--embedded".to_owned()));
         }
-        let socket = &settings.daemon.socket;
-        let named = matches!(socket.source, Source::Flag(_));
-        let daemon = match carrier::find(&socket.value) {
+        let (socket, source) = (settings.daemon.clients_socket(), &settings.daemon.socket.source);
+        let named = matches!(source, Source::Flag(_));
+        let daemon = match carrier::find(&socket) {
             Ok(daemon) => daemon,
             Err(reason) if named => {
                 return Err(Failure::work(format!(
-                    "{reason}; start `sealane daemon` there, or omit {} to run without it",
-                    socket.source
+                    "{reason}; start `sealane daemon` there, or omit {source} to run without it"
                 )));
             }
             Err(reason) => return Ok(Err(reason)),
         };
-        let wish = Attach::new(task).socket(&socket.value).arena_bytes(arena_bytes).timeout(self.timeout());
+        let wish = Attach::new(task).socket(&socket).arena_bytes(arena_bytes).timeout(self.timeout());
         match wish.attach() {
             Ok(attached) => Ok(Ok((attached, daemon))),
             Err(Error::NotFound { .. }) if !named => Ok(Err(format!("{daemon} does not serve {task}"))),

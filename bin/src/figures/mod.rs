@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use histogram::Histogram;
 pub(crate) use shard::unix_ms;
-pub(crate) use shard::{Client, Peer, Shard, ShardCounters, Table, Traffic};
+pub(crate) use shard::{Client, Peer, Shard, Table, Traffic};
 
 /// The form that this program writes and reads.
 pub(crate) const SCHEMA: &str = "sealane-stat/1";
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-/// Rates of one daemon, or of one of its shards.
+/// Rates of a shard.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Rates {
     /// Tensors a second that tasks of the daemon sent.
@@ -107,26 +107,12 @@ pub(crate) struct Rates {
     pub(crate) bytes_sent: f64,
     /// Bytes a second that they received.
     pub(crate) bytes_received: f64,
-    /// Share of the time that the shards were busy, from 0 to 1.
+    /// Share of the time that it was busy, from 0 to 1.
     pub(crate) busy: f64,
 }
 
 impl Rates {
     /// From the daemon's start, or since `before` if that is of the same process.
-    pub(crate) fn of(now: &Figures, before: Option<&Figures>) -> Rates {
-        let each = now.shards.iter().map(|shard| Self::of_shard(now, shard, before));
-        let mut sum = each.fold(Rates::default(), |sum, one| Rates {
-            tensors_sent: sum.tensors_sent + one.tensors_sent,
-            tensors_received: sum.tensors_received + one.tensors_received,
-            bytes_sent: sum.bytes_sent + one.bytes_sent,
-            bytes_received: sum.bytes_received + one.bytes_received,
-            busy: sum.busy + one.busy,
-        });
-        sum.busy /= now.shards.len().max(1) as f64;
-        sum
-    }
-
-    /// The same for one shard.
     pub(crate) fn of_shard(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Rates {
         let then = now.earlier_shard(before, shard.shard);
         let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);

@@ -4,10 +4,11 @@
 mod npy;
 mod safetensors;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
+use nix::unistd::{AccessFlags, access};
 use sealane_fusion::{DType, Tensor};
 
 use crate::Failure;
@@ -170,6 +171,20 @@ pub(crate) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
+    }
+}
+
+/// Whether a file could be made in a directory. Tried with an unnamed one, so that nothing is left whatever happens next.
+pub(crate) fn may_create_in(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(directory);
+    match tried.map_err(|error| (error.raw_os_error(), error)) {
+        // The file system has no unnamed files.
+        Err((Some(libc::EOPNOTSUPP | libc::EISDIR), _)) => {
+            Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?)
+        }
+        Err((_, error)) => Err(error),
+        Ok(_) => Ok(()),
     }
 }
 

@@ -59,6 +59,8 @@ impl Entry {
 /// One entry for every row of the table, in its order.
 pub(super) struct Effective {
     entries: Vec<Entry>,
+    /// Variables that are set, and are another role's.
+    unread: Vec<&'static str>,
 }
 
 impl Effective {
@@ -73,18 +75,19 @@ impl Effective {
         for given in file {
             set(&mut entries[given.index], given.source, &given.text)?;
         }
+        let mut unread = Vec::new();
         for entry in &mut entries {
-            variable(entry, sources.environment, role)?;
+            unread.extend(variable(entry, sources.environment, role)?);
         }
         for given in sources.overrides {
             let (index, _) = table::find(&given.name).ok_or_else(|| file::unknown_name(given.flag, &given.name))?;
             set(&mut entries[index], Source::Flag(given.flag), &given.text)?;
         }
-        Ok(Effective { entries })
+        Ok(Effective { entries, unread })
     }
 
-    pub(super) fn into_entries(self) -> Vec<Entry> {
-        self.entries
+    pub(super) fn into_parts(self) -> (Vec<Entry>, Vec<&'static str>) {
+        (self.entries, self.unread)
     }
 
     /// The entry called `name`.
@@ -121,20 +124,27 @@ impl Effective {
     }
 }
 
-fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<(), Failure> {
+/// Takes the variable of the role. That of another role, which it gives, must be readable too.
+fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<Option<&'static str>, Failure> {
     let variables = entry.setting.variables;
-    let Some(name) = variables.for_role(role) else {
-        return Ok(());
-    };
-    match environment.get(name)? {
-        None => return Ok(()),
-        Some("") if matches!(variables, Variables::Verbs(_)) => return Ok(()),
-        Some(text) => set(entry, Source::Variable(name), text)?,
+    let mut unread = None;
+    for name in variables.names() {
+        let text = match environment.get(name)? {
+            None => continue,
+            Some("") if matches!(variables, Variables::Verbs(_)) => continue,
+            Some(text) => text,
+        };
+        if variables.for_role(role) != Some(name) {
+            set(&mut entry.clone(), Source::Variable(name), text)?;
+            unread = Some(name);
+            continue;
+        }
+        set(entry, Source::Variable(name), text)?;
+        if let (Variables::InvertedByRole { .. }, Value::Bool(bool)) = (variables, &mut entry.value) {
+            *bool = !*bool;
+        }
     }
-    if let (Variables::InvertedByRole { .. }, Value::Bool(bool)) = (variables, &mut entry.value) {
-        *bool = !*bool;
-    }
-    Ok(())
+    Ok(unread)
 }
 
 fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), Failure> {

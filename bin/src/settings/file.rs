@@ -147,7 +147,7 @@ fn is_section(name: &str) -> bool {
 /// No setting has the name that is written there.
 pub(super) fn unknown_name(place: impl Display, name: &str) -> Failure {
     let advice = match &near(name)[..] {
-        [] => "`sealane check` lists them all".to_owned(),
+        [] => "`sealane check --settings` lists them all".to_owned(),
         near => format!("did you mean {}?", near.join(" or ")),
     };
     Failure::input(format!("{place}: there is no setting {name}; {advice}"))
@@ -224,11 +224,14 @@ mod tests {
                 "sealane.toml:2: there is no setting fusion.window; \
                  did you mean transport.window?",
             ),
-            ("[nonsense]\nx = 1", "sealane.toml:1: there is no setting nonsense; `sealane check` lists them all"),
+            (
+                "[nonsense]\nx = 1",
+                "sealane.toml:1: there is no setting nonsense; `sealane check --settings` lists them all",
+            ),
             (
                 "[runtime]\nshards = 1\nzzz = 1\naaa = 1",
                 "sealane.toml:3: there is no setting runtime.zzz; \
-                 `sealane check` lists them all",
+                 `sealane check --settings` lists them all",
             ),
         ] {
             assert_eq!(error(text), expected);

@@ -15,8 +15,7 @@ pub fn reference() -> String {
          and the file overrides defaults.\n\
          Every setting can be given as `--set NAME=VALUE` and in the file: `runtime.shards` is the key `shards` of the table `[runtime]`.\n\
          A value that cannot be read, an unknown name, or two values that contradict each other are errors; no default replaces them\n\
-         silently. `sealane check` prints every setting with its source. A number of bytes may have a unit: KiB, MiB, GiB, TiB. Builds without\n\
-         the feature `verbs` read and check the verbs settings too.\n\n\
+         silently. `sealane check --settings` prints every setting with its source. A number of bytes may have a unit: KiB, MiB, GiB, TiB.\n\n\
          ## Environment variables\n\n\
          These are the variables that DeepRec and TensorFlow users know. Of two variables, the first is read for a ps and for any job not\n\
          listed here, the second for a worker or chief (`--role`, or `TF_CONFIG`). *Inverted* means that the variable states the opposite of\n\

@@ -29,11 +29,9 @@ use std::path::Path;
 pub(crate) use table::PASSED_ON;
 
 use crate::Failure;
+use crate::wording::first_of;
 use effective::Effective;
 use file::FileValue;
-
-/// True in a build with the cargo feature `verbs`: it can use RDMA where the host has it.
-pub const VERBS_BUILT_IN: bool = cfg!(feature = "verbs");
 
 /// Every setting, typed, with its source.
 #[derive(Clone, Debug)]
@@ -57,7 +55,11 @@ pub struct Settings {
     /// The RDMA device and its queue pairs.
     pub verbs: Verbs,
     entries: Vec<Entry>,
+    unread: Vec<&'static str>,
 }
+
+/// Variables that one sentence names.
+const NAMED_MAX: usize = 4;
 
 impl Settings {
     /// Reads all settings.
@@ -103,18 +105,21 @@ impl Settings {
         let tf_config = TfConfig::read(sources.environment)?;
         let role = role(sources.role, &tf_config);
         let effective = Effective::of(sources, role.value, file()?)?;
-        Ok(Settings {
-            runtime: Runtime::of(&effective),
-            transport: Transport::checked(&effective, VERBS_BUILT_IN)?,
-            tcp: Tcp::of(&effective),
-            fusion: Fusion::of(&effective),
-            daemon: Daemon::placed(&effective, sources.environment)?,
-            security: Security::checked(&effective)?,
-            verbs: Verbs::checked(&effective)?,
-            entries: effective.into_entries(),
-            role,
-            tf_config,
-        })
+        let (runtime, tcp, fusion) = (Runtime::of(&effective), Tcp::of(&effective), Fusion::of(&effective));
+        let transport = Transport::checked(&effective)?;
+        let daemon = Daemon::placed(&effective, sources.environment)?;
+        let (security, verbs) = (Security::checked(&effective)?, Verbs::checked(&effective)?);
+        let (entries, unread) = effective.into_parts();
+        Ok(Settings { runtime, transport, tcp, fusion, daemon, security, verbs, entries, unread, role, tf_config })
+    }
+
+    /// Which variables are set and are another role's, and what to do about it; if there are any.
+    pub fn unread_variables(&self) -> Option<(String, &'static str)> {
+        let (names, Sourced { value: role, source }) = (first_of(&self.unread, NAMED_MAX), &self.role);
+        let are = if self.unread.len() == 1 { "is" } else { "are" };
+        let says = format!("{names} {are} set and not read: the role is {role} ({source})");
+        let remedy = "name the role that they are meant for with --role, or unset them";
+        (!self.unread.is_empty()).then_some((says, remedy))
     }
 
     /// Every setting with its effective value, in the order of [`TABLE`].

@@ -8,7 +8,7 @@ use sealane_transport::endpoint_map;
 
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
-use super::{Daemon, Environment, Given, Runtime, Security, Sourced, Tcp, Transport, Verbs};
+use super::{Daemon, Environment, Runtime, Security, Source, Sourced, Tcp, Transport, Verbs};
 use crate::Failure;
 
 impl Runtime {
@@ -22,7 +22,7 @@ impl Runtime {
 /// The kind of links to other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Require {
-    /// RDMA verbs where this build, this host and the peer have them, else TCP.
+    /// RDMA verbs where this host and the peer have them, else TCP.
     Auto,
     /// TCP, whatever there is.
     Tcp,
@@ -30,34 +30,17 @@ pub enum Require {
     Verbs,
 }
 
-impl Require {
-    /// The same, for a build that has verbs or has not.
-    ///
-    /// # Errors
-    /// Verbs are required, and the build has none.
-    pub(super) fn possible(self, verbs_built_in: bool, given: impl FnOnce() -> Given) -> Result<Self, Failure> {
-        match self {
-            Require::Verbs if !verbs_built_in => Err(Failure::input(format!(
-                "{} asks for RDMA verbs, and this build has none; build it with `--features verbs`, or write auto or tcp",
-                given()
-            ))),
-            _ => Ok(self),
-        }
-    }
-}
-
 impl Transport {
-    /// The section, for a build that has verbs or has not.
+    /// The section.
     ///
     /// # Errors
-    /// Settings contradict each other, or verbs are required and the build has none.
-    pub(super) fn checked(from: &Effective, verbs_built_in: bool) -> Result<Transport, Failure> {
+    /// Settings contradict each other.
+    pub(super) fn checked(from: &Effective) -> Result<Transport, Failure> {
         let transport = Transport::of(from, endpoint_map_file(from));
         if transport.peer_timeout.value <= transport.heartbeat.value {
             let fix = "make the peer timeout longer than the heartbeat, for example three times";
             return Err(from.contradiction("transport.peer_timeout_ms", "transport.heartbeat_ms", fix));
         }
-        transport.require.value.possible(verbs_built_in, || from.given("transport.require"))?;
         Ok(transport)
     }
 }
@@ -85,6 +68,14 @@ impl Tcp {
 }
 
 impl Daemon {
+    /// Where a client looks for the daemon: where nothing gives the socket, at either of the default ones.
+    pub fn clients_socket(&self) -> PathBuf {
+        match self.socket.source {
+            Source::Default => sealane::default_socket(),
+            _ => self.socket.value.clone(),
+        }
+    }
+
     /// The section, whose socket has its place in the environment where nothing gives one.
     pub(super) fn placed(from: &Effective, environment: &Environment) -> Result<Daemon, Failure> {
         let Sourced { value, source }: Sourced<Option<PathBuf>> = from.get("daemon.socket");

@@ -58,6 +58,16 @@ pub enum Variables {
 }
 
 impl Variables {
+    /// All of them, whoever's they are.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let [first, second] = match *self {
+            Variables::None => [None, None],
+            Variables::One(name) | Variables::Verbs(name) => [Some(name), None],
+            Variables::ByRole { ps, worker } | Variables::InvertedByRole { ps, worker } => [Some(ps), Some(worker)],
+        };
+        first.into_iter().chain(second)
+    }
+
     /// The variable that is read for `role`.
     pub fn for_role(&self, role: Role) -> Option<&'static str> {
         match *self {
@@ -325,7 +335,7 @@ settings! {
             "Memory of each client, per shard, for tensors received without a destination; allocated on first use."),
         views: bool => setting("daemon.views", Nothing,
             Kind::Bool, Bool(true),
-            "Whether a client may view what another client of the same user has published in that one's arena, which it can then read as a whole; `false`: it is always copied."),
+            "Whether a client may map another client's arena, of the same user, to view the tensors published there; it can then read all of that arena. `false`: tensors are always copied."),
         drain_timeout: Duration => setting("daemon.drain_timeout_ms", Nothing,
             milliseconds(0), Number(DRAIN_TIMEOUT_MS),
             "How long a stopping daemon waits for calls in flight."),

@@ -289,23 +289,8 @@ fn the_executor_is_one_of_three_words() {
 
 #[test]
 fn verbs_can_be_ruled_out_and_required() {
-    let given = || Given { name: "transport.require", source: Source::Flag("--set"), text: "verbs".to_owned() };
-    for require in [Require::Auto, Require::Tcp] {
-        for built_in in [true, false] {
-            assert_eq!(require.possible(built_in, given).unwrap(), require);
-        }
-        let word = if require == Require::Tcp { "tcp" } else { "auto" };
+    for (word, require) in [("auto", Require::Auto), ("tcp", Require::Tcp), ("verbs", Require::Verbs)] {
         assert_eq!(Case::default().set("transport.require", word).settings().transport.require.value, require);
-    }
-    assert_eq!(Require::Verbs.possible(true, given).unwrap(), Require::Verbs);
-    let without = "--set transport.require=verbs asks for RDMA verbs, and this build has none; \
-                   build it with `--features verbs`, or write auto or tcp";
-    assert_eq!(Require::Verbs.possible(false, given).unwrap_err().to_string(), without);
-
-    let loaded = Case::default().set("transport.require", "verbs").load().0;
-    assert_eq!(loaded.is_ok(), VERBS_BUILT_IN);
-    if let Err(error) = loaded {
-        assert_eq!(error.to_string(), without);
     }
 }
 
@@ -321,14 +306,11 @@ fn tls_rules_verbs_out_unless_plain_text_is_allowed() {
     assert!(!plaintext().settings().security.rules_out_verbs());
     assert!(!Case::default().set("security.secret_file", "secret").settings().security.rules_out_verbs());
     let required = |case: Case| case.set("transport.require", "verbs");
-    if VERBS_BUILT_IN {
-        let error = required(tls()).error();
-        let expected = "--set transport.require=verbs conflicts with --set security.tls_certificate=file.pem; RDMA \
-            encrypts nothing: \
-                        set security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp";
-        assert_eq!(error, expected);
-        assert!(required(plaintext()).load().0.is_ok());
-    }
+    let error = required(tls()).error();
+    let expected = "--set transport.require=verbs conflicts with --set security.tls_certificate=file.pem; RDMA encrypts nothing: \
+                    set security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp";
+    assert_eq!(error, expected);
+    assert!(required(plaintext()).load().0.is_ok());
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn a_task_is_served_once_and_only_if_it_is_served_here() {
     assert!(unknown.to_string().contains("this daemon serves ps0:2222, worker0:2222"), "{unknown}");
     let first = place.attach(PS).unwrap();
     let full = place.refused(&Attach::new(WORKER, ARENA_BYTES));
-    assert_eq!(full.to_string(), "daemon.clients_max is full: 1 clients are attached");
+    assert_eq!(full.to_string(), "daemon.clients_max is full: 1 client attached");
     drop(first);
     daemon.wait_for("; 0 clients attached;");
     place.attach(PS).unwrap();
@@ -107,7 +107,7 @@ fn idle_connections_do_not_keep_clients_out() {
 fn the_client_process_of_other_tests() {
     let socket = std::env::var_os(CLIENT_VARIABLE).expect("the socket is given");
     let wish = Attach::new(PS, ARENA_BYTES);
-    let attached = attach(Path::new(&socket), &wish, 0, Instant::now() + STUCK).unwrap();
+    let attached = attach(Path::new(&socket), &wish, false, Instant::now() + STUCK).unwrap();
     // A copy that a child inherits, and a child that lives for as long as its standard input is open.
     let _inherited = dup(&attached.socket).unwrap();
     let mut child = Command::new("cat").stdin(Stdio::inherit()).stdout(Stdio::null()).spawn().unwrap();
@@ -131,7 +131,7 @@ fn client_process(socket: &Path) -> Child {
 fn a_client_that_is_killed_is_let_go_even_if_a_child_holds_its_socket() {
     let (place, mut daemon) = Daemon::start(&[]);
     let mut process = client_process(&place.socket());
-    daemon.wait_for("; 1 clients attached;");
+    daemon.wait_for("; 1 client attached;");
     let taken = place.refused(&Attach::new(PS, ARENA_BYTES));
     assert!(taken.to_string().contains(&format!("process {} is already attached", process.id())), "{taken}");
     kill(Pid::from_raw(process.id() as i32), Signal::SIGKILL).unwrap();

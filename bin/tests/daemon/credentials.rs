@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use nix::sys::signal::Signal;
 
 use crate::figures::{ask, samples, words};
-use crate::fixture::{Daemon, Place};
+use crate::fixture::{Daemon, PS, Place, WORKER};
+use crate::rings::Client;
 
 /// Replaces a file as an editor does.
 fn replace(place: &Place, file: &str, text: &str, mode: u32) {
@@ -68,6 +69,36 @@ fn a_secret_that_is_replaced_is_what_callers_must_have_from_then_on() {
 }
 
 #[test]
+fn both_sides_log_why_a_secret_is_rejected() {
+    let make = || {
+        let places = [Place::new(), Place::new()];
+        let [ps, worker] = [&places[0].address, &places[1].address];
+        let map = format!("{PS}={ps}\n{WORKER}={worker}\n");
+        for place in &places {
+            place.replace_map(&map);
+            words(place, &["keys", "secret", "secret"]);
+        }
+        places
+    };
+    let (places, daemons) = Daemon::start_in(make, |places| {
+        let start = |place, task| Daemon::start_at(place, &["--set", "security.secret_file=secret", "--task", task]);
+        Ok([start(&places[0], PS)?, start(&places[1], WORKER)?])
+    });
+    let mut worker = Client::new(places[1].attach(WORKER).unwrap(), PS);
+    worker.recv(1, "k");
+    let failed = worker.next();
+    assert!(failed.contains("PermissionDenied"), "{failed}");
+    for (daemon, who) in
+        daemons.into_iter().zip(["a caller is not authenticated", "a peer rejects this side, or is rejected"])
+    {
+        let log = daemon.stop().stderr;
+        let line =
+            log.lines().find(|line| line.contains("WARN") && line.contains(who)).unwrap_or_else(|| panic!("{log}"));
+        assert!(line.contains("is not the same on both sides"), "{line}");
+    }
+}
+
+#[test]
 fn credentials_are_read_again_at_a_signal() {
     let make = || {
         let place = Place::new();
@@ -102,7 +133,7 @@ fn credentials_that_cannot_be_used_are_shown_and_those_in_use_stay() {
         assert_eq!(credentials(&place)["refused"], count + 1);
         assert!(lets_in(&place, "in-use") && !lets_in(&place, "next"), "{text}");
     }
-    assert!(words(&place, &["stat"]).contains("peers present: shared secret; new files were refused 4 times"));
+    assert!(words(&place, &["stat"]).contains("peer authentication: shared secret; new files were refused 4 times"));
     let ended = daemon.stop();
     let lines: Vec<_> =
         ended.stderr.lines().filter(|line| line.contains("the previous credentials stay in use")).collect();

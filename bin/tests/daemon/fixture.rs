@@ -87,12 +87,12 @@ impl Place {
     }
 
     pub fn attach(&self, task: &str) -> Result<Attached, AttachError> {
-        attach(&self.socket(), &Attach::new(task, ARENA_BYTES), 0, Instant::now() + STUCK)
+        attach(&self.socket(), &Attach::new(task, ARENA_BYTES), false, Instant::now() + STUCK)
     }
 
     /// As [`Place::attach`], for one that must be refused.
     pub fn refused(&self, wish: &Attach) -> sealane_transport::Error {
-        match attach(&self.socket(), wish, 0, Instant::now() + STUCK) {
+        match attach(&self.socket(), wish, false, Instant::now() + STUCK) {
             Err(AttachError::Refused(error)) => error,
             other => panic!("{other:?}"),
         }

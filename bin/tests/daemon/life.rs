@@ -18,7 +18,7 @@ fn a_daemon_serves_until_a_signal_and_leaves_no_socket() {
         assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
         let attached = place.attach(PS).unwrap();
         assert_eq!((attached.welcome.shards, attached.welcome.daemon_pid), (1, daemon.pid().as_raw() as u32));
-        daemon.wait_for("; 1 clients attached;");
+        daemon.wait_for("; 1 client attached;");
         daemon.signal(signal);
         daemon.wait_for("STOPPING=1");
         let ended = daemon.ended();
@@ -122,6 +122,41 @@ fn a_drain_ends_calls_that_take_too_long() {
     assert_eq!(ps.next_before_the_end().as_deref(), Some("Draining"));
     let told = ps.next_before_the_end();
     assert!(told.as_ref().is_none_or(|told| told.starts_with("Failed { call: 1, ")), "{told:?}");
+}
+
+#[test]
+fn signals_that_come_together_are_one_request_to_drain() {
+    let (place, mut daemon) = Daemon::start(&["--set", "daemon.drain_timeout_ms=86400000"]);
+    let (_ps, mut worker) = waiting_send(&place);
+    // `timeout` and a terminal signal a process and its group. Stopped, it sees both at once, however busy this machine is.
+    for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGCONT] {
+        daemon.signal(signal);
+    }
+    daemon.wait_for("STOPPING=1");
+    assert_eq!(worker.next(), "Draining");
+    let refused = place.refused(&Attach::new("worker1:2222", ARENA_BYTES));
+    assert!(refused.to_string().contains("it is draining"), "{refused}");
+}
+
+#[test]
+fn a_log_in_json_has_nothing_else() {
+    let (place, daemon) = Daemon::start(&["--log-format", "json"]);
+    let second = place.run(&["daemon", "--log-format", "json"]);
+    let first = daemon.stop().stderr;
+    let second = String::from_utf8(second.stderr).unwrap();
+    for line in first.lines().chain(second.lines()) {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(line["level"].is_string() && line["message"].is_string(), "{line}");
+    }
+    assert!(first.contains(&format!("serves {PS}, {WORKER} at ")), "{first}");
+    assert!(second.contains("already serves"), "{second}");
+}
+
+#[test]
+fn a_log_for_people_names_no_part_of_the_program() {
+    let (_place, daemon) = Daemon::start(&[]);
+    let log = daemon.stop().stderr;
+    assert!(log.contains("the daemon is drained") && !log.contains("::"), "{log}");
 }
 
 #[test]

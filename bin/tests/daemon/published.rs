@@ -106,7 +106,7 @@ fn what_changes_and_what_does_not_come_is_told() {
     // What a client published goes with it.
     let pulling = worker.pull(PS, "w", 9);
     drop(ps);
-    daemon.wait_for("; 1 clients attached;");
+    daemon.wait_for("; 1 client attached;");
     let gone = pulling.wait().unwrap_err();
     assert_eq!(gone.code(), Code::Unavailable, "{gone}");
     let timeout = Some(soon);

@@ -51,6 +51,7 @@ impl Client {
             key,
             destination: None,
             fused: false,
+            fail_if_gone: false,
         });
     }
 

@@ -65,7 +65,16 @@ fn villain(hosts: &Hosts) -> Raw {
 }
 
 fn recv(call: u32, peer: u16, destination: Option<Span>) -> Submission<'static> {
-    Submission::Recv { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", destination, fused: false }
+    Submission::Recv {
+        call,
+        peer,
+        step: STEP,
+        timeout_ms: NO_TIMEOUT,
+        key: "some key",
+        destination,
+        fused: false,
+        fail_if_gone: false,
+    }
 }
 
 fn send<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
@@ -87,7 +96,7 @@ fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
 }
 
 fn pull(call: u32, plan: u32) -> Submission<'static> {
-    Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT, views: false }
+    Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT, views: false, fail_if_gone: false }
 }
 
 fn push<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
@@ -360,7 +369,14 @@ fn plans_that_are_reopened_while_they_are_pulled_harm_nobody() {
                     Step::Pull => {
                         // What nobody publishes is not waited for.
                         villain
-                            .write(&Submission::Pull { call, plan: 1, min_version: 0, timeout_ms: 1, views: false })
+                            .write(&Submission::Pull {
+                                call,
+                                plan: 1,
+                                min_version: 0,
+                                timeout_ms: 1,
+                                views: false,
+                                fail_if_gone: false,
+                            })
                             .unwrap();
                         call += 1;
                     }

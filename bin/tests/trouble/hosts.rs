@@ -18,6 +18,8 @@ pub const MAPPINGS_PER_CLIENT: usize = 2;
 pub struct Hosts {
     places: Vec<Place>,
     groups: Vec<Vec<String>>,
+    /// Settings that each daemon has, besides those that all have.
+    settings: Vec<Vec<String>>,
     daemons: Vec<Option<Daemon>>,
     /// Daemons that have taken over.
     turns: usize,
@@ -26,6 +28,14 @@ pub struct Hosts {
 impl Hosts {
     /// Starts a daemon for each group of tasks.
     pub fn start(groups: &[&[&str]]) -> Hosts {
+        Hosts::start_with(groups, &vec![&[][..]; groups.len()])
+    }
+
+    /// Starts a daemon for each group of tasks, with settings of its own.
+    pub fn start_with(groups: &[&[&str]], settings: &[&[&str]]) -> Hosts {
+        let owned = |lists: &[&[&str]]| -> Vec<Vec<String>> {
+            lists.iter().map(|list| list.iter().map(|text| (*text).to_owned()).collect()).collect()
+        };
         let make = || {
             let places: Vec<Place> = groups.iter().map(|_| Place::new()).collect();
             let line = |place: &Place, task: &&str| format!("{task}={}\n", place.address);
@@ -36,11 +46,11 @@ impl Hosts {
             places
         };
         let start = |places: &Vec<Place>| -> Result<Vec<_>, Ended> {
-            places.iter().zip(groups).map(|(place, tasks)| start_at(place, tasks).map(Some)).collect()
+            let each = places.iter().zip(groups).zip(settings);
+            each.map(|((place, tasks), settings)| start_at(place, tasks, settings).map(Some)).collect()
         };
         let (places, daemons) = Daemon::start_in(make, start);
-        let groups = groups.iter().map(|tasks| tasks.iter().map(|task| (*task).to_owned()).collect()).collect();
-        Hosts { places, groups, daemons, turns: 0 }
+        Hosts { places, groups: owned(groups), settings: owned(settings), daemons, turns: 0 }
     }
 
     fn host(&self, task: &str) -> usize {
@@ -83,7 +93,9 @@ impl Hosts {
         let host = self.host(task);
         self.turns += 1;
         let (place, name) = (&self.places[host], format!("next{}", self.turns));
-        let next = spawn_at(place, &name, &self.tasks(host), &["--take-over"]);
+        let mut settings = self.settings_of(host);
+        settings.push("--take-over");
+        let next = spawn_at(place, &name, &self.tasks(host), &settings);
         let ended = self.daemons[host].take().expect("it runs").ended();
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         assert!(ended.stderr.contains("another daemon has taken over"), "{}", ended.stderr);
@@ -94,10 +106,15 @@ impl Hosts {
         self.groups[host].iter().map(String::as_str).collect()
     }
 
+    fn settings_of(&self, host: usize) -> Vec<&str> {
+        self.settings[host].iter().map(String::as_str).collect()
+    }
+
     /// Starts the daemon of a task anew, at the same socket and the same address.
     pub fn restart(&mut self, task: &str) {
         let host = self.host(task);
-        let daemon = start_at(&self.places[host], &self.tasks(host)).unwrap_or_else(|ended| panic!("{}", ended.stderr));
+        let daemon = start_at(&self.places[host], &self.tasks(host), &self.settings_of(host));
+        let daemon = daemon.unwrap_or_else(|ended| panic!("{}", ended.stderr));
         self.daemons[host] = Some(daemon);
     }
 
@@ -127,8 +144,8 @@ fn drain(place: &Place, daemon: Daemon) {
     assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
 }
 
-fn start_at(place: &Place, tasks: &[&str]) -> Result<Daemon, Ended> {
-    spawn_at(place, "first", tasks, &[]).serving()
+fn start_at(place: &Place, tasks: &[&str], settings: &[&str]) -> Result<Daemon, Ended> {
+    spawn_at(place, "first", tasks, settings).serving()
 }
 
 fn spawn_at(place: &Place, name: &str, tasks: &[&str], more: &[&str]) -> Daemon {

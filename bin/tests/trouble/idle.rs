@@ -34,7 +34,7 @@ fn shards_with_idle_clients_sleep() {
     let pid = hosts.daemon(names[0]).pid();
     let before = time_used(pid);
     // The passing of time is what is tested here: a recv that nobody answers waits for so long.
-    let options = RecvOptions { timeout: Some(QUIET), destination: None };
+    let options = RecvOptions { timeout: Some(QUIET), destination: None, ..RecvOptions::default() };
     let error = tasks[0].recv_with(names[1], STEP, "never", options).wait().unwrap_err().error;
     assert_eq!(error.code(), Code::DeadlineExceeded);
     let used = time_used(pid) - before;

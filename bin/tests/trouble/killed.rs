@@ -32,7 +32,11 @@ fn names(unreceived: &Unreceived, producer: &Process) -> bool {
 
 /// Asks for a large tensor, into a destination.
 fn ask(consumer: &Task, number: u64) -> Receiving {
-    let options = RecvOptions { timeout: Some(PATIENCE), destination: Some(consumer.alloc(LARGE).unwrap()) };
+    let options = RecvOptions {
+        timeout: Some(PATIENCE),
+        destination: Some(consumer.alloc(LARGE).unwrap()),
+        ..RecvOptions::default()
+    };
     consumer.recv_with(PS, STEP, &number.to_string(), options)
 }
 
@@ -104,7 +108,7 @@ fn consumers_die(mut hosts: Hosts) {
                 if let Some(outcome) = sending.try_outcome() {
                     break outcome.unwrap();
                 }
-                let options = RecvOptions { timeout: Some(PATIENCE), destination: None };
+                let options = RecvOptions { timeout: Some(PATIENCE), destination: None, ..RecvOptions::default() };
                 match successor.recv_with(PS, STEP, &number.to_string(), options).wait() {
                     Ok(tensor) => {
                         verify(&tensor, number, LARGE);

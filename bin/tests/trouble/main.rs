@@ -1,6 +1,7 @@
 //! What goes wrong between clients and daemons, with real processes: each is killed, stopped, starved, or hostile, and
 //! nobody else comes to harm.
 
+mod absent;
 #[path = "../daemon/fixture.rs"]
 #[expect(dead_code, reason = "the tests of daemons use the rest")]
 mod fixture;
@@ -9,6 +10,7 @@ mod hostile;
 mod hosts;
 mod idle;
 mod killed;
+mod left;
 mod leftovers;
 mod processes;
 mod published;

@@ -29,7 +29,7 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
     probe.wait().unwrap();
     hosts.daemon(PS).wait_for("; 2 clients attached;");
     first.kill();
-    hosts.daemon(PS).wait_for("; 1 clients attached;");
+    hosts.daemon(PS).wait_for("; 1 client attached;");
     let task = second().unwrap();
     let error = waiting.wait().unwrap_err().error;
     assert!(error.to_string().contains(&format!("process {} was attached as this task", first.pid())), "{error}");

@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::process::Command;
 use std::thread;
 
-use sealane::{Code, StreamOptions, Streams};
+use nix::sys::signal::Signal;
+use sealane::{Code, Stream, StreamOptions, Streams};
 
-use crate::fixture::{PS, WORKER};
+use crate::fixture::{PS, STUCK, WORKER};
 use crate::hosts::Hosts;
 use crate::processes::Process;
 use crate::roles::LISTENER;
@@ -87,4 +88,65 @@ fn who_waits_for_a_stream_hears_that_its_other_end_was_killed() {
 #[test]
 fn who_waits_for_a_stream_hears_that_its_other_end_was_killed_over_tcp() {
     ends_die(Hosts::start(&[&[PS], &[WORKER]]));
+}
+
+/// A daemon that notices within a second or two that a peer's is silent, and gives it up.
+const IMPATIENT: [&str; 6] = [
+    "--set",
+    "transport.heartbeat_ms=200",
+    "--set",
+    "transport.peer_timeout_ms=1000",
+    "--set",
+    "transport.connect_timeout_ms=1000",
+];
+
+/// Why a call of `std::io` on a stream failed.
+fn code(error: &std::io::Error) -> Code {
+    error.get_ref().and_then(|error| error.downcast_ref::<sealane::Error>()).unwrap().code()
+}
+
+/// The daemon of the ps stands still for longer than that of the worker waits for it, and goes on. What the worker's end of
+/// a stream has heard, the other end is to hear as well, whatever it does: `outlive` is given that one.
+fn an_outage_is_survived(outlive: impl FnOnce(&Stream)) {
+    let mut hosts = Hosts::start_with(&[&[PS], &[WORKER]], &[&[], &IMPATIENT]);
+    let (ps, worker) = (hosts.attach(PS), hosts.attach(WORKER));
+    let options = StreamOptions { timeout: Some(STUCK / 4), ..StreamOptions::default() };
+    let (listening, dialing) = (Streams::of(&ps), Streams::of(&worker));
+    let listener = listening.listen(LISTENER, options).unwrap();
+    let mut dialed = dialing.connect(PS, LISTENER, options).wait().unwrap();
+    let mut accepted = listener.accept().wait().unwrap();
+    accepted.write_all(b"hello").unwrap();
+    dialed.read_exact(&mut [0; 5]).unwrap();
+    hosts.daemon(PS).signal(Signal::SIGSTOP);
+    assert_eq!(code(&dialed.read(&mut [0]).unwrap_err()), Code::Unavailable);
+    hosts.daemon(PS).signal(Signal::SIGCONT);
+    outlive(&accepted);
+    // The two tasks are as they were.
+    let again = dialing.connect(PS, LISTENER, options).wait().unwrap();
+    (&again).write_all(b"again").unwrap();
+    again.finish().wait().unwrap();
+    let mut came = String::new();
+    listener.accept().wait().unwrap().read_to_string(&mut came).unwrap();
+    assert_eq!(came, "again");
+}
+
+#[test]
+fn who_reads_hears_of_an_outage_that_the_other_end_gave_up_in() {
+    an_outage_is_survived(|mut stream| assert_eq!(code(&stream.read(&mut [0]).unwrap_err()), Code::Unavailable));
+}
+
+#[test]
+fn who_writes_hears_of_an_outage_that_the_other_end_gave_up_in() {
+    an_outage_is_survived(|mut stream| {
+        let written = stream.write_all(&vec![7; 1 << 19]).map_err(|error| code(&error));
+        let finished = stream.finish().wait().map_err(|error| error.code());
+        assert_eq!(written.and(finished), Err(Code::Unavailable));
+    });
+}
+
+#[test]
+fn who_finishes_hears_of_an_outage_that_the_other_end_gave_up_in() {
+    an_outage_is_survived(|stream| {
+        assert_eq!(stream.finish().wait().map_err(|error| error.code()), Err(Code::Unavailable));
+    });
 }

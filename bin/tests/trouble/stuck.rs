@@ -1,8 +1,9 @@
 //! Clients that do not read what they are answered, or give up what they asked for: nobody else notices.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use sealane::{Error, RecvOptions, SendOptions, Task, TensorMeta};
 use sealane_transport::shm::limits::SLOTS;
@@ -23,6 +24,12 @@ const TENSORS: u64 = 4000;
 
 /// Round trips of the others meanwhile.
 const ROUND_TRIPS: u64 = 1000;
+
+/// Calls of each kind for which there is no room.
+const MANY: u64 = 12;
+
+/// Much later than what calls of a second may take together, and sooner than what they take one after the other.
+const LATE: Duration = Duration::from_secs(25);
 
 /// Recvs that are given up, each a little later than the one before.
 const GIVEN_UP: u64 = 300;
@@ -45,6 +52,39 @@ fn round_trips(one: &Task, other: &Task) {
             sending.wait().unwrap();
         }
     }
+}
+
+#[test]
+fn many_calls_to_a_daemon_that_stands_still_end_together() {
+    let mut hosts = Hosts::start(&[&[PS, WORKER]]);
+    let task = hosts.attach(WORKER);
+    let pid = hosts.daemon(PS).pid();
+    kill(pid, Signal::SIGSTOP).unwrap();
+    assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+    let timeout = Some(Duration::from_secs(1));
+    // It has a place in the ring, and ends when all of the others had to.
+    let mut last = task.recv_with(PS, STEP, "last", RecvOptions { timeout: Some(LATE), ..RecvOptions::default() });
+    let keys = |count: u64| (0..count).map(|number| number.to_string());
+    let tensors = |count| keys(count).map(|key| (key, tensor(1, 64)));
+    let mut codes = BTreeSet::new();
+    // More than the ring has room for; what comes then finds none at all.
+    for sending in task.send_all_with(PS, STEP, tensors(SLOTS as u64 + MANY), SendOptions { timeout }) {
+        codes.insert(format!("send {:?}", sending.wait().unwrap_err().code()));
+    }
+    let wanted = keys(MANY).map(|key| (key, RecvOptions { timeout, ..RecvOptions::default() }));
+    for receiving in task.recv_all(PS, STEP + 1, wanted) {
+        codes.insert(format!("recv {:?}", receiving.wait().unwrap_err().error.code()));
+    }
+    let pushed = task.push_all_with(PS, "queue", tensors(MANY).map(|(_, tensor)| tensor), SendOptions { timeout });
+    codes.insert(format!("push {:?}", pushed.wait().unwrap_err().code()));
+    let published = task.publish_many(1, tensors(MANY));
+    assert!(last.try_outcome().is_none(), "a second was waited for each of them: {codes:?}");
+    drop(published);
+    let full = ["push ResourceExhausted", "recv ResourceExhausted", "send ResourceExhausted"];
+    assert!(full.iter().all(|code| codes.contains(*code)), "{codes:?}");
+    kill(pid, Signal::SIGCONT).unwrap();
+    drop((last, task));
+    hosts.drain();
 }
 
 #[test]
@@ -82,6 +122,7 @@ fn ask(raw: &mut Raw, call: u32) -> Result<(), PushError> {
         key: &key,
         destination: None,
         fused: false,
+        fail_if_gone: false,
     })
 }
 
@@ -165,7 +206,7 @@ fn whenever_a_recv_is_given_up_its_tensor_is_the_next_ones() {
         let [ps, worker] = [PS, WORKER].map(|task| hosts.attach(task));
         for round in 0..GIVEN_UP {
             let (step, len) = (round as i64, [64, 8 << 10, 200 << 10][round as usize % 3]);
-            let options = |destination| RecvOptions { timeout: Some(STUCK), destination };
+            let options = |destination| RecvOptions { timeout: Some(STUCK), destination, ..RecvOptions::default() };
             let sending = ps.send(WORKER, step, "key", tensor(round, len));
             let destination = round.is_multiple_of(2).then(|| worker.alloc(len).unwrap());
             let given_up = worker.recv_with(PS, step, "key", options(destination));
@@ -221,7 +262,7 @@ fn a_send_on_its_way_at_its_deadline_is_told_so_and_its_memory_comes_back_later(
     let timeout = Some(Duration::from_millis(100));
     let sending = ps.send_with(WORKER, STEP, "late", in_arena(&ps, 2, LEN), SendOptions { timeout });
     let error = sending.wait().unwrap_err();
-    assert!(matches!(error, Error::DeadlineExceeded { delivery_unknown: true, .. }), "{error}");
+    assert!(matches!(&error, Error::DeadlineExceeded(late) if late.delivery_unknown), "{error}");
     assert!(ps.alloc(ROOM).is_err(), "the daemon may still read it");
     daemon.signal(Signal::SIGCONT);
     verify(&late.wait().unwrap(), 2, LEN);

@@ -7,6 +7,7 @@ mod daemon;
 mod embedded;
 mod exchange;
 mod fixture;
+mod left;
 mod published;
 mod queues;
 mod refused;

@@ -11,8 +11,13 @@ use crate::fixture::*;
 
 /// Numbers in a row.
 const DIM: usize = 4;
-pub const ANY: sealane_rows_options =
-    sealane_rows_options { size: size_of::<sealane_rows_options>(), min_version: i64::MIN, timeout_ms: 0, partial: 0 };
+pub const ANY: sealane_rows_options = sealane_rows_options {
+    size: size_of::<sealane_rows_options>(),
+    min_version: i64::MIN,
+    timeout_ms: 0,
+    partial: 0,
+    wait_if_gone: 0,
+};
 
 /// Rows that functions look at.
 pub fn view(values: &[f32], dims: &[u64; 2]) -> sealane_view {

@@ -24,12 +24,12 @@ use super::{
     calls::{Calls, Fault},
     link::{Grant, Link, Unsubmitted},
     memory::Memory,
-    submit::down,
+    submit::{WHILE_IT_READS, down},
 };
 use crate::{
     acceptor::{AcceptOptions, Accepted},
     clock::Tick,
-    limits::{ACCEPT_AREA_SHARE, ACCEPT_WINDOW_TENSORS, CALLS_MAX, PUSHERS_MAX, ROOM_WAIT_MAX},
+    limits::{ACCEPT_AREA_SHARE, ACCEPT_WINDOW_TENSORS, CALLS_MAX, PUSHERS_MAX},
 };
 
 /// The acceptors of one attachment.
@@ -423,11 +423,11 @@ impl Held<'_> {
         let told = (0..segments).zip(windows).try_for_each(|(segment, (window, there))| {
             let (tensors_max, bytes_max) = (there.tensors, there.bytes as u64);
             let opening = Submission::OpenQueue { queue: number, tensors_max, bytes_max, name: &name };
-            self.submit(ROOM_WAIT_MAX, |link| link.open_queue(segment, &opening))?;
+            self.submit(WHILE_IT_READS, |link| link.open_queue(segment, &opening))?;
             opened += 1;
             let Amount { tensors, bytes } = window.credit;
             let granting = Submission::Grant { queue: number, tensors, bytes: bytes as u64 };
-            self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting)).map(drop)
+            self.submit(WHILE_IT_READS, |link| link.submit(segment, &granting)).map(drop)
         });
         if told.is_err() {
             let State { acceptors, calls, aftermath, .. } = &mut **self;

@@ -230,18 +230,30 @@ impl Link {
     }
 }
 
+/// What a call has waited for that is in no ring yet.
+const UNREAD: &str = "the daemon of this host, which has not read the calls before it";
+
+/// What a tensor has waited for that has no place yet.
+const UNPLACED: &str = "room in the arena, which tensors before it still take (arena_bytes)";
+
 /// The error of a call that the daemon was not told of in time.
 fn late(submission: &Submission<'_>) -> Error {
     let waited = |timeout_ms: u32| Duration::from_millis(timeout_ms.into());
     match *submission {
-        Submission::Send { step, key, timeout_ms, .. } => Error::late(Operation::Send, step, key, waited(timeout_ms)),
-        Submission::Recv { step, key, timeout_ms, .. } => Error::late(Operation::Recv, step, key, waited(timeout_ms)),
-        Submission::Push { queue, timeout_ms, .. } => Error::late(Operation::Push, 0, queue, waited(timeout_ms)),
+        Submission::Send { step, key, timeout_ms, .. } => {
+            Error::late(Operation::Send, step, key, waited(timeout_ms), UNREAD)
+        }
+        Submission::Recv { step, key, timeout_ms, .. } => {
+            Error::late(Operation::Recv, step, key, waited(timeout_ms), UNREAD)
+        }
+        Submission::Push { queue, timeout_ms, .. } => {
+            Error::late(Operation::Push, 0, queue, waited(timeout_ms), UNREAD)
+        }
         Submission::Rows { min_version, rows, timeout_ms, .. } => {
-            Error::late(Operation::Pull, min_version, rows.title(), waited(timeout_ms))
+            Error::late(Operation::Pull, min_version, rows.title(), waited(timeout_ms), UNREAD)
         }
         Submission::Pull { min_version, timeout_ms, .. } => {
-            Error::late(Operation::Pull, min_version, "", waited(timeout_ms))
+            Error::late(Operation::Pull, min_version, "", waited(timeout_ms), UNREAD)
         }
         _ => Error::unavailable("the daemon", "it did not read the call before its deadline"),
     }
@@ -251,8 +263,8 @@ impl Purpose {
     fn late(self, name: &str, timeout_ms: u32) -> Error {
         let waited = Duration::from_millis(timeout_ms.into());
         match self {
-            Purpose::Send { step } => Error::late(Operation::Send, step, name, waited),
-            Purpose::Push => Error::late(Operation::Push, 0, name, waited),
+            Purpose::Send { step } => Error::late(Operation::Send, step, name, waited, UNPLACED),
+            Purpose::Push => Error::late(Operation::Push, 0, name, waited, UNPLACED),
         }
     }
 }

@@ -3,17 +3,48 @@
 use std::{
     ops::{Deref, DerefMut},
     sync::{MutexGuard, PoisonError, TryLockError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Attachment, Line, Link, State, Take};
+use crate::limits::ROOM_WAIT_MAX;
 
 /// The state, locked. When it is released, what must not happen under the lock happens.
 pub(super) struct Held<'a> {
     pub(super) attachment: &'a Attachment,
     /// How long the caller has waited for a daemon.
     pub(super) waited: Duration,
+    /// Who publishes has it until all shards were told.
+    pub(super) turn: Option<MutexGuard<'a, ()>>,
+    /// Who attaches keeps others from it meanwhile.
+    pub(super) attaches: bool,
+    /// What it has waited for room in the rings, for all that it submits together.
+    pub(super) room: RoomWait,
     guard: Option<MutexGuard<'a, State>>,
+}
+
+/// Since when a caller waits for room in the rings. Many calls that are made together wait together: a daemon that does not read is
+/// waited for once, and not once for each.
+#[derive(Default)]
+pub(super) struct RoomWait {
+    /// When there was no room first.
+    since: Option<Instant>,
+    /// Since when there has been none.
+    stuck_since: Option<Instant>,
+}
+
+impl RoomWait {
+    /// There is no room at `now`. Until when a caller waits whose calls may take so long from the first wait on.
+    pub(super) fn until(&mut self, now: Instant, timeout: Duration) -> Instant {
+        let (since, stuck) = (*self.since.get_or_insert(now), *self.stuck_since.get_or_insert(now));
+        let at_most = stuck + ROOM_WAIT_MAX;
+        since.checked_add(timeout).map_or(at_most, |deadline| deadline.min(at_most))
+    }
+
+    /// There was room: the daemon reads.
+    pub(super) fn found(&mut self) {
+        self.stuck_since = None;
+    }
 }
 
 impl Attachment {
@@ -24,7 +55,8 @@ impl Attachment {
 
     #[inline]
     fn holding<'a>(&'a self, guard: MutexGuard<'a, State>) -> Held<'a> {
-        Held { attachment: self, waited: Duration::ZERO, guard: Some(guard) }
+        let (waited, room) = (Duration::ZERO, RoomWait::default());
+        Held { attachment: self, waited, turn: None, attaches: false, room, guard: Some(guard) }
     }
 
     #[inline]
@@ -139,6 +171,7 @@ impl DerefMut for Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
+        self.turn = None;
         self.release();
     }
 }
@@ -157,6 +190,14 @@ impl Held<'_> {
         if guard.aftermath.is_empty() {
             return;
         }
+        if self.turn.is_some() || self.attaches {
+            // What is to be done may wait for the turn, or attach: somebody who does neither does it, or this thread when it does not
+            // any more.
+            if guard.listening {
+                self.attachment.nudge_waker.wake_by_ref();
+            }
+            return;
+        }
         let mut aftermath = std::mem::take(&mut guard.aftermath);
         drop(guard);
         aftermath.carry_out();
@@ -166,5 +207,25 @@ impl Held<'_> {
         {
             guard.aftermath = aftermath;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_are_made_together_wait_together_and_no_longer_than_one() {
+        let (mut room, begun) = (RoomWait::default(), Instant::now());
+        let (long, short) = (10 * ROOM_WAIT_MAX, ROOM_WAIT_MAX / 2);
+        assert_eq!(room.until(begun, long), begun + ROOM_WAIT_MAX);
+        let later = begun + ROOM_WAIT_MAX;
+        assert_eq!(room.until(later, long), later, "the next one waits no more");
+        room.found();
+        assert_eq!(room.until(later, long), later + ROOM_WAIT_MAX, "a daemon that reads is waited for again");
+        room.found();
+        assert_eq!(room.until(begun + long, long), begun + long, "but not beyond the calls' deadline");
+        assert_eq!(RoomWait::default().until(begun, short), begun + short);
+        assert_eq!(room.until(begun + long, Duration::MAX), begun + long + ROOM_WAIT_MAX, "one without a deadline");
     }
 }

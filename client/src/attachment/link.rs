@@ -77,6 +77,8 @@ pub(super) struct Segment {
     queues: usize,
     /// What is to be said of queues, in that order.
     queue_chores: VecDeque<QueueChore>,
+    /// The shard was told of a part of a set, and not that it is all of it.
+    uncommitted: bool,
     /// Records for which the ring had no room, in order.
     pub(super) waiting: VecDeque<Stored>,
     /// Something was submitted since the doorbell was last thought of.
@@ -137,6 +139,7 @@ impl Link {
                 plans: Taken::default(),
                 queues: 0,
                 queue_chores: VecDeque::new(),
+                uncommitted: false,
                 waiting: VecDeque::new(),
                 unannounced: false,
                 said_goodbye: false,
@@ -292,6 +295,16 @@ impl Link {
         self.segments[usize::from(segment)].queue_chores.push_back(QueueChore::Close(queue));
     }
 
+    /// Says that a shard was told all of a set, likewise.
+    pub(super) fn commit(&mut self, segment: u16) {
+        self.segments[usize::from(segment)].uncommitted = true;
+    }
+
+    /// True if that was not said yet, which it is by the end of the next set then.
+    pub(super) fn take_uncommitted(&mut self, segment: u16) -> bool {
+        std::mem::take(&mut self.segments[usize::from(segment)].uncommitted)
+    }
+
     /// Size of a shard's receive area.
     pub(super) fn area_bytes(&self, segment: u16) -> u64 {
         self.segments[usize::from(segment)].area.len()
@@ -319,6 +332,10 @@ impl Link {
 
     pub(super) fn flush_segment(&mut self, index: u16) -> Result<(), Unsubmitted> {
         let at = usize::from(index);
+        if self.segments[at].uncommitted {
+            self.submit(index, &Submission::Commit)?;
+            self.segments[at].uncommitted = false;
+        }
         while self.segments[at].area.has_piled() {
             let mut tokens = std::mem::take(&mut self.tokens);
             tokens.clear();
@@ -438,7 +455,11 @@ impl Segment {
 
     #[inline]
     fn has_chores(&self) -> bool {
-        self.area.has_piled() || !self.cancels.is_empty() || !self.closings.is_empty() || !self.queue_chores.is_empty()
+        self.uncommitted
+            || self.area.has_piled()
+            || !self.cancels.is_empty()
+            || !self.closings.is_empty()
+            || !self.queue_chores.is_empty()
     }
 }
 

@@ -125,10 +125,30 @@ impl Attachment {
 
     /// Attaches again, for a caller or for the republisher, whose attempts in vain do not keep a caller from one of its own.
     pub(super) fn attach_by(&self, caller: bool) -> Result<Held<'_>, Error> {
-        // One tries, the others wait for what comes of it.
+        let attached = self.attach_alone(caller);
+        // What this has found is done now that others may attach: it runs code of others, which may want a daemon too.
+        match attached {
+            Ok(mut held) => {
+                held.attaches = false;
+                Ok(held)
+            }
+            Err(error) => {
+                drop(self.lock());
+                Err(error)
+            }
+        }
+    }
+
+    /// One tries, the others wait for what comes of it.
+    fn attach_alone(&self, caller: bool) -> Result<Held<'_>, Error> {
         let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut held = self.lock();
+        let lock = || {
+            let mut held = self.lock();
+            held.attaches = true;
+            held
+        };
+        let mut held = lock();
         held.listen_to_draining();
         let lost = match &held.line {
             Line::Up(link) if link.draining => return Err(drains(link)),
@@ -143,7 +163,7 @@ impl Attachment {
         }
         attempts.count += 1;
         // Calls wait for this: the pages are mapped when they are used.
-        let connected = attach::connect(&self.settings, 0);
+        let connected = attach::connect(&self.settings, false);
         if caller {
             attempts.last = Some(Instant::now());
         }
@@ -155,7 +175,7 @@ impl Attachment {
         let freed = self.me.clone();
         let marks = (&self.mark, &(freed as _));
         let link = Box::new(Link::new(attempts.count, attached, daemon, marks, self.settings.backlog));
-        let mut held = self.lock();
+        let mut held = lock();
         if matches!(held.line, Line::Closed) {
             return Err(dropped());
         }

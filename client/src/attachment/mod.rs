@@ -16,9 +16,12 @@ mod held;
 mod link;
 mod loss;
 mod memory;
+mod moving;
 mod nudge;
 mod plans;
+mod publish;
 mod published;
+mod republish;
 mod submit;
 mod unclaimed;
 mod views;
@@ -28,6 +31,7 @@ pub(crate) use self::{
     calls::{Calls, Received},
     loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},
+    publish::Lying,
     submit::{Purpose, To, With},
 };
 
@@ -42,10 +46,7 @@ use std::{
 };
 
 use sealane_runtime::Buffer;
-use sealane_transport::{
-    Error,
-    shm::{attach::Attached, limits::ARENA_POPULATED_BYTES_MAX},
-};
+use sealane_transport::{Error, shm::attach::Attached};
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
@@ -63,6 +64,8 @@ pub(crate) struct Attachment {
     settings: Settings,
     mark: Arc<ForkMark>,
     state: Mutex<State>,
+    /// Held by whoever [tells the shards](publish) what is published, before the state.
+    turn: Mutex<()>,
     /// Held while somebody attaches again.
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
@@ -128,7 +131,7 @@ impl Attachment {
     /// # Errors
     /// As [`Attach::attach`](crate::Attach::attach) says.
     pub(crate) fn new(settings: Settings) -> Result<Arc<Attachment>, Error> {
-        let connected = attach::connect(&settings, ARENA_POPULATED_BYTES_MAX)?;
+        let connected = attach::connect(&settings, true)?;
         Attachment::over(settings, connected, Tick::now())
     }
 
@@ -173,6 +176,7 @@ impl Attachment {
                 settings,
                 mark,
                 state: Mutex::new(state),
+                turn: Mutex::default(),
                 attaching: Mutex::default(),
                 asleep: AtomicBool::new(false),
                 crowded: AtomicBool::new(false),
@@ -357,9 +361,19 @@ fn dropped() -> Error {
 
 fn no_room(arena: &Arena, wanted: usize) -> Error {
     let (size, free) = arena.size_and_free();
+    let (why, first) = match wanted as u64 {
+        wanted if wanted > size => (format!("the arena has {size} bytes"), ""),
+        wanted if wanted > free => {
+            (format!("{free} of the arena's {size} are free"), "drop tensors that are done with, or ")
+        }
+        _ => (
+            format!("{free} of the arena's {size} are free, but not in one piece"),
+            "drop tensors that are done with, or ",
+        ),
+    };
     let reason = format!(
-        "{wanted} bytes were wanted, {free} of {size} are free, perhaps not in one piece: drop tensors that are done \
-         with, or attach with a larger arena (`Attach::arena_bytes`)"
+        "{wanted} bytes were wanted, and {why}: {first}attach with a larger arena (arena_bytes of attach() in Python, of \
+         Attach in Rust, of sealane_attach_options in C)"
     );
     Error::full("client arena_bytes", reason)
 }

@@ -9,7 +9,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{
     Error, Keys, Payload, TensorMeta,
     shm::{
-        BOARD_BYTES_PER_KEY, KeyList, Submission,
+        BOARD_BYTES_PER_KEY, KeyList, NO_TIMEOUT, Submission,
         limits::{PLAN_KEY_BYTES_MAX, PLAN_KEYS_MAX, PLANS_MAX},
     },
 };
@@ -20,8 +20,9 @@ use super::{
     calls::{Direction, Fault},
     link::{Link, Peer, Unsubmitted},
     memory::Memory,
+    submit::WHILE_IT_READS,
 };
-use crate::{clock::Tick, limits::ROOM_WAIT_MAX, memory::Viewable};
+use crate::{clock::Tick, memory::Viewable};
 
 /// A plan that a shard knows.
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +75,7 @@ pub(crate) struct Pull {
     pub(crate) min_version: i64,
     /// What lies in the arenas of other clients may be viewed there.
     pub(crate) views: bool,
+    pub(crate) fail_if_gone: bool,
 }
 
 /// The plans that are open with one daemon.
@@ -323,7 +325,7 @@ impl Held<'_> {
         &mut self,
         now: Tick,
         (seat, plan): (&mut Option<Seat>, PlanOf<'_>),
-        Pull { min_version, views }: Pull,
+        Pull { min_version, views, fail_if_gone }: Pull,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
@@ -332,7 +334,7 @@ impl Held<'_> {
             _ => *seat.insert(self.open_plan(plan)?),
         };
         let submitted = self.enter(Direction::Pull, segment, deadline, Memory::Nothing, |call| {
-            (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms, views })
+            (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone })
         });
         submitted.map_err(|(error, _)| error)
     }
@@ -341,9 +343,10 @@ impl Held<'_> {
     #[cold]
     fn open_plan(&mut self, PlanOf { from, stripe, keys, places }: PlanOf<'_>) -> Result<Seat, Error> {
         let task = self.attachment.task();
-        let Peer { segment, number: peer } = self.submit(ROOM_WAIT_MAX, |link| link.pulled_peer(task, from, stripe))?;
+        let Peer { segment, number: peer } =
+            self.submit(WHILE_IT_READS, |link| link.pulled_peer(task, from, stripe))?;
         let more = Taken::of(keys);
-        let plan = self.submit(ROOM_WAIT_MAX, |link| {
+        let plan = self.submit(WHILE_IT_READS, |link| {
             let plan = link.plans.last.wrapping_add(1);
             let taken = link.plans_of(segment).and(more).map_err(Unsubmitted::Refused)?;
             link.submit(segment, &Submission::OpenPlan { plan, peer, keys: keys.len() as u32 })?;
@@ -360,7 +363,7 @@ impl Held<'_> {
             let some = KeyList::pack(keys.iter().skip(told), &mut packed)
                 .map_err(|malformed| Error::invalid(malformed.to_string()))?;
             let submission = Submission::PlanKeys { plan, keys: some };
-            if let Err(error) = self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &submission)) {
+            if let Err(error) = self.submit(WHILE_IT_READS, |link| link.submit(segment, &submission)) {
                 self.give_plan_up(seat);
                 return Err(error);
             }
@@ -380,9 +383,8 @@ impl Held<'_> {
     fn lend_place(&mut self, Seat { segment, plan, .. }: Seat, index: u32, place: &Bytes) -> Result<(), Error> {
         let memory = Memory::Source(Payload::Bytes(place.clone()));
         let span = self.span(&memory)?.unwrap_or_default();
-        let wait = ROOM_WAIT_MAX.as_millis() as u32;
         let entered = self.enter(Direction::Publish, segment, Tick::NEVER, memory, |call| {
-            (wait, Submission::PlanPlace { call, plan, index, span })
+            (NO_TIMEOUT, Submission::PlanPlace { call, plan, index, span })
         });
         let State { calls, aftermath, .. } = &mut **self;
         match entered {

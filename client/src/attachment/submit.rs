@@ -1,11 +1,11 @@
 //! Submitting: a call's record goes into the ring of the shard that serves the pair, its memory into the table. Runs on the
-//! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`.
+//! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`, many calls together as long as one.
 
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
-    Code, Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
+    Code, Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
     named_rows::{NamedRows, NamedRowsBuf},
     shm::{
         NO_TIMEOUT, PayloadAt, Span, Submission,
@@ -23,8 +23,11 @@ use super::{
 };
 use crate::{
     clock::{Tick, timeout_ms},
-    limits::{CALLS_MAX, ROOM_SPINS, ROOM_WAIT_MAX, SUBMISSIONS_PER_LOOK},
+    limits::{CALLS_MAX, ROOM_SPINS, SUBMISSIONS_PER_LOOK},
 };
+
+/// How long a call without a deadline waits for room: while the daemon reads.
+pub(super) const WHILE_IT_READS: Duration = Duration::MAX;
 
 /// The peer that tensors leave for, and what they are there.
 #[derive(Clone, Copy)]
@@ -110,7 +113,7 @@ impl Attachment {
             }
         };
         held.give_back_blocks();
-        let asked = held.recv(now, from, (key, false), memory, options.timeout);
+        let asked = held.recv(now, from, (key, false, options.fail_if_gone), memory, options.timeout);
         held.submitted(1);
         drop(held);
         asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
@@ -119,19 +122,19 @@ impl Attachment {
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
     pub(crate) fn pull_rows(
         &self,
-        (peer, min_version): (&str, i64),
-        timeout: Option<Duration>,
+        of: (&str, i64),
+        options: PullOptions,
         wanted: &[NamedRowsBuf],
         mut each: impl FnMut(Result<u32, Error>),
     ) {
         let now = Tick::now();
-        let mut held = match self.up(now, timeout) {
+        let mut held = match self.up(now, options.timeout) {
             Ok(held) => held,
             Err(error) => return wanted.iter().for_each(|_| each(Err(error.clone()))),
         };
         held.give_back_blocks();
         for rows in wanted {
-            each(held.pull_rows(now, (peer, min_version), rows.as_rows(), timeout));
+            each(held.pull_rows(now, of, rows.as_rows(), options));
         }
         held.submitted(wanted.len());
     }
@@ -188,7 +191,8 @@ impl Attachment {
         mut each: impl FnMut(Result<u32, Unreceived>),
     ) {
         let prepare = |(key, options): (K, RecvOptions)| {
-            (key, options.timeout, self.destination(options.destination, options.timeout).map_err(Box::new))
+            let memory = self.destination(options.destination, options.timeout).map_err(Box::new);
+            ((key, options.fail_if_gone), options.timeout, memory)
         };
         // Keys are the caller's and are dropped like payloads, without the lock.
         let mut prepared: Vec<_> = wanted.into_iter().map(prepare).collect();
@@ -205,82 +209,16 @@ impl Attachment {
         };
         held.give_back_blocks();
         let count = prepared.len();
-        for (key, timeout, memory) in &mut prepared {
+        for ((key, fail_if_gone), timeout, memory) in &mut prepared {
             each(match std::mem::replace(memory, Ok(Memory::Nothing)) {
                 Ok(memory) => {
-                    let asked = held.recv(now, from, (key.as_ref(), true), memory, *timeout);
+                    let asked = held.recv(now, from, (key.as_ref(), true, *fail_if_gone), memory, *timeout);
                     asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
                 }
                 Err(unreceived) => Err(*unreceived),
             });
         }
         held.submitted(count);
-    }
-
-    /// Publishes at every shard, under one lock; `each` hears of every call, or of a tensor that there is none for.
-    pub(crate) fn publish_all<K: AsRef<str>>(
-        &self,
-        version: i64,
-        tensors: Vec<(K, Tensor)>,
-        mut each: impl FnMut(Result<u32, Error>),
-    ) {
-        // What follows one that had no room is not copied any more, as in `send_all`.
-        let mut refusal = None;
-        let mut placed = Vec::with_capacity(tensors.len());
-        for (key, tensor) in tensors {
-            let mut tensor = Some(tensor);
-            if refusal.is_none() || tensor.as_ref().is_some_and(is_small) {
-                refusal = match self.place(&mut tensor, None) {
-                    Ok(true) => refusal,
-                    // A version that takes the place of another may have to wait for memory that only its own coming frees.
-                    Ok(false) => tensor.take().map(|tensor| self.no_room(tensor.bytes().len())),
-                    Err(error) => Some(error),
-                }
-            }
-            placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
-                // Each shard is lent the same bytes; they are free when the last has given them back.
-                let (meta, payload) = tensor.into_parts();
-                (key, meta, payload.into_shared())
-            }));
-        }
-        let now = Tick::now();
-        let told = self.up(now, None).and_then(|mut held| {
-            let (_, deadline) = held.time(now, None)?;
-            let segments = held.link().segments();
-            // The calls at the first shard of those that all shards were told.
-            let mut told = vec![None; placed.len()];
-            let serial = held.link().serial;
-            for segment in 0..segments {
-                for (at, (key, meta, payload)) in placed.iter().enumerate() {
-                    let more = at + 1 < placed.len();
-                    let call = held.publish(segment, deadline, (key.as_ref(), version, more), meta, payload);
-                    told[at] = call.as_ref().ok().and_then(|call| if segment == 0 { Some(*call) } else { told[at] });
-                    each(call);
-                }
-            }
-            // If the daemon was lost meanwhile, it may have published none: they are the caller's to publish again.
-            if matches!(&held.line, Line::Up(link) if link.serial == serial) {
-                for ((key, meta, payload), call) in placed.iter().zip(told) {
-                    let of = call.map(|call| (serial, call));
-                    of.into_iter().for_each(|of| held.keep_published(key.as_ref(), version, (meta, payload), of));
-                }
-            }
-            held.submitted(placed.len() * usize::from(segments));
-            Ok(())
-        });
-        for error in refusal.into_iter().chain(told.err()) {
-            each(Err(error));
-        }
-    }
-
-    /// Tells every shard to remove a tensor from its store.
-    pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
-        self.check_fork()?;
-        let mut held = self.lock();
-        let forgotten = held.published.forget(key);
-        held.aftermath.spent.extend(forgotten);
-        drop(held);
-        self.tell_all(&Submission::Withdraw { key })
     }
 
     /// Tells every shard that a step is aborted.
@@ -309,17 +247,12 @@ impl Attachment {
     }
 
     fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
-        let mut held = self.up(Tick::now(), None)?;
-        let segments = held.link().segments();
-        let told = (0..segments)
-            .try_for_each(|segment| held.submit(ROOM_WAIT_MAX, |link| link.submit(segment, submission)).map(drop));
-        held.submitted(segments.into());
-        told
+        self.up(Tick::now(), None)?.tell_all(submission)
     }
 
     /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
     #[inline]
-    fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<bool, Error> {
+    pub(super) fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<bool, Error> {
         match tensor.take_if(|tensor| !is_small(tensor) || is_on_device(tensor.memory())) {
             Some(tensor) if is_on_device(tensor.memory()) => Err(on_device()),
             Some(large) => {
@@ -382,6 +315,15 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// Tells every shard of the link.
+    pub(super) fn tell_all(&mut self, submission: &Submission<'_>) -> Result<(), Error> {
+        let segments = self.link().segments();
+        let told = (0..segments)
+            .try_for_each(|segment| self.submit(WHILE_IT_READS, |link| link.submit(segment, submission)).map(drop));
+        self.submitted(segments.into());
+        told
+    }
+
     /// Submits a send or a push. A small tensor stays where it is, a large one goes into the table.
     #[inline]
     fn send(
@@ -421,34 +363,6 @@ impl Held<'_> {
         sent.map_err(|(error, _)| error)
     }
 
-    /// Submits a publication to one shard.
-    pub(super) fn publish(
-        &mut self,
-        segment: u16,
-        deadline: Tick,
-        (key, version, more): (&str, i64, bool),
-        meta: &TensorMeta,
-        payload: &Payload,
-    ) -> Result<u32, Error> {
-        let meta = meta.as_wire();
-        let inline = PayloadAt::Inline(payload.as_ref());
-        let (memory, payload) = if payload.len() <= INLINE_BYTES_MAX {
-            (Memory::Nothing, inline)
-        } else {
-            let memory = Memory::Source(payload.share());
-            let span = self.span(&memory)?;
-            (memory, PayloadAt::Arena(span.unwrap_or_default()))
-        };
-        let wait = ROOM_WAIT_MAX.as_millis() as u32;
-        let published = self.enter(Direction::Publish, segment, deadline, memory, |call| {
-            (wait, Submission::Publish { call, version, key, meta, payload, more })
-        });
-        published.map_err(|(error, memory)| {
-            self.aftermath.spent.push(memory);
-            error
-        })
-    }
-
     /// Submits a recv; one of many that are asked for together is `fused`. One whose tensor came before, for a recv that was
     /// given up, has ended.
     #[inline]
@@ -456,7 +370,7 @@ impl Held<'_> {
         &mut self,
         now: Tick,
         from: With<'_>,
-        (key, fused): (&str, bool),
+        (key, fused, fail_if_gone): (&str, bool, bool),
         memory: Memory,
         timeout: Option<Duration>,
     ) -> Result<u32, (Error, Memory)> {
@@ -489,7 +403,8 @@ impl Held<'_> {
             _ => false,
         };
         let asked = self.enter(Direction::Recv, segment, deadline, memory, |call| {
-            (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination, fused })
+            let step = from.step;
+            (timeout_ms, Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone })
         });
         asked.inspect(|call| self.calls.asked(*call, place, borrowed))
     }
@@ -500,12 +415,12 @@ impl Held<'_> {
         now: Tick,
         (peer, min_version): (&str, i64),
         rows: NamedRows<'_>,
-        timeout: Option<Duration>,
+        PullOptions { timeout, fail_if_gone }: PullOptions,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(peer)?;
         let asked = self.enter(Direction::Recv, segment, deadline, Memory::Nothing, |call| {
-            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows })
+            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone })
         });
         asked.map_err(|(error, _)| error)
     }
@@ -541,7 +456,7 @@ impl Held<'_> {
             return Ok(peer);
         }
         let task = self.attachment.task();
-        self.submit(ROOM_WAIT_MAX, |link| link.peer(task, name))
+        self.submit(WHILE_IT_READS, |link| link.peer(task, name))
     }
 
     /// The timeout that the daemon is told, and the deadline, of a call that was made at `now`. What it has waited for a
@@ -602,7 +517,7 @@ impl Held<'_> {
         mut attempt: impl FnMut(&mut Link) -> Result<T, Unsubmitted>,
     ) -> Result<T, Error> {
         let serial = self.link().serial;
-        let until = Instant::now() + wait.min(ROOM_WAIT_MAX);
+        let until = self.room.until(Instant::now(), wait);
         let mut tries = 0;
         loop {
             let Line::Up(link) = &mut self.line else { return Err(down(&self.line)) };
@@ -611,7 +526,10 @@ impl Held<'_> {
                 return Err(Error::unavailable(&link.daemon, "it was lost while the call waited for room in its ring"));
             }
             match attempt(link) {
-                Ok(done) => return Ok(done),
+                Ok(done) => {
+                    self.room.found();
+                    return Ok(done);
+                }
                 Err(Unsubmitted::Full) => {}
                 Err(Unsubmitted::Refused(error)) => return Err(error),
                 Err(Unsubmitted::Fault(fault)) => return Err(self.faulted(&fault)),

@@ -10,5 +10,5 @@ mod view;
 pub(crate) use area::{Area, Freed};
 pub(crate) use arena::Arena;
 pub(crate) use fork::ForkMark;
-pub(crate) use rows::{LOCKS_BYTES, TableMemory};
+pub(crate) use rows::{LOCKS_BYTES, OwnTable, TableMemory, TableState};
 pub(crate) use view::Viewable;

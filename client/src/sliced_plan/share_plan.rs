@@ -2,12 +2,9 @@
 
 #[cfg(feature = "embedded")]
 use std::task::Waker;
-use std::{
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::task::{Context, Poll};
 
-use sealane_transport::{Error, Tensor};
+use sealane_transport::{Error, PullOptions, Tensor};
 
 use crate::attached_plan::AttachedPlan;
 #[cfg(feature = "embedded")]
@@ -21,11 +18,11 @@ pub(super) enum SharePlan {
 }
 
 impl SharePlan {
-    pub(super) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
+    pub(super) fn begin(&mut self, min_version: i64, options: PullOptions) {
         match self {
-            Self::Daemon(plan) => plan.begin(min_version, timeout),
+            Self::Daemon(plan) => plan.begin(min_version, options),
             #[cfg(feature = "embedded")]
-            Self::Embedded(plan) => plan.begin(min_version, timeout),
+            Self::Embedded(plan) => plan.begin(min_version, options),
         }
     }
 

@@ -13,6 +13,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
 use super::{
+    end::End,
     frame::{Frame, Kind},
     hub::Refused,
 };
@@ -73,12 +74,10 @@ impl Drop for LentShare {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Connection {
-    /// The other end knows of it.
-    pub(super) is_open: bool,
+    /// What it knows of the other end.
+    pub(super) end: End,
     /// It is one of those that its peer is watched for.
     pub(super) is_counted: bool,
-    /// The other end finished before it let go of the stream.
-    pub(super) is_closed_there: bool,
     /// It was dialed a request timeout ago, and is not open.
     pub(super) is_late: bool,
     /// Why there is nothing more to it.
@@ -108,39 +107,40 @@ impl Connection {
     /// That cannot be: the stream ends.
     pub(super) fn take_in(&mut self, kind: Kind, whole: Buffer) -> Result<(), &'static str> {
         match kind {
-            Kind::Open(_) | Kind::Reset(_) => Ok(()),
+            Kind::Open(_) | Kind::Reset(_) => {}
             Kind::Accept(window) => {
-                self.is_open = true;
+                self.end.open();
                 self.outgoing.allow(window);
-                Ok(())
             }
-            Kind::Window(bytes) => {
-                self.outgoing.allow(bytes);
-                Ok(())
+            Kind::Window(bytes) => self.outgoing.allow(bytes),
+            Kind::Data(from) => self.incoming.take_in(from, whole)?,
+            Kind::Finish(bytes) => {
+                if self.incoming.finish(bytes)? {
+                    self.end.came_whole();
+                }
             }
-            Kind::Data(from) => self.incoming.take_in(from, whole),
-            Kind::Finish(bytes) => self.incoming.finish(bytes),
+            Kind::Taken(bytes) => self.end.taken(bytes, self.outgoing.sent)?,
         }
+        Ok(())
     }
 
-    /// Nothing more is written, and the other process has been handed all that was. It need not have read it.
-    pub(super) fn is_handed_over(&self) -> bool {
-        let outgoing = &self.outgoing;
-        (outgoing.has_told || self.may_be_handed_over()) && outgoing.on_way == 0 && !outgoing.is_lost
+    /// The other end says that it has ended the stream, and has taken in so many bytes. False if that is no news.
+    pub(super) fn reset_there(&mut self, taken: u64, is_closed: bool) -> bool {
+        let has_taken_all = taken == self.outgoing.sent && self.outgoing.waiting.is_empty();
+        self.end.reset_there(has_taken_all && is_closed)
     }
 
-    /// The other end has let go of the stream as it should, and perhaps not before it was handed all that was written.
-    pub(super) fn may_be_handed_over(&self) -> bool {
-        self.is_closed_there && self.outgoing.waiting.is_empty() && !self.outgoing.is_lost
-    }
-
-    /// It ends, unless it has already; whom to wake.
-    pub(super) fn fail(&mut self, error: Error) -> impl Iterator<Item = Waker> {
+    /// Why there is nothing more to it; whom to wake.
+    pub(super) fn stop(&mut self, error: Error) -> impl Iterator<Item = Waker> {
         self.error.get_or_insert(error);
-        let lost = self.refused.give_up();
-        self.outgoing.on_way -= lost.min(self.outgoing.on_way);
-        self.outgoing.is_lost |= lost > 0;
+        self.refused.give_up();
         self.reader.take().into_iter().chain(self.writer.take())
+    }
+
+    /// Nobody reads it any more.
+    pub(super) fn discard(&mut self) {
+        self.incoming.chunks.clear();
+        self.incoming.is_discarded = true;
     }
 }
 
@@ -156,7 +156,9 @@ pub(super) struct Incoming {
     read: u64,
     allowed: u64,
     /// The other end sends nothing more.
-    pub(super) is_finished: bool,
+    is_finished: bool,
+    /// Nobody reads: what comes is not taken in.
+    is_discarded: bool,
 }
 
 impl Incoming {
@@ -168,7 +170,7 @@ impl Incoming {
         let bytes = buffer.len() - Frame::BYTES;
         let end = from.checked_add(bytes as u64).filter(|end| *end <= self.allowed);
         let end = end.ok_or("more bytes came than were allowed")?;
-        if bytes == 0 || end <= self.came || from > self.came {
+        if bytes == 0 || end <= self.came || from > self.came || self.is_discarded {
             // It came before; or a push was refused for want of memory, and all behind it are made again.
             return Ok(());
         }
@@ -200,22 +202,27 @@ impl Incoming {
         self.came
     }
 
+    /// Bytes that the other end may send, since the stream began.
+    pub(super) fn allowed(&self) -> u64 {
+        self.allowed
+    }
+
     /// Bytes that came and were not read.
     #[cfg(feature = "fuzzing")]
     pub(super) fn unread(&self) -> u64 {
         self.came - self.read
     }
 
-    /// The other end has sent all, so many bytes. Where more are to come, this comes again.
+    /// The other end has sent all, so many bytes: true if they have come. Where more are to come, this comes again.
     ///
     /// # Errors
     /// More have come.
-    pub(super) fn finish(&mut self, bytes: u64) -> Result<(), &'static str> {
+    pub(super) fn finish(&mut self, bytes: u64) -> Result<bool, &'static str> {
         if bytes < self.came {
             return Err("more bytes came than there are");
         }
         self.is_finished |= bytes == self.came;
-        Ok(())
+        Ok(self.is_finished)
     }
 
     /// Moves what there is into `into`; how many bytes.
@@ -273,13 +280,6 @@ pub(super) struct Outgoing {
     chunk_max: usize,
     /// It waits for its turn to push.
     pub(super) is_queued: bool,
-    /// Nothing more is written; and the other end has been told.
-    pub(super) is_finished: bool,
-    pub(super) has_told: bool,
-    /// Pushes of bytes, and of their end, that were not taken yet.
-    pub(super) on_way: usize,
-    /// One of them failed, or nobody will say what became of it.
-    pub(super) is_lost: bool,
 }
 
 impl Outgoing {
@@ -395,19 +395,6 @@ mod tests {
         (0..10_000).for_each(|at| incoming.take_in(at, frame(b"a")).unwrap());
         assert_eq!((incoming.chunks.len(), lent(&incoming)), (1, 0));
         assert_eq!(incoming.read(&mut [0; 20_000]), 10_000);
-    }
-
-    #[test]
-    fn what_failed_on_its_way_was_not_handed_over() {
-        for (has_told, is_closed_there) in [(true, false), (false, true), (true, true)] {
-            let mut connection = Connection::new(1, Lent::default());
-            (connection.outgoing.has_told, connection.is_closed_there) = (has_told, is_closed_there);
-            assert!(connection.is_handed_over());
-            connection.outgoing.on_way = 1;
-            assert!(!connection.is_handed_over(), "it may yet be");
-            (connection.outgoing.on_way, connection.outgoing.is_lost) = (0, true);
-            assert!(!connection.is_handed_over() && !connection.may_be_handed_over());
-        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! kind `u8`, from `u8` (1 if its sender has dialed the stream), zeros (6), the stream's number `u64`, which its dialer chose, and a
 //! value `u64`.
 
+use crate::limits::STREAM_REASON_MAX;
+
 /// What a frame is about, with its value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// The sender dials the listener whose name follows; the other end may send so many bytes.
     Open(u64),
@@ -16,12 +18,40 @@ pub(super) enum Kind {
     Window(u64),
     /// No bytes follow the first so many.
     Finish(u64),
-    /// The stream has ended for the reason that follows, which is of this [`Code`](sealane_transport::Code), or [`CLOSED`].
+    /// The stream has ended for a reason of this [`Code`](sealane_transport::Code), or [`CLOSED`]. How many bytes the sender has
+    /// taken in follows, and the reason.
     Reset(u64),
+    /// So many bytes were taken in, which are all.
+    Taken(u64),
 }
 
 /// In place of a code: its owner has finished, and let go of it; what the other end writes is read by nobody.
 pub(super) const CLOSED: u64 = 0;
+
+/// In place of a number of bytes that were taken in: nobody knows.
+pub(super) const UNKNOWN: u64 = u64::MAX;
+
+/// What follows a reset: how many bytes were taken in, and the reason.
+pub(super) fn reset_to_bytes(taken: u64, reason: &str) -> Vec<u8> {
+    let mut end = reason.len().min(STREAM_REASON_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    [&taken.to_le_bytes(), &reason.as_bytes()[..end]].concat()
+}
+
+/// The same, as it came.
+pub(super) fn parse_reset(bytes: &[u8]) -> (u64, String) {
+    match bytes.split_first_chunk() {
+        Some((taken, reason)) => (u64::from_le_bytes(*taken), text(reason)),
+        None => (UNKNOWN, String::new()),
+    }
+}
+
+/// A name or a reason.
+pub(super) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(STREAM_REASON_MAX)]).into_owned()
+}
 
 /// The first bytes of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +72,7 @@ impl Frame {
             Kind::Window(value) => (3, value),
             Kind::Finish(value) => (4, value),
             Kind::Reset(value) => (5, value),
+            Kind::Taken(value) => (6, value),
         };
         let mut bytes = [0; Frame::BYTES];
         (bytes[0], bytes[1]) = (kind, self.is_from_dialer.into());
@@ -62,6 +93,7 @@ impl Frame {
             3 => Kind::Window(value),
             4 => Kind::Finish(value),
             5 => Kind::Reset(value),
+            6 => Kind::Taken(value),
             _ => return None,
         };
         let is_from_dialer = match head[1] {
@@ -79,8 +111,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reset_says_how_much_was_taken_and_why_in_so_many_bytes() {
+        for (taken, reason) in [(0, ""), (7, "why"), (UNKNOWN, "grüße")] {
+            assert_eq!(parse_reset(&reset_to_bytes(taken, reason)), (taken, reason.to_owned()));
+        }
+        let long = "é".repeat(STREAM_REASON_MAX);
+        let (_, reason) = parse_reset(&reset_to_bytes(1, &long));
+        assert!(long.starts_with(&reason) && reason.len() == STREAM_REASON_MAX);
+        assert_eq!(parse_reset(&[1; 7]), (UNKNOWN, String::new()));
+    }
+
+    #[test]
     fn a_frame_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let kinds = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window, Kind::Finish, Kind::Reset];
+        let kinds = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window, Kind::Finish, Kind::Reset, Kind::Taken];
         for (kind, is_from_dialer) in kinds.into_iter().flat_map(|kind| [(kind(u64::MAX - 1), true), (kind(7), false)])
         {
             let frame = Frame { kind, is_from_dialer, stream: 1 << 63 };
@@ -88,7 +131,7 @@ mod tests {
             bytes.extend(b"rest");
             assert_eq!(Frame::parse(&bytes), Some((frame, &b"rest"[..])));
             assert_eq!(Frame::parse(&bytes[..Frame::BYTES - 1]), None);
-            for (at, byte) in [(0, 6), (1, 2), (2, 1), (7, 255)] {
+            for (at, byte) in [(0, 7), (1, 2), (2, 1), (7, 255)] {
                 let before = std::mem::replace(&mut bytes[at], byte);
                 assert_eq!(Frame::parse(&bytes), None);
                 bytes[at] = before;

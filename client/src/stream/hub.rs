@@ -3,9 +3,11 @@
 //! nothing: while a daemon is being restarted its calls fail, and what it accepts from comes by the next one.
 //!
 //! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
-//! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; and a recv
-//! that is never answered, by which a hub learns that a peer's process has ended.
+//! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; a recv
+//! that is never answered, by which a hub learns that a peer's process has ended; and what the other end is told, or asked,
+//! since it need not have learned the same ([`super::end`]).
 
+mod life;
 mod polls;
 mod pushes;
 
@@ -19,7 +21,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use sealane_transport::{Code, Error, tensor::Tensor};
+use sealane_transport::{Code, Error};
 
 use pushes::Peer;
 pub(super) use pushes::Refused;
@@ -27,12 +29,14 @@ pub(super) use pushes::Refused;
 use super::{
     StreamOptions,
     connection::{Connection, Lent},
+    end::{Rest, is_answered},
     figures::{Figures, StreamFigures},
-    frame::{CLOSED, Frame, Kind},
+    frame::{CLOSED, Frame, Kind, UNKNOWN, parse_reset, text},
     memory::Source,
+    untold::Word,
 };
 use crate::{
-    AcceptOptions, Accepted, Acceptor, Sending, Task, Waiter,
+    AcceptOptions, Accepted, Acceptor, Task, Waiter,
     acceptor::Watch,
     attachment::at_once,
     limits::{
@@ -79,6 +83,7 @@ impl Listener {
     }
 }
 
+#[derive(Default)]
 pub(super) struct State {
     pub(super) connections: HashMap<Key, Connection>,
     pub(super) listeners: HashMap<Box<str>, Listener>,
@@ -86,8 +91,8 @@ pub(super) struct State {
     last: u64,
     lent: Lent,
     figures: Figures,
-    /// What dialers are told who were refused, as long as they have not heard it.
-    refusals: Vec<Sending>,
+    /// The daemon is gone, and nobody has attached to the next.
+    is_down: bool,
     watch: Watch,
     /// Whom to wake when the state is free again.
     wakers: Vec<Waker>,
@@ -148,18 +153,9 @@ impl Hub {
     pub(super) fn new(task: &Task) -> Arc<Hub> {
         let share = (task.area_bytes() / STREAM_AREA_SHARE)
             .clamp(*STREAM_QUEUE_BYTES.start(), *STREAM_QUEUE_BYTES.end()) as usize;
-        let state = State {
-            connections: HashMap::new(),
-            listeners: HashMap::new(),
-            peers: HashMap::new(),
-            // A number that a former process of this task has not used, most likely.
-            last: RandomState::new().hash_one(()),
-            lent: Lent::new(2 * share),
-            figures: Figures::default(),
-            refusals: Vec::new(),
-            watch: Watch::default(),
-            wakers: Vec::new(),
-        };
+        // A number that a former process of this task has not used, most likely.
+        let last = RandomState::new().hash_one(());
+        let state = State { last, lent: Lent::new(2 * share), ..State::default() };
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
             waiter: task.waiter(),
@@ -185,8 +181,22 @@ impl Hub {
         self.task.poll_daemon(context)
     }
 
+    /// [`with`](Self::with), for what is polled.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child, whose state may have been in use by another thread of its parent, for ever.
+    fn poll_with<T>(&self, f: impl FnOnce(&mut State) -> Poll<Result<T, Error>>) -> Poll<Result<T, Error>> {
+        self.task.check_fork()?;
+        self.with(f)
+    }
+
+    /// [`with`](Self::with), but nothing in a forked child.
+    pub(super) fn unless_forked<T>(&self, f: impl FnOnce(&mut State) -> T) -> Option<T> {
+        self.task.check_fork().ok().map(|()| self.with(f))
+    }
+
     /// Lets `f` use the state, then looks at what came meanwhile, and wakes whom all that concerns.
-    pub(super) fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         let result = self.run(lock(&self.state), f);
         self.look_at_news();
         result
@@ -224,14 +234,16 @@ impl Hub {
     fn accept(&self, state: &mut State) {
         let mut context = Context::from_waker(&self.bell);
         for _ in 0..STREAM_ACCEPTS_IN_A_ROW {
-            match self.acceptor.poll_accept(STREAM_ACCEPTS_PER_LOOK, &mut state.watch, &mut context) {
-                Poll::Pending => return,
-                Poll::Ready(Ok(accepted)) => accepted.into_iter().for_each(|accepted| self.take_in(state, accepted)),
-                Poll::Ready(Err(error)) => {
-                    state.fail_all(&error);
-                    return;
-                }
+            let accepted = self.acceptor.poll_accept(STREAM_ACCEPTS_PER_LOOK, &mut state.watch, &mut context);
+            if let Poll::Ready(Err(error)) = &accepted {
+                return self.fail_all(state, error);
             }
+            if std::mem::take(&mut state.is_down) {
+                // What could not be told is, by the next daemon.
+                state.peers.values().for_each(|peer| peer.bell.wake_by_ref());
+            }
+            let Poll::Ready(Ok(accepted)) = accepted else { return };
+            accepted.into_iter().for_each(|accepted| self.take_in(state, accepted));
         }
         // Whom all that concerns is woken before more is taken.
         self.has_news.store(true, Ordering::SeqCst);
@@ -242,39 +254,43 @@ impl Hub {
         let Accepted { from, tensor } = accepted;
         let Some((frame, rest)) = Frame::parse(tensor.bytes()) else { return };
         let key = Key { peer: from, is_dialed: !frame.is_from_dialer, stream: frame.stream };
-        let text = || String::from_utf8_lossy(&rest[..rest.len().min(STREAM_REASON_MAX)]).into_owned();
         if let Kind::Open(window) = frame.kind {
             // The numbers of streams that are dialed here are this side's to choose.
             if frame.is_from_dialer {
-                self.opened(state, key, &text(), window);
+                self.opened(state, key, &text(rest), window);
             }
             return;
         }
-        let Some(connection) = state.connections.get_mut(&key) else {
-            // Of one that has ended here, which the other end has been told: an answer to each would be theirs to ask for.
+        let Some(connection) = state.connections.get_mut(&key).filter(|connection| !connection.end.is_failed()) else {
+            if is_answered(frame.kind) {
+                let reason = "the stream has ended there".into();
+                self.answer(state, &key, Word::Reset { code: Code::Unavailable as u64, taken: UNKNOWN, reason });
+            }
             return;
         };
-        if connection.error.is_some() {
-            return;
-        }
         if let Kind::Reset(code) = frame.kind {
-            connection.is_closed_there = code == CLOSED;
-            state.figures.of(&key.peer).reset += u64::from(code != CLOSED);
-            state.wakers.extend(connection.fail(reset_by(&key.peer, code, &text())));
+            let (taken, reason) = parse_reset(rest);
+            if connection.reset_there(taken, code == CLOSED) {
+                state.figures.of(&key.peer).reset += u64::from(code != CLOSED);
+                state.wakers.extend(connection.stop(reset_by(&key.peer, code, &reason)));
+                self.settle_rest(state, &key, "");
+            }
             return;
         }
         let came = connection.incoming.came();
         let taken = connection.take_in(frame.kind, tensor.into_buffer());
         state.figures.of(&key.peer).bytes_received += connection.incoming.came() - came;
         let concerned = match frame.kind {
-            Kind::Accept(_) | Kind::Window(_) => connection.writer.take(),
+            Kind::Accept(_) | Kind::Window(_) | Kind::Taken(_) => connection.writer.take(),
             _ => connection.reader.take(),
         };
         state.wakers.extend(concerned);
-        match taken {
-            Ok(()) => self.send_waiting(state, &key),
-            Err(reason) => self.fail(state, &key, &Error::unavailable(&key.peer, reason)),
+        match (taken, frame.kind) {
+            (Err(reason), _) => return self.fail(state, &key, &Error::unavailable(&key.peer, reason)),
+            (Ok(()), Kind::Finish(bytes)) if connection.end.has_all() => self.tell(state, &key, Word::Taken(bytes)),
+            (Ok(()), _) => self.send_waiting(state, &key),
         }
+        self.settle_rest(state, &key, "");
     }
 
     /// A peer dials.
@@ -288,31 +304,31 @@ impl Hub {
             return self.refuse(state, &key, Code::ResourceExhausted, &reason);
         }
         if let Some(connection) = state.connections.get(&key) {
-            if connection.error.is_some() {
+            if connection.end.is_failed() {
                 return;
             }
             return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
         }
         let allowed = listener.options.window_bytes.min(STREAM_UNACCEPTED_BYTES);
         let mut connection = Connection::new(allowed, state.lent.clone());
-        connection.is_open = true;
+        connection.end.open();
         connection.outgoing.allow(window);
         listener.waiting.push_back(key.clone());
         state.wakers.append(&mut listener.wakers);
         state.connections.insert(key.clone(), connection);
         state.figures.of(&key.peer).opened += 1;
         self.meet(state, &key.peer).streams += 1;
+        self.watch(state, &key.peer);
         self.push(state, &key, Kind::Accept(allowed), &[]);
     }
 
     /// The peer's entry; made if there is none.
     fn meet<'a>(&self, state: &'a mut State, peer: &Arc<str>) -> &'a mut Peer {
         state.peers.entry(peer.clone()).or_insert_with(|| {
-            let bell = Waker::from(Arc::new(Bell { hub: self.itself.clone(), peer: peer.clone() }));
             // It is looked at for the first time, and then by its waker.
+            let bell = Waker::from(Arc::new(Bell { hub: self.itself.clone(), peer: peer.clone() }));
             bell.wake_by_ref();
-            let life = self.task.recv(peer, NEVER, QUEUE);
-            Peer::new(life, bell)
+            Peer::new(bell)
         })
     }
 
@@ -320,7 +336,10 @@ impl Hub {
     fn give_up_dials(&self, state: &mut State, name: &Arc<str>) {
         let mut late = Vec::new();
         for (key, connection) in state.connections.iter_mut().filter(|(key, _)| key.peer == *name) {
-            if !connection.is_open && connection.error.is_none() && std::mem::replace(&mut connection.is_late, true) {
+            if !connection.end.is_open()
+                && !connection.end.is_failed()
+                && std::mem::replace(&mut connection.is_late, true)
+            {
                 late.push(key.clone());
             }
         }
@@ -337,32 +356,48 @@ impl Hub {
         }
     }
 
-    /// A stream ends here and there.
-    fn fail(&self, state: &mut State, key: &Key, error: &Error) {
-        if let Some(connection) = state.connections.get_mut(key) {
-            state.figures.of(&key.peer).reset += u64::from(connection.error.is_none());
-            state.wakers.extend(connection.fail(error.clone()));
+    /// A stream ends here, and the other end is told.
+    pub(super) fn fail(&self, state: &mut State, key: &Key, error: &Error) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        if connection.end.fail() {
+            let (code, taken) = (error.code() as u64, connection.incoming.came());
+            state.wakers.extend(connection.stop(error.clone()));
+            state.figures.of(&key.peer).reset += 1;
+            self.tell(state, key, Word::Reset { code, taken, reason: error.to_string().into() });
+            self.settle_rest(state, key, "");
         }
-        self.reset(state, key, error.code() as u64, &error.to_string());
     }
 
-    /// Tells a peer that a stream of its is not opened; unless so many have been told and not heard it, since each costs memory.
+    /// Tells a peer that a stream of its is not opened.
     fn refuse(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
-        if state.refusals.len() >= STREAM_BACKLOG_MAX {
-            state.refusals.retain_mut(|refusal| refusal.try_outcome().is_none());
+        self.answer(state, key, Word::Reset { code: code as u64, taken: 0, reason: reason.into() });
+    }
+
+    /// A peer is gone, or cannot be reached. It need not know, and may come back: it is told of each stream.
+    fn lose(&self, state: &mut State, name: &Arc<str>, error: &Error) {
+        if let Some(peer) = state.peers.get_mut(name) {
+            peer.lose();
         }
-        if state.refusals.len() < STREAM_BACKLOG_MAX {
-            let reset = self.reset_tensor(key, code as u64, reason);
-            state.refusals.push(self.task.push(&key.peer, QUEUE, reset));
+        self.fail_those(state, error, |key| key.peer == *name);
+    }
+
+    /// This task can be reached by nobody.
+    fn fail_all(&self, state: &mut State, error: &Error) {
+        state.is_down = true;
+        state.peers.values_mut().for_each(Peer::lose);
+        self.fail_those(state, error, |_| true);
+        for listener in state.listeners.values_mut() {
+            listener.error = Some(error.clone());
+            state.wakers.append(&mut listener.wakers);
         }
     }
 
-    fn reset_tensor(&self, key: &Key, code: u64, reason: &str) -> Tensor {
-        let mut end = reason.len().min(STREAM_REASON_MAX);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
+    fn fail_those(&self, state: &mut State, error: &Error, is_one: impl Fn(&Key) -> bool) {
+        let those: Vec<Key> = state.connections.keys().filter(|key| is_one(key)).cloned().collect();
+        for key in those {
+            connection_of(state, &key).is_counted = false;
+            self.fail(state, &key, error);
         }
-        self.tensor(key, Kind::Reset(code), &reason.as_bytes()[..end])
     }
 
     /// Begins a stream to a listener of `peer`; its key.
@@ -373,6 +408,7 @@ impl Hub {
         if name.len() > STREAM_REASON_MAX {
             return Err(Error::invalid(format!("a listener's name has at most {STREAM_REASON_MAX} bytes")));
         }
+        self.task.check_fork()?;
         self.with(|state| {
             if state.connections.len() >= STREAMS_MAX {
                 return Err(Error::full("streams", format!("{STREAMS_MAX} are open")));
@@ -383,6 +419,7 @@ impl Hub {
             state.connections.insert(key.clone(), connection);
             state.figures.of(&key.peer).opened += 1;
             self.meet(state, &key.peer).streams += 1;
+            self.watch(state, &key.peer);
             self.push(state, &key, Kind::Open(options.window_bytes), name.as_bytes());
             Ok(key)
         })
@@ -393,6 +430,7 @@ impl Hub {
     /// # Errors
     /// Someone listens there already.
     pub(super) fn listen(&self, name: &str, options: StreamOptions) -> Result<(), Error> {
+        self.task.check_fork()?;
         self.with(|state| {
             if state.listeners.contains_key(name) {
                 return Err(Error::invalid(format!("'{name}' already has a listener")));
@@ -404,29 +442,41 @@ impl Hub {
 
     /// Nobody listens there any more: what waits is reset.
     pub(super) fn stop_listening(&self, name: &str) {
-        self.with(|state| {
+        self.unless_forked(|state| {
             let Listener { waiting, wakers, .. } = state.listeners.remove(name).unwrap_or_default();
             state.wakers.extend(wakers);
             for key in waiting {
-                self.forget(state, &key, Code::Unavailable, "the listener was closed");
+                self.forget(state, &key, "the listener was closed");
             }
         });
     }
 
-    /// A stream has no owner any more: it is reset, unless both ends know that it has ended.
-    pub(super) fn forget(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
-        let Some(connection) = state.connections.remove(key) else { return };
-        // What was refused is not pushed again.
-        if connection.error.is_none() && (!connection.outgoing.has_told || connection.refused.holds()) {
-            state.figures.of(&key.peer).reset += 1;
-            self.reset(state, key, code as u64, reason);
-        } else if connection.error.is_none() && !connection.incoming.is_finished {
+    /// A stream has no owner any more: it is reset, unless both ends know that it has ended, or will.
+    pub(super) fn forget(&self, state: &mut State, key: &Key, reason: &str) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        connection.end.leave();
+        connection.discard();
+        self.settle_rest(state, key, reason);
+    }
+
+    /// Does what is left to do for a stream whose owner has left it, for a reason.
+    fn settle_rest(&self, state: &mut State, key: &Key, reason: &str) {
+        let Some(connection) = state.connections.get(key).filter(|connection| connection.end.is_left()) else { return };
+        let (taken, rest) = (connection.incoming.came(), connection.end.rest());
+        let (code, reason) = match rest {
+            Rest::Delivery => return,
+            Rest::Nothing => (None, ""),
             // What it wrote is whole, and read as such; what the other end writes is read by nobody.
-            self.reset(state, key, CLOSED, "it has closed the stream");
+            Rest::Close => (Some(CLOSED), "it has closed the stream"),
+            Rest::Reset => (Some(Code::Unavailable as u64), reason),
+        };
+        let is_counted = connection.is_counted;
+        state.connections.remove(key);
+        state.figures.of(&key.peer).reset += u64::from(rest == Rest::Reset);
+        if let Some(code) = code {
+            self.tell(state, key, Word::Reset { code, taken, reason: reason.into() });
         }
-        if connection.is_counted
-            && let Some(peer) = state.peers.get_mut(&key.peer)
-        {
+        if is_counted && let Some(peer) = state.peers.get_mut(&key.peer) {
             peer.streams -= 1;
             if peer.is_idle() {
                 state.peers.remove(&key.peer);
@@ -440,31 +490,18 @@ impl Hub {
 
 impl State {
     pub(super) fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
-        self.figures.with(self.connections.keys().map(|key| &key.peer))
+        // One that its owner has left is there only to hear the last of it.
+        let open = self.connections.iter().filter(|(_, connection)| !connection.end.is_left());
+        self.figures.with(open.map(|(key, _)| &key.peer))
     }
+}
 
-    /// A peer's process has ended, or cannot be reached.
-    fn lose(&mut self, name: &Arc<str>, error: &Error) {
-        self.peers.remove(name);
-        self.end(error, |key| key.peer == *name);
-    }
-
-    /// This task can be reached by nobody.
-    fn fail_all(&mut self, error: &Error) {
-        self.peers.clear();
-        self.end(error, |_| true);
-        for listener in self.listeners.values_mut() {
-            listener.error = Some(error.clone());
-            self.wakers.append(&mut listener.wakers);
-        }
-    }
-
-    fn end(&mut self, error: &Error, is_one: impl Fn(&Key) -> bool) {
-        for (key, connection) in self.connections.iter_mut().filter(|(key, _)| is_one(key)) {
-            self.figures.of(&key.peer).reset += u64::from(connection.error.is_none());
-            connection.is_counted = false;
-            connection.outgoing.is_lost |= connection.outgoing.on_way > 0;
-            self.wakers.extend(connection.fail(error.clone()));
+impl Drop for Hub {
+    fn drop(&mut self) {
+        if self.task.check_fork().is_err() {
+            // Another thread of the parent may have been changing it.
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(state));
         }
     }
 }

@@ -5,6 +5,7 @@
 mod asynchronous;
 mod blocking;
 mod connection;
+mod end;
 #[cfg(feature = "fuzzing")]
 pub mod far_end;
 mod figures;
@@ -13,6 +14,7 @@ mod frame;
 mod grpc;
 mod hub;
 mod memory;
+mod untold;
 
 use std::{
     future::Future,
@@ -25,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use sealane_transport::{Code, Error};
+use sealane_transport::Error;
 
 use crate::{
     Task,
@@ -133,7 +135,7 @@ impl Streams {
     /// What the streams of the task have carried since these were made, by peer; of more than 1,024 peers the rest together, as
     /// `others`.
     pub fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
-        self.0.with(|state| state.figures())
+        self.0.unless_forked(|state| state.figures()).unwrap_or_default()
     }
 }
 
@@ -294,7 +296,7 @@ impl Stream {
         self.hub.poll_flush(&self.key, context)
     }
 
-    /// Says that nothing more is written; ready when the other process has been handed all that was.
+    /// Says that nothing more is written; ready when the other process says that it has taken in all that was.
     ///
     /// # Errors
     /// Those of [`poll_read`](Self::poll_read).
@@ -309,13 +311,13 @@ impl Stream {
 
     /// Ends it here and there at once, for a reason that the other end is told. What came before can still be read, at both ends.
     pub fn reset(&self, reason: &str) {
-        self.hub.with(|state| self.hub.end(state, &self.key, reason));
+        self.hub.unless_forked(|state| self.hub.end(state, &self.key, reason));
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.hub.with(|state| self.hub.forget(state, &self.key, Code::Unavailable, "it was dropped unfinished"));
+        self.hub.unless_forked(|state| self.hub.forget(state, &self.key, "it was dropped unfinished"));
     }
 }
 
@@ -330,7 +332,7 @@ impl std::fmt::Debug for Stream {
 pub struct Finishing<'a>(&'a Stream);
 
 impl Finishing<'_> {
-    /// Blocks until the other process has been handed all that was written.
+    /// Blocks until the other process says that it has taken in all that was written.
     ///
     /// # Errors
     /// Those of [`Stream::poll_read`]; DeadlineExceeded after [`StreamOptions::timeout`].

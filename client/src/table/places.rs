@@ -9,7 +9,7 @@ use sealane_transport::{
 };
 
 use super::shares::Share;
-use crate::limits::ARENA_BYTES;
+use crate::limits::ROWS_UNCHECKED_BYTES_MAX;
 
 /// See the module.
 pub(super) struct Places {
@@ -131,7 +131,7 @@ fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<(Shape, usiz
 /// Memory for rows, all zero. How large a row is is the owner's word: too much of it is an error, and ends no process.
 fn zeros(bytes: usize) -> Result<Buffer, Error> {
     let mut room = Vec::<u8>::new();
-    if bytes as u64 > ARENA_BYTES && black_box(&mut room).try_reserve_exact(bytes).is_err() {
+    if bytes > ROWS_UNCHECKED_BYTES_MAX && black_box(&mut room).try_reserve_exact(bytes).is_err() {
         return Err(Error::full("memory for rows", format!("there is none for {bytes} bytes")));
     }
     drop(room);

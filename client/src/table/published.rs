@@ -1,22 +1,17 @@
 //! A table that this task publishes, and writes while others read it. Any thread.
 //!
 //! Its memory stays where it is, and whoever serves this task reads rows from there. If the daemon is another one than before, which
-//! has another arena, the table moves there with the next write; until then, the daemon has the copy that was made when the task
-//! published again what it had published.
+//! has another arena, the table moves there with all else that the task publishes again.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use sealane_runtime::Buffer;
-use sealane_transport::{
-    Code, Error, Payload, Tensor, TensorMeta,
-    limits::{LOCKS_SUFFIX, TABLE_KEY_BYTES_MAX},
-    tensor::DType,
-};
+use sealane_transport::{Code, Error, Payload, Tensor, TensorMeta, limits::TABLE_KEY_BYTES_MAX, tensor::DType};
 
 use crate::{
     Task,
     limits::TABLE_IN_PLACE_MIN,
-    memory::{LOCKS_BYTES, TableMemory},
+    memory::{LOCKS_BYTES, OwnTable, TableMemory, TableState},
 };
 
 /// How a table is published.
@@ -24,8 +19,9 @@ use crate::{
 pub struct TableOptions {
     /// The version that it has first. Default 0.
     pub version: i64,
-    /// Whoever reads a row that is written meanwhile may get half of it (Hogwild). It saves a few nanoseconds a row on both sides.
-    /// Default: rows are whole.
+    /// Whoever reads a row that is written meanwhile may get half of it (Hogwild), and the table may be pulled as one tensor. It saves a
+    /// few nanoseconds a row on both sides. Default: rows are whole, and a pull of the whole table is an InvalidArgument if it has more
+    /// than 512 bytes.
     pub torn: bool,
 }
 
@@ -42,17 +38,10 @@ pub struct TableOptions {
 /// ```
 pub struct Table {
     task: Task,
-    key: Box<str>,
     meta: TensorMeta,
     rows: u64,
     row_bytes: usize,
-    /// Held by whoever writes.
-    state: Mutex<State>,
-}
-
-struct State {
-    version: i64,
-    memory: TableMemory,
+    own: Arc<OwnTable>,
 }
 
 impl Task {
@@ -94,17 +83,19 @@ impl Task {
         };
         let locks = match options.torn || !in_place {
             true => None,
-            false => Some(self.locks()?),
+            false => Some(self.alloc(LOCKS_BYTES)?),
         };
-        let memory = TableMemory::new(memory, row_bytes, locks);
-        let state = Mutex::new(State { version: options.version, memory });
-        let table = Table { task: self.for_its_own(), key: key.into(), meta, rows, row_bytes, state };
+        let own = Arc::new(OwnTable::new(key, options.version, TableMemory::new(memory, row_bytes, locks)));
         if options.torn || !in_place {
             // Of a table that was published under this key before.
-            self.withdraw(&table.locks_key())?;
+            self.withdraw(&own.locks_key)?;
         }
-        table.publish(&table.lock())?;
-        Ok(table)
+        if in_place {
+            self.register(&own);
+        }
+        let table = Table { task: self.for_its_own(), meta, rows, row_bytes, own };
+        let published = table.publish(&table.own.hold());
+        published.map(|()| table)
     }
 
     /// [`Table::set_version`] of many tables, in one round trip. After an error, each may have the version or not, as there.
@@ -113,21 +104,15 @@ impl Task {
     /// As there, the first of them; InvalidArgument if a table is another task's: then none has it.
     pub fn set_versions(&self, tables: &[&Table], version: i64) -> Result<(), Error> {
         if let Some(stray) = tables.iter().find(|table| !table.task.is(self)) {
-            let reason = format!("the table '{}' is not one of {}", stray.key, self.name());
+            let reason = format!("the table '{}' is not one of {}", stray.key(), self.name());
             return Err(Error::invalid(reason));
         }
         let mut tables = tables.to_vec();
         // Each once, and in one order: whoever does the same meanwhile would else wait for this one, and this one for them.
         tables.sort_unstable_by_key(|&table| std::ptr::from_ref(table));
         tables.dedup_by_key(|&mut table| std::ptr::from_ref(table));
-        let mut locked: Vec<_> = tables.into_iter().map(|table| (table, table.lock())).collect();
-        set_versions(&mut locked, version)
-    }
-
-    fn locks(&self) -> Result<Buffer, Error> {
-        let mut locks = self.alloc(LOCKS_BYTES)?;
-        locks.fill(0);
-        Ok(locks)
+        let mut held: Vec<_> = tables.into_iter().map(|table| (table, table.own.hold())).collect();
+        set_versions(&mut held, version)
     }
 
     /// Whoever serves this task can read that memory where it lies.
@@ -140,7 +125,7 @@ impl Task {
 impl Table {
     /// The key.
     pub fn key(&self) -> &str {
-        &self.key
+        &self.own.key
     }
 
     /// Its rows.
@@ -155,15 +140,16 @@ impl Table {
 
     /// The version that it was last published as.
     pub fn version(&self) -> i64 {
-        self.lock().version
+        self.own.hold().version
     }
 
     /// Writes rows over those of these numbers. A row that is named twice is the later one then. Whoever pulls a row meanwhile gets it
     /// as it was or as it is, but of several rows some as they were.
     ///
     /// # Errors
-    /// InvalidArgument if there is no such row, or the rows are of another type or shape: nothing was written. ResourceExhausted if the
-    /// daemon was restarted and its arena has no room: the rows are written, and published when the table next can be.
+    /// InvalidArgument if there is no such row, or the rows are of another type or shape. Of a table of up to 512 bytes also those of
+    /// [`Task::publish`]; that it has the rows may be seen until the next write then. After any error nothing was written. A larger table is
+    /// written where it lies, whether or not there is a daemon: the next one has all of it, once its arena has room.
     pub fn update(&self, ids: &[u64], rows: &Tensor) -> Result<(), Error> {
         let bytes = self.check(ids, rows)?;
         self.write(ids, |at, mut row| row.copy_from(&bytes[at * self.row_bytes..][..self.row_bytes]))
@@ -207,30 +193,24 @@ impl Table {
     /// # Errors
     /// Those of [`Task::publish`].
     pub fn set_version(&self, version: i64) -> Result<(), Error> {
-        set_versions(&mut [(self, self.lock())], version)
+        set_versions(&mut [(self, self.own.hold())], version)
     }
 
-    /// Withdraws the table and its locks; pulls of it wait for the next one.
+    /// Withdraws the table and its locks; pulls of it wait for the next one, or for this one to get another version.
     ///
     /// # Errors
     /// Those of [`Task::withdraw`].
     pub fn withdraw(&self) -> Result<(), Error> {
+        let mut held = self.own.hold();
+        held.withdrawn = true;
         // No row is read without the locks.
-        self.task.withdraw(&self.key)?;
-        self.task.withdraw(&self.locks_key())
-    }
-
-    fn locks_key(&self) -> String {
-        format!("{}{LOCKS_SUFFIX}", self.key)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.task.withdraw(&self.own.key)?;
+        self.task.withdraw(&self.own.locks_key)
     }
 
     /// The bytes of rows that are to be written.
     fn check<'a>(&self, ids: &[u64], rows: &'a Tensor) -> Result<&'a [u8], Error> {
-        let key = &self.key;
+        let key = self.key();
         if let Some(missing) = ids.iter().find(|&&id| id >= self.rows) {
             return Err(Error::invalid(format!("row {missing} of '{key}', which has {} rows", self.rows)));
         }
@@ -245,69 +225,63 @@ impl Table {
     }
 
     fn write(&self, ids: &[u64], write: impl FnMut(usize, sealane_runtime::VolatileSliceMut<'_>)) -> Result<(), Error> {
-        let mut state = self.lock();
-        state.memory.write(ids, write);
-        if self.is_small() {
-            return self.publish(&state);
-        }
-        // After the write: a daemon that comes later gets a copy with it. Without one, there is nobody to tell.
-        match self.task.reaches(&state.memory.rows) {
-            Ok(true) | Err(_) => Ok(()),
-            Ok(false) => self.move_over(&mut state),
-        }
+        let held = self.own.hold();
+        let before = self.is_small().then(|| held.memory.copy(Buffer::of_len(held.memory.rows.len())));
+        held.memory.write(ids, write);
+        let Some(before) = before.filter(|_| !held.withdrawn) else { return Ok(()) };
+        self.publish(&held).inspect_err(|_| {
+            let rows: Vec<u64> = (0..self.rows).collect();
+            held.memory.write(&rows, |at, mut row| row.copy_from(&before[at * self.row_bytes..][..self.row_bytes]));
+        })
     }
 
     fn is_small(&self) -> bool {
         self.rows as usize * self.row_bytes <= TABLE_IN_PLACE_MIN
     }
 
-    /// The daemon is another one, with another arena: the table moves there.
-    #[cold]
-    fn move_over(&self, state: &mut State) -> Result<(), Error> {
-        let rows = state.memory.copy(self.task.alloc(state.memory.rows.len())?);
-        let locks = state.memory.locks.as_ref().map(|_| self.task.locks()).transpose()?;
-        let before = std::mem::replace(&mut state.memory, TableMemory::new(rows, self.row_bytes, locks));
-        let published = self.publish(state);
-        if published.is_err() {
-            // The next write tries again.
-            state.memory = before;
-        }
-        published
-    }
-
-    fn publish(&self, state: &State) -> Result<(), Error> {
-        self.task.publish_many(state.version, self.tensors(state)?).wait()
+    fn publish(&self, held: &TableState) -> Result<(), Error> {
+        self.task.publish_in_place(held.version, self.tensors(held)?).wait()
     }
 
     /// The rows and their locks, to be published together: the locks first, for a pull that waits is answered as soon as there are rows.
-    fn tensors(&self, State { memory, .. }: &State) -> Result<Vec<(String, Tensor)>, Error> {
+    fn tensors(&self, TableState { memory, .. }: &TableState) -> Result<Vec<(String, Tensor)>, Error> {
         let rows: Payload = match self.is_small() {
             // Whoever has it keeps a copy, and it must not change under its hands.
-            true => memory.copy(Buffer::from_vec(vec![0; memory.rows.len()])).into(),
+            true => memory.copy(Buffer::of_len(memory.rows.len())).into(),
             false => Payload::Shared(memory.rows.clone()),
         };
         let mut tensors = Vec::new();
         if let Some(locks) = &memory.locks {
             let meta = TensorMeta::new(DType::U32, &[(LOCKS_BYTES / size_of::<u32>()) as u64])?;
-            tensors.push((self.locks_key(), Tensor::new(meta, Payload::Shared(locks.clone()))?));
+            tensors.push((self.own.locks_key.to_string(), Tensor::new(meta, Payload::Shared(locks.clone()))?));
         }
-        tensors.push((self.key.to_string(), Tensor::new(self.meta.clone(), rows)?));
+        tensors.push((self.key().to_owned(), Tensor::new(self.meta.clone(), rows)?));
         Ok(tensors)
     }
 }
 
 /// Publishes tables of one task anew, as this version.
-fn set_versions(tables: &mut [(&Table, MutexGuard<'_, State>)], version: i64) -> Result<(), Error> {
+fn set_versions(tables: &mut [(&Table, MutexGuard<'_, TableState>)], version: i64) -> Result<(), Error> {
     let Some(task) = tables.first().map(|(table, _)| &table.task) else { return Ok(()) };
-    let mut tensors = Vec::new();
-    for (table, state) in tables.iter() {
-        tensors.extend(table.tensors(state)?);
+    let mut settled = Ok(());
+    for (table, held) in tables.iter_mut().filter(|(table, _)| !table.is_small()) {
+        settled = settled.and_then(|()| task.settle(&table.own, held));
     }
-    let before: Vec<i64> = tables.iter_mut().map(|(_, state)| std::mem::replace(&mut state.version, version)).collect();
-    let published = task.publish_many(version, tensors).wait();
+    if settled.as_ref().is_err_and(|error| error.code() == Code::ResourceExhausted) {
+        return settled;
+    }
+    let mut tensors = Vec::new();
+    for (table, held) in tables.iter() {
+        tensors.extend(table.tensors(held)?);
+    }
+    let before: Vec<i64> = tables.iter_mut().map(|(_, held)| std::mem::replace(&mut held.version, version)).collect();
+    let published = settled.and_then(|()| task.publish_in_place(version, tensors).wait());
+    if published.is_ok() {
+        tables.iter_mut().for_each(|(_, held)| held.withdrawn = false);
+    }
     // Any other error may hide that the daemon has it, or will have it from its next start on: an older one would be refused then.
     if published.as_ref().is_err_and(|error| error.code() == Code::InvalidArgument) {
-        tables.iter_mut().zip(before).for_each(|((_, state), before)| state.version = before);
+        tables.iter_mut().zip(before).for_each(|((_, held), before)| held.version = before);
         if tables.len() > 1 {
             // Some may have it, and the error says not which: each is asked, whatever becomes of the others.
             let each: Vec<_> = tables.chunks_mut(1).map(|table| set_versions(table, version)).collect();
@@ -326,6 +300,6 @@ fn each<const N: usize>(to: &mut [u8], more: &[u8], add: impl Fn([u8; N], [u8; N
 
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Table({}, {:?})", self.key, self.meta.shape())
+        write!(f, "Table({}, {:?})", self.key(), self.meta.shape())
     }
 }

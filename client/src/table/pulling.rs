@@ -11,7 +11,7 @@ use std::{
 };
 
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::{Code, Error, RecvOutcome, Tensor, Unreceived, gathered_rows};
+use sealane_transport::{Code, Error, PullOptions, RecvOutcome, Tensor, Unreceived, gathered_rows};
 
 use super::{
     asking::{Asked, Owner, Span, Wanted},
@@ -32,11 +32,14 @@ pub struct RowsOptions {
     /// [`PulledRows::missing`]; the others come. The call fails all the same if no row of one of its tables came: nobody knows what
     /// its rows look like. Default: it fails with the first error.
     pub partial: bool,
+    /// An owner that has left is not waited for: its rows fail with Unavailable, at once or as soon as it leaves; one that was never
+    /// there is waited for. Default: true. Without it, who has left is waited for too, until the deadline, since it may come back.
+    pub fail_if_gone: bool,
 }
 
 impl Default for RowsOptions {
     fn default() -> Self {
-        Self { min_version: i64::MIN, timeout: None, partial: false }
+        Self { min_version: i64::MIN, timeout: None, partial: false, fail_if_gone: true }
     }
 }
 
@@ -104,6 +107,7 @@ pub struct PullingAllRows {
     /// When it is late, or that it never is, if the caller has said so.
     until: Option<Option<Instant>>,
     partial: bool,
+    fail_if_gone: bool,
     tables: Vec<Table>,
     owners: Vec<Owner>,
     /// It ended before all came.
@@ -146,12 +150,13 @@ impl Task {
         wanted: impl IntoIterator<Item = RowsWanted<'w>>,
         options: &RowsOptions,
     ) -> PullingAllRows {
-        let &RowsOptions { min_version, timeout, partial } = options;
+        let &RowsOptions { min_version, timeout, partial, fail_if_gone } = options;
         let mut pulling = PullingAllRows {
             task: self.for_its_own(),
             min_version,
             until: timeout.map(|timeout| Instant::now().checked_add(timeout)),
             partial,
+            fail_if_gone,
             tables: Vec::new(),
             owners: Vec::new(),
             failed: None,
@@ -223,7 +228,8 @@ impl PullingAllRows {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let timeout = self.until.map(|until| until.map_or(Duration::MAX, left));
         let (named, spans): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let receivings = self.task.ask_rows((&owner.name, self.min_version), timeout, named);
+        let options = PullOptions { timeout, fail_if_gone: self.fail_if_gone };
+        let receivings = self.task.ask_rows((&owner.name, self.min_version), options, named);
         owner.asked.extend(zip(spans, receivings).map(|(spans, receiving)| Asked { spans, receiving }));
     }
 

@@ -257,7 +257,7 @@ fn steps_are_aborted_and_cleaned_up_on_every_shard() {
 fn deadlines_are_the_daemons_to_keep() {
     let (_directory, _daemon, task) = attached();
     let timeout = Some(Duration::from_millis(1));
-    let recv = task.recv_with(TASK, 5, "late", RecvOptions { timeout, destination: None });
+    let recv = task.recv_with(TASK, 5, "late", RecvOptions { timeout, destination: None, ..RecvOptions::default() });
     let send = task.send_with(TASK, 6, "late", tensor(10, 1), SendOptions { timeout });
     let error = recv.wait().unwrap_err().error;
     assert!(error.to_string().starts_with("recv of step 5 key 'late' waited"), "{error}");
@@ -281,7 +281,7 @@ fn a_tensor_that_came_for_a_recv_that_was_given_up_is_the_next_ones() {
             let (step, seed) = (case as i64, case as u64 * 3 + order);
             let ask = |brings: &Brings| {
                 let (timeout, destination) = (Some(LONG / 6), brings(&task, len));
-                task.recv_with(TASK, step, "key", RecvOptions { timeout, destination })
+                task.recv_with(TASK, step, "key", RecvOptions { timeout, destination, ..RecvOptions::default() })
             };
             let given_up = ask(first);
             let sending = task.send(TASK, step, "key", tensor(len, seed));
@@ -311,7 +311,7 @@ fn a_tensor_that_came_for_a_recv_that_was_given_up_is_the_next_ones() {
 #[test]
 fn what_came_for_a_recv_that_was_given_up_waits_for_room_and_ends_with_its_step() {
     let (_directory, _daemon, task) = attached();
-    let soon = || RecvOptions { timeout: Some(Duration::from_millis(20)), destination: None };
+    let soon = || RecvOptions { timeout: Some(Duration::from_millis(20)), destination: None, ..RecvOptions::default() };
     for (abort, code) in [(false, Code::DeadlineExceeded), (true, Code::Aborted)] {
         let given_up = task.recv(TASK, 1, "key");
         task.send(TASK, 1, "key", tensor(10, 1)).wait().unwrap();

@@ -88,3 +88,45 @@ fn a_child_may_attach_for_itself() {
     assert_eq!(receiving.wait().unwrap().bytes(), bytes(10_000, 1));
     daemon.until_detached(child);
 }
+
+#[test]
+fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_streams() {
+    use sealane::{StreamOptions, Streams};
+
+    let (_directory, daemon, task) = attached();
+    let other = to_as(&daemon, &peers()[0]).attach().unwrap();
+    let (streams, others) = (Streams::of(&task), Streams::of(&other));
+    let listener = streams.listen("bytes", StreamOptions::default()).unwrap();
+    let dialed = others.connect(TASK, "bytes", StreamOptions::default()).wait().unwrap();
+    let accepted = listener.accept().wait().unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Whose state somebody uses nearly all the time.
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                streams.figures();
+            }
+        });
+        let mut inherited = Some((accepted, listener));
+        for _ in 0..50 {
+            assert!(in_a_child(|| {
+                let (accepted, listener) = inherited.take().unwrap();
+                let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+                let told = |outcome| matches!(outcome, std::task::Poll::Ready(Err(_)));
+                accepted.reset("in the child");
+                told(accepted.poll_read(&mut [0], context).map_ok(drop))
+                    && told(listener.poll_accept(context).map_ok(drop))
+                    && streams.connect("ps0:1", "bytes", StreamOptions::default()).wait().is_err()
+                    && {
+                        drop((accepted, listener));
+                        true
+                    }
+            }));
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        // The parent's are as they were.
+        let (mut accepted, _) = inherited.unwrap();
+        std::io::Write::write_all(&mut &dialed, b"a").unwrap();
+        std::io::Read::read_exact(&mut accepted, &mut [0]).unwrap();
+    });
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sealane::{Buffer, Code, Error, RecvOptions, SendOptions};
+use sealane::{Attach, Buffer, Code, Error, RecvOptions, SendOptions};
 
 use crate::{
     daemon::{Daemon, Settings},
@@ -23,7 +23,9 @@ fn a_full_arena_says_how_much_is_free_and_how_to_raise_it() {
     let error = task.alloc(3 << 20).unwrap_err();
     assert_eq!(limit(&error), "client arena_bytes");
     let text = error.to_string();
-    for part in ["3145728 bytes were wanted", "2097152 of 4194304 are free", "Attach::arena_bytes"] {
+    for part in
+        ["3145728 bytes were wanted", "2097152 of the arena's 4194304 are free", "arena_bytes of attach() in Python"]
+    {
         assert!(text.contains(part), "{text}");
     }
     // What has to be copied there fails alike, and gives back what it was given.
@@ -34,6 +36,22 @@ fn a_full_arena_says_how_much_is_free_and_how_to_raise_it() {
     assert_eq!(unreceived.destination.unwrap().len(), 3 << 20);
     drop(half);
     task.alloc(3 << 20).unwrap();
+}
+
+#[test]
+fn a_first_model_fits_where_nobody_said_how_much() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = Attach::new(TASK).socket(&daemon.socket).attach().unwrap();
+    // An embedding, beside what is sent and what is received.
+    let _embedding = task.alloc(400_000_000).unwrap();
+    let sending = task.send(TASK, 1, "60 MB", tensor(60_000_000, 3));
+    let place = task.alloc(60_000_000).unwrap();
+    assert_eq!(task.recv_into(TASK, 1, "60 MB", place).wait().unwrap().bytes(), bytes(60_000_000, 3));
+    sending.wait().unwrap();
+    let text = task.alloc(1 << 40).unwrap_err().to_string();
+    let part = "the arena has 536870912 bytes: attach with a larger arena (arena_bytes of attach() in Python";
+    assert!(text.contains(part), "{text}");
 }
 
 #[test]
@@ -56,8 +74,12 @@ fn in_a_batch_only_those_without_room_fail() {
     assert_eq!(failed, [3]);
 
     let _most = task.alloc(3 << 20).unwrap();
-    let destinations = [(2 << 20), 1000]
-        .map(|len| ("key", RecvOptions { destination: Some(Buffer::from_vec(vec![0; len])), timeout: None }));
+    let destinations = [(2 << 20), 1000].map(|len| {
+        (
+            "key",
+            RecvOptions { destination: Some(Buffer::from_vec(vec![0; len])), timeout: None, ..RecvOptions::default() },
+        )
+    });
     let mut receivings = task.recv_all(TASK, 2, destinations);
     let refused = receivings[0].try_outcome().unwrap().unwrap_err();
     assert_eq!(limit(&refused.error), "client arena_bytes");

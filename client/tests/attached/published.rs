@@ -197,7 +197,7 @@ fn what_a_pull_missed_is_missed_although_the_daemon_that_said_so_is_gone() {
     plan.pull(1).wait().unwrap();
     let in_vain = plan.pull_within(2, Duration::from_millis(1));
     // The daemon's word on this comes behind the one on the pull, and is read with it.
-    let options = RecvOptions { timeout: Some(Duration::from_millis(2)), destination: None };
+    let options = RecvOptions { timeout: Some(Duration::from_millis(2)), destination: None, ..RecvOptions::default() };
     assert_eq!(task.recv_with(TASK, 1, "nothing", options).wait().unwrap_err().error.code(), Code::DeadlineExceeded);
     daemon.kill();
     assert_eq!(task.recv(TASK, 1, "nothing").wait().unwrap_err().error.code(), Code::Unavailable);
@@ -218,4 +218,33 @@ fn a_daemon_that_says_nothing_ends_no_plan() {
     drop(held);
     plan.pull(1).wait().unwrap();
     assert_eq!(plan.get(0).unwrap().bytes(), bytes(1000, 1));
+}
+
+#[test]
+fn of_many_tensors_those_that_fit_are_seen_and_the_others_told_at_once() {
+    let (_directory, daemon, task) = attached();
+    let long = "k".repeat(5000);
+    // The last has a key that no record holds, and the ones before no word of another that follows.
+    let mut publishing = task.publish_many(1, [("a", tensor(10, 1)), ("b", tensor(1000, 1)), (&*long, tensor(10, 1))]);
+    let pulled = |key: &str| task.pull(TASK, key, 1).wait().unwrap().tensor.bytes().to_vec();
+    assert_eq!((pulled("a"), pulled("b")), (bytes(10, 1), bytes(1000, 1)));
+    let deadline = Instant::now() + LONG / 2;
+    let outcome = loop {
+        assert!(Instant::now() < deadline, "it waits for its timeout");
+        if let Some(outcome) = publishing.try_outcome() {
+            break outcome;
+        }
+    };
+    let error = outcome.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    // What no daemon reads in time is the last too, and the others are seen once it reads again.
+    let held = daemon.hold();
+    let many: Vec<_> = (0..2000).map(|number| (number.to_string(), tensor(512, 2))).collect();
+    let began = Instant::now();
+    let publishing = task.publish_many(2, many);
+    drop(held);
+    let error = publishing.wait().unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    assert!(began.elapsed() < LONG / 2, "it waits for each of those that find no room");
+    assert_eq!(pulled("0"), bytes(512, 2));
 }

@@ -3,7 +3,11 @@
 use std::{
     future::Future,
     pin::pin,
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -21,7 +25,7 @@ use crate::{
 /// Has a daemon say that it drains; the task has heard it when this returns.
 fn drain(daemon: &Daemon, task: &Task) {
     daemon.engine.announce_drain().unwrap();
-    let at_once = || RecvOptions { timeout: Some(Duration::ZERO), destination: None };
+    let at_once = || RecvOptions { timeout: Some(Duration::ZERO), destination: None, ..RecvOptions::default() };
     // One that takes calls lets this one's time pass.
     while task.recv_with(TASK, 0, "nothing", at_once()).wait().unwrap_err().error.code() != Code::Unavailable {}
 }
@@ -84,7 +88,7 @@ fn what_is_under_way_ends_and_later_calls_are_the_next_daemons() {
 fn a_restart_is_waited_for_until_the_calls_deadline_and_no_longer_than_was_said() {
     let (directory, task) = drained();
     let timeout = Duration::from_millis(30);
-    let options = || RecvOptions { timeout: Some(timeout), destination: None };
+    let options = || RecvOptions { timeout: Some(timeout), destination: None, ..RecvOptions::default() };
     let begun = Instant::now();
     let error = task.recv_with(TASK, 1, "key", options()).wait().unwrap_err().error;
     assert!(begun.elapsed() >= timeout);
@@ -255,4 +259,49 @@ fn an_executors_thread_does_not_wait_for_a_restart() {
     let pushing = task.push(TASK, "queue", tensor(1000, 8));
     assert_eq!(block_on(accepting).unwrap().tensor.bytes(), bytes(1000, 8));
     pushing.wait().unwrap();
+}
+
+/// Asks for something, which no daemon is waited for.
+fn ask(task: &Task) {
+    let options = RecvOptions { timeout: Some(Duration::ZERO), ..RecvOptions::default() };
+    task.recv_with(TASK, 2, "more", options).wait().unwrap_err();
+}
+
+/// Asks when it is woken, on the thread that wakes it.
+struct Asker(Task);
+
+impl Wake for Asker {
+    fn wake(self: Arc<Self>) {
+        ask(&self.0);
+    }
+}
+
+#[test]
+fn who_is_woken_by_a_thread_that_attaches_may_ask_for_something() {
+    for _ in 0..20 {
+        let (_directory, daemon, task) = attached();
+        let waker = Waker::from(Arc::new(Asker(task.clone())));
+        let mut waiting = Vec::from_iter((0..64).map(|step| Box::pin(task.recv(TASK, step, "never"))));
+        for recv in &mut waiting {
+            assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        drain(&daemon, &task);
+        let gone = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                // Each looks for the next daemon, and hears what the one that drains has to say: that those who wait need not.
+                scope.spawn(|| {
+                    while !gone.load(Ordering::Relaxed) {
+                        ask(&task);
+                    }
+                });
+            }
+            daemon.engine.drain().unwrap();
+            daemon.kill();
+            gone.store(true, Ordering::Relaxed);
+        });
+        for recv in waiting {
+            assert_eq!(block_on(recv).unwrap_err().error.code(), Code::Unavailable);
+        }
+    }
 }

@@ -27,7 +27,7 @@ macro_rules! between_clients {
 scenarios::all!(between_clients);
 
 #[test]
-#[ignore = "takes a minute: .ci/nightly runs it"]
+#[ignore = "takes a minute: `.ci/run nightly` runs it"]
 fn rows_stay_whole_for_a_minute() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());

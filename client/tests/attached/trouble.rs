@@ -182,10 +182,12 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
         let task = to(&daemon).polling(polling).attach().unwrap();
         let _held = daemon.hold();
         let timeout = Some(Duration::from_millis(1));
-        let receiving = task.recv_with(TASK, 1, "a", RecvOptions { timeout, destination: None });
+        let receiving =
+            task.recv_with(TASK, 1, "a", RecvOptions { timeout, destination: None, ..RecvOptions::default() });
         let sending = task.send_with(TASK, 1, "b", tensor(10, 1), SendOptions { timeout });
         let memory = task.alloc(100).unwrap();
-        let held = task.recv_with(TASK, 1, "c", RecvOptions { timeout, destination: Some(memory) });
+        let held =
+            task.recv_with(TASK, 1, "c", RecvOptions { timeout, destination: Some(memory), ..RecvOptions::default() });
         let error = receiving.wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains("does not answer"), "{error}");
@@ -200,7 +202,7 @@ fn what_is_answered_after_all_gives_its_memory_back() {
     let held = daemon.hold();
     let timeout = Some(Duration::from_millis(1));
     let destination = Some(task.alloc(4 << 20).unwrap());
-    let receiving = task.recv_with(TASK, 1, "key", RecvOptions { timeout, destination });
+    let receiving = task.recv_with(TASK, 1, "key", RecvOptions { timeout, destination, ..RecvOptions::default() });
     assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
     assert!(task.alloc(1).is_err());
     drop(held);

@@ -68,7 +68,10 @@ fn the_same_errors_come() {
     let (ps, worker) = two();
     let timeout = Some(Duration::from_millis(1));
     let destination = Some(Buffer::from_vec(vec![0; 10]));
-    let unreceived = worker.recv_with("ps0:2222", 1, "key", RecvOptions { timeout, destination }).wait().unwrap_err();
+    let unreceived = worker
+        .recv_with("ps0:2222", 1, "key", RecvOptions { timeout, destination, ..RecvOptions::default() })
+        .wait()
+        .unwrap_err();
     assert_eq!(unreceived.error.code(), Code::DeadlineExceeded);
     let receiving = worker.recv("ps0:2222", 2, "key");
     worker.abort(2, "enough").unwrap();

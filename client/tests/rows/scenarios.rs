@@ -28,6 +28,7 @@ macro_rules! all {
             small_tables_are_seen_as_they_are_written,
             no_row_is_torn_while_it_is_written,
             a_table_is_withdrawn_with_its_locks,
+            a_table_is_pulled_whole_only_where_half_a_row_is_welcome,
             pushed_rows_reach_their_owners,
         );
     };
@@ -388,9 +389,33 @@ pub fn a_table_is_withdrawn_with_its_locks(ps: &Task, worker: &Task) {
         let keys = Keys::new(["user", "user\0locks"]).unwrap();
         worker.pull_many_within(ps.name(), keys, 0, timeout).wait().into_iter().map(|pulled| pulled.is_ok())
     };
-    assert!(pulled(None).eq([true, true]));
+    assert!(pulled(None).eq([false, true]), "the table itself is pulled by rows");
     table.withdraw().unwrap();
     assert!(pulled(Some(Duration::from_millis(50))).eq([false, false]));
+}
+
+pub fn a_table_is_pulled_whole_only_where_half_a_row_is_welcome(ps: &Task, worker: &Task) {
+    let pull = || worker.pull_many(ps.name(), Keys::new(["user"]).unwrap(), 0).wait().remove(0);
+    thread::scope(|scope| {
+        // One that waits for the table hears it too, and does not wait longer.
+        let early = scope.spawn(pull);
+        let table = ps.publish_table("user", table(ps, 100, whole), TableOptions::default()).unwrap();
+        for refused in [early.join().unwrap(), pull()] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().contains("pull its rows by number"), "{error}");
+        }
+        table.set_version(1).unwrap();
+        assert_eq!(pull().unwrap_err().code(), Code::InvalidArgument);
+    });
+    let torn = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 2, torn: true }).unwrap();
+    assert_eq!(pull().unwrap().version, 2);
+    drop(torn);
+    // A tensor in a table's place is none.
+    let locked = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 3, torn: false }).unwrap();
+    locked.withdraw().unwrap();
+    ps.publish("user", 4, table(ps, 100, whole)).wait().unwrap();
+    assert_eq!(pull().unwrap().version, 4);
 }
 
 pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {

@@ -58,7 +58,7 @@ impl Host {
 }
 
 /// A leaky bucket: events of one kind from one host.
-struct Tally {
+pub(super) struct Tally {
     free: u32,
     /// Leak interval.
     every: Duration,
@@ -72,6 +72,11 @@ struct Tally {
 }
 
 impl Tally {
+    /// For events that are logged, and hold nothing up.
+    pub(super) fn of_log() -> Self {
+        Self::new(0, CALLER_FAILURE_EVERY)
+    }
+
     fn new(free: u32, every: Duration) -> Self {
         Self { free, every, count: 0, forgiving: None, logged: None, unlogged: 0 }
     }
@@ -89,7 +94,7 @@ impl Tally {
     }
 
     /// Counts one more. How many are to be logged now, if it is time.
-    fn add(&mut self, now: Instant) -> Option<u64> {
+    pub(super) fn add(&mut self, now: Instant) -> Option<u64> {
         self.forgive(now);
         self.count = self.count.saturating_add(1);
         self.forgiving.get_or_insert(now);

@@ -367,7 +367,10 @@ impl Clients {
         }
         self.engine.interfaces().for_each(|interface| interface.add_client(client.pid, &client.memories()));
         let (task, pool) = (client.task, client.pool());
-        self.engine.borrow_node(|node| node.set_pool(task, Some(pool)));
+        self.engine.with_node(|node, _| {
+            node.set_pool(task, Some(pool));
+            node.meet_client(task);
+        });
     }
 
     fn dismiss(&mut self, id: ClientId, reason: &str) {

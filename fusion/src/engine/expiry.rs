@@ -11,6 +11,15 @@ pub(super) fn left(end: SystemTime) -> Duration {
     end.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
+/// Days until `end`, fewer than none since then.
+pub(super) fn days_left(end: SystemTime) -> f64 {
+    let days = |span: Duration| (span.as_secs_f64() / DAY.as_secs_f64() * 10.0).round() / 10.0;
+    match end.duration_since(SystemTime::now()) {
+        Ok(left) => days(left),
+        Err(since) => -days(since.duration()),
+    }
+}
+
 /// Says that it ends soon, or has ended.
 pub(super) fn warn(left: Duration) {
     if left.is_zero() {
@@ -45,5 +54,6 @@ mod tests {
         }
         assert_eq!(left(SystemTime::now() - DAY), Duration::ZERO);
         assert!(left(SystemTime::now() + DAY) > DAY / 2);
+        assert_eq!([days_left(SystemTime::now() + DAY), days_left(SystemTime::now() - DAY)], [1.0, -1.0]);
     }
 }

@@ -16,7 +16,8 @@ use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
 use socket2::Socket;
 
-use super::accept_limiter::{AcceptLimiter, host_of};
+use super::accept_limiter::{AcceptLimiter, Tally, host_of};
+use super::expiry::days_left;
 use super::listener::{Listener, Watch};
 use super::resolver::Resolver;
 use super::shard::{ShardEngine, Vital};
@@ -39,6 +40,8 @@ pub(super) struct Greetings {
     /// A listener's token is its place among the engine's; handshakes have their handles, which are larger than any index.
     engine: Vital,
     limiter: AcceptLimiter,
+    /// Calls of this side that failed for what one of the two sides has to show.
+    denied: Tally,
     /// Bytes of callers' unfinished handshakes.
     held_bytes: usize,
     resolver: Resolver,
@@ -60,6 +63,7 @@ impl Greetings {
                 engine.settings.greetings_per_host_max,
                 !engine.settings.authentication.is_open(),
             ),
+            denied: Tally::of_log(),
             held_bytes: 0,
             resolver: Resolver::new(&engine.shard),
             pending: Arena::new(engine.settings.greetings_max),
@@ -264,7 +268,25 @@ impl Greetings {
         self.dial_failed(peer, error.to_string(), kind);
     }
 
-    fn dial_failed(&self, peer: Handle, reason: String, kind: DialFailureKind) {
+    /// Days until the certificate of this side ends, where it has one.
+    fn own_days_left(&self) -> Option<f64> {
+        self.engine.authentication.borrow().ends().map(days_left)
+    }
+
+    fn dial_failed(&mut self, peer: Handle, reason: String, kind: DialFailureKind) {
+        if kind == DialFailureKind::Denied
+            && let Some(calls) = self.denied.add(self.engine.shard.now())
+        {
+            let address = self.engine.borrow_node(|node| node.address_of(peer)).map(|address| address.to_string());
+            let own_certificate_days_left = self.own_days_left();
+            tracing::warn!(
+                peer = address,
+                calls,
+                reason,
+                own_certificate_days_left,
+                "a peer rejects this side, or is rejected"
+            );
+        }
         self.engine.with_node(|node, now| node.dial_failed(now, peer, DialFailure { reason, kind }));
     }
 
@@ -346,7 +368,8 @@ impl Greetings {
     fn unauthenticated(&mut self, from: IpAddr, reason: &str) {
         self.engine.count_callers(|counters| counters.unauthenticated += 1);
         if let Some(failures) = self.limiter.failed(self.engine.shard.now(), from) {
-            tracing::warn!(%from, failures, reason, "a caller is not authenticated");
+            let own_certificate_days_left = self.own_days_left();
+            tracing::warn!(%from, failures, reason, own_certificate_days_left, "a caller is not authenticated");
         }
     }
 
@@ -357,7 +380,7 @@ impl Greetings {
         }
     }
 
-    fn dialed(&self, peer: Handle, dialed: Dialed) {
+    fn dialed(&mut self, peer: Handle, dialed: Dialed) {
         let Dialed { link, welcome, certificate } = dialed;
         // The greeting's watch ends here; the link's own begins when the node takes it.
         if let Some(descriptor) = sealane_transport::Link::descriptor(&link)

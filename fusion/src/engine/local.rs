@@ -150,6 +150,7 @@ impl LocalPair {
                     destination: options.destination,
                     waiter: RecvWaiter::Cell(cell),
                     fused: false,
+                    fail_if_gone: options.fail_if_gone,
                 },
             );
             (cell, ticket)

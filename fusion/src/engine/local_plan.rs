@@ -156,7 +156,8 @@ impl LocalPlan {
         let (cell, pull) = self.engine.with_node(|node, now| {
             let cell = node.open_pull();
             let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Cell(cell));
-            (cell, node.pull(now, PullRequest { plan, min_version, deadline, tray, views: false, waiter }))
+            let (views, fail_if_gone) = (false, false);
+            (cell, node.pull(now, PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter }))
         });
         LocalPulling { plan: self, cell: Some(cell), pull }
     }

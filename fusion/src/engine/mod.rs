@@ -31,7 +31,7 @@ use sealane_transport::{Error, LinkKind};
 
 use crate::limits::{FAREWELL_TIME, TIMEOUT_MAX};
 use crate::metrics::{KindFigures, NodeMetrics, ShardFigures};
-use crate::node::Counters;
+use crate::node::{Counters, Outages};
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
 pub use clients::fuzzing;
@@ -93,6 +93,8 @@ struct Inner {
     tasks: RwLock<Vec<TaskName>>,
     attached: Mutex<Attached>,
     authentication: Mutex<Authentication>,
+    /// Who publishes or withdraws has it until each shard has the job: all shards do those of two threads in one order.
+    publishing: Mutex<()>,
 }
 
 /// A running engine. Clones share it; it stops when told to, or when the last clone and the last [`Task`] are gone.
@@ -128,17 +130,27 @@ impl Engine {
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub fn start(mut settings: EngineSettings) -> Result<Engine, StartError> {
-        let addresses = settings.check().map_err(StartError::Settings)?;
-        let mut sockets = std::mem::take(&mut settings.listeners);
-        if sockets.is_empty() {
-            sockets = addresses.iter().map(|address| bind(address, &settings)).collect::<Result<_, _>>()?;
-        }
-        for socket in &sockets {
-            check_reach(address_of(socket)?, &settings)?;
-        }
+        let (addresses, sockets) = Engine::bind(&mut settings)?;
         let engine = Engine::set_up(settings, addresses, Runtime::start)?;
         engine.listen(sockets).map_err(|error| StartError::Shard(error.to_string()))?;
         Ok(engine)
+    }
+
+    /// Binds the transport addresses of the tasks: all that [`start`](Self::start) does before it takes memory and CPUs. Dropped,
+    /// the sockets are closed again; whoever wants to know whether an engine would start binds and drops them.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn bind(settings: &mut EngineSettings) -> Result<(Vec<TransportAddress>, Vec<TcpListener>), StartError> {
+        let addresses = settings.check().map_err(StartError::Settings)?;
+        let mut sockets = std::mem::take(&mut settings.listeners);
+        if sockets.is_empty() {
+            sockets = addresses.iter().map(|address| bind(address, settings)).collect::<Result<_, _>>()?;
+        }
+        for socket in &sockets {
+            check_reach(address_of(socket)?, settings)?;
+        }
+        Ok((addresses, sockets))
     }
 
     /// Starts the shards, with `start`, and has them set up; they do not listen yet.
@@ -152,10 +164,11 @@ impl Engine {
         }
         let runtime = start(settings.runtime.clone())?;
         let incarnation = incarnation();
+        let outages = Arc::<Outages>::default();
         let started: Vec<JoinHandle<Result<Arc<NodeMetrics>, String>>> = (0..runtime.shards())
             .map(|index| {
                 let node = settings.node(&addresses, index, incarnation);
-                let settings = settings.clone_for_shard();
+                let (node, settings) = ((node, outages.clone()), settings.clone_for_shard());
                 runtime.on_shard(index, async move |shard| shard.set_up(|| ShardEngine::start(&shard, node, settings)))
             })
             .collect();
@@ -164,7 +177,16 @@ impl Engine {
         let tasks = RwLock::new(settings.tasks.clone());
         let authentication = Mutex::new(settings.authentication.clone());
         let attached = Mutex::default();
-        Ok(Engine(Arc::new(Inner { runtime, metrics, settings, addresses, tasks, attached, authentication })))
+        Ok(Engine(Arc::new(Inner {
+            runtime,
+            metrics,
+            settings,
+            addresses,
+            tasks,
+            attached,
+            authentication,
+            publishing: Mutex::default(),
+        })))
     }
 
     /// A task of this engine.

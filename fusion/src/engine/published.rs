@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
+use sealane_transport::{Error, Handle, Keys, PullOptions, Pulled, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
 use super::deadline;
 use super::recall::{Name, Recall};
@@ -31,13 +31,14 @@ impl Task {
     /// # Errors
     /// The future's: the first of [`publish`](Self::publish)'s. The other tensors are published.
     pub fn publish_many(&self, version: i64, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Publishing {
-        let mut tensors: Vec<_> = tensors.into_iter().map(|(key, tensor)| (key, tensor.into_shared())).collect();
+        // Kept beyond the turn: memory that is given back may run code of its owner, which may publish.
+        let tensors: Vec<_> = tensors.into_iter().map(|(key, tensor)| (key, tensor.into_shared())).collect();
         let shards = self.shards();
         let (told, outcome) = Told::by(shards);
+        let turn = self.publishing_turn();
         for shard in 0..shards {
-            let is_last = shard + 1 == shards;
             let share = |(key, tensor): &(String, Tensor)| (key.clone(), tensor.share());
-            let mine = if is_last { std::mem::take(&mut tensors) } else { tensors.iter().map(share).collect() };
+            let mine: Vec<_> = tensors.iter().map(share).collect();
             let (task, told_here) = (self.place(), told.clone());
             let submitted = self.submit_to(shard, move |node, _| {
                 let publish = |(key, tensor): (String, Tensor)| node.publish(task, &key, version, tensor);
@@ -47,6 +48,7 @@ impl Task {
                 told.tell(Err(error));
             }
         }
+        drop(turn);
         Publishing(outcome)
     }
 
@@ -55,6 +57,7 @@ impl Task {
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
     pub fn withdraw(&self, key: &str) -> Result<(), Error> {
+        let _turn = self.publishing_turn();
         (0..self.shards()).try_for_each(|shard| {
             let (task, key) = (self.place(), key.to_owned());
             self.submit_to(shard, move |node, _| {
@@ -79,8 +82,13 @@ impl Task {
 
     /// [`pull_many`](Self::pull_many) with a timeout, by default the engine's `request_timeout`.
     pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        self.pull_many_with(from, keys, min_version, PullOptions { timeout, ..PullOptions::default() })
+    }
+
+    /// [`pull_many`](Self::pull_many) with options.
+    pub fn pull_many_with(&self, from: &str, keys: Keys, min_version: i64, options: PullOptions) -> PullingMany {
         let mut plan = self.plan(from, keys);
-        let outcome = plan.submit(min_version, timeout);
+        let outcome = plan.submit(min_version, options);
         PullingMany { plan: Some(plan), outcome }
     }
 
@@ -258,13 +266,17 @@ impl Plan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
     /// by the deadline fail individually: check each in the [pull buffer](Self::tray).
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
-        let outcome = self.submit(min_version, None);
-        PlanPulling { plan: self, outcome }
+        self.pull_with(min_version, PullOptions::default())
     }
 
     /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
-        let outcome = self.submit(min_version, Some(timeout));
+        self.pull_with(min_version, PullOptions { timeout: Some(timeout), ..PullOptions::default() })
+    }
+
+    /// [`pull`](Self::pull) with options.
+    pub fn pull_with(&mut self, min_version: i64, options: PullOptions) -> PlanPulling<'_> {
+        let outcome = self.submit(min_version, options);
         PlanPulling { plan: self, outcome }
     }
 
@@ -283,10 +295,9 @@ impl Plan {
         &mut self.tray
     }
 
-    /// [`pull_within`](Self::pull_within) for those who keep the plan and its pull apart: [`end`](Self::end) takes what comes of
-    /// it. `timeout` defaults to the engine's `request_timeout`.
-    pub fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> Begun {
-        Begun(self.submit(min_version, timeout))
+    /// [`pull_with`](Self::pull_with) for those who keep the plan and its pull apart: [`end`](Self::end) takes what comes of it.
+    pub fn begin(&mut self, min_version: i64, options: PullOptions) -> Begun {
+        Begun(self.submit(min_version, options))
     }
 
     /// Takes what a pull has brought that was [begun](Self::begin).
@@ -297,8 +308,9 @@ impl Plan {
         self.take(brought.0)
     }
 
-    fn submit(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
+    fn submit(&mut self, min_version: i64, options: PullOptions) -> Outcome<Result<Tray, Error>> {
         let Seat { task, from, shard, plan, .. } = &self.seat;
+        let PullOptions { timeout, fail_if_gone } = options;
         let timeout = timeout.unwrap_or(task.request_timeout());
         let mut tray = std::mem::take(&mut self.tray);
         if tray.len() != self.keys.len() {
@@ -310,7 +322,8 @@ impl Plan {
         let submitted = task.submit_to(*shard, move |node, now| match seat(node, local, &peer, &plan, keys) {
             Ok(plan) => {
                 let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Channel(sender));
-                node.pull(now, PullRequest { plan, min_version, deadline, tray, views: false, waiter });
+                let views = false;
+                node.pull(now, PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter });
             }
             Err(error) => {
                 tray.begin();

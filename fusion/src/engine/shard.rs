@@ -23,7 +23,7 @@ use super::links::Links;
 use super::listener::Listener;
 use super::settings::EngineSettings;
 use crate::metrics::{NodeMetrics, SHOW_INTERVAL};
-use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings};
+use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings, Outages};
 
 thread_local! {
     static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
@@ -108,7 +108,7 @@ impl ShardEngine {
     /// Sets a shard up; what it tells of itself.
     pub(super) fn start(
         shard: &Shard,
-        node: NodeSettings,
+        (node, outages): (NodeSettings, Arc<Outages>),
         settings: EngineSettings,
     ) -> Result<Arc<NodeMetrics>, String> {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
@@ -126,6 +126,7 @@ impl ShardEngine {
         let addresses = node.addresses.clone();
         let map = settings.map.clone();
         let mut node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
+        node.share_outages(outages);
         if let Some(sender) = settings.trace.clone() {
             node.set_trace(sender);
         }

@@ -2,12 +2,13 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::{MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Job, Shard, ShardRef};
 use sealane_transport::endpoint_map::TaskName;
-use sealane_transport::{Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
+use sealane_transport::{Error, PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 
 use super::recall::{Name, NameTag, Recall};
 use super::shard::ShardEngine;
@@ -80,12 +81,13 @@ impl Task {
         let (local, peer, key) = (self.place, from.to_owned(), key.to_owned());
         let (recall, tag) = self.recall(from);
         let submitted = self.submit(from, move |node, now| {
-            let RecvOptions { destination, .. } = options;
+            let RecvOptions { destination, fail_if_gone, .. } = options;
             let waiter = RecvWaiter::Channel(sender);
             match node.pair(local, &peer) {
                 Ok(pair) => {
                     let deadline = deadline(now, timeout);
-                    let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false };
+                    let (key, fused) = (&*key, false);
+                    let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
                     write_on(&tag, node.recv(now, request));
                 }
                 Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
@@ -113,11 +115,13 @@ impl Task {
         let (local, peer) = (self.place, from.to_owned());
         let submitted = self.submit(from, move |node, now| {
             let pair = node.pair(local, &peer);
-            for (key, RecvOptions { timeout, destination }, waiter, tag) in asks {
+            for (key, RecvOptions { timeout, destination, fail_if_gone }, waiter, tag) in asks {
                 match &pair {
                     &Ok(pair) => {
                         let (key, deadline) = (&*key, deadline(now, timeout.unwrap_or(usual)));
-                        let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused: true };
+                        let fused = true;
+                        let request =
+                            RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
                         write_on(&tag, node.recv(now, request));
                     }
                     Err(error) => {
@@ -140,7 +144,7 @@ impl Task {
         &self,
         from: &str,
         min_version: i64,
-        timeout: Option<Duration>,
+        PullOptions { timeout, fail_if_gone }: PullOptions,
         wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Receiving> {
         let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
@@ -159,7 +163,7 @@ impl Task {
                 match &pair {
                     &Ok(pair) => {
                         let (rows, deadline) = (rows.as_rows(), deadline(now, timeout));
-                        let request = RowsRequest { pair, rows, min_version, deadline, waiter };
+                        let request = RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter };
                         write_on(&tag, node.pull_rows(now, request));
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),
@@ -240,6 +244,11 @@ impl Task {
         job: impl FnOnce(&mut Node, Instant) + Send + 'static,
     ) -> Result<(), Error> {
         self.submit_to(self.serving(peer), job)
+    }
+
+    /// Held while each shard is given a publication, and not longer.
+    pub(super) fn publishing_turn(&self) -> MutexGuard<'_, ()> {
+        self.engine.0.publishing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of the shard that serves this task and a peer.

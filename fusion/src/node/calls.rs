@@ -52,7 +52,9 @@ impl Node {
         for (index, key) in keys.enumerate() {
             let waiter = RecvWaiter::Batch { batch, index: index as u32 };
             let destination = destinations.next();
-            let ticket = self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
+            let (fused, fail_if_gone) = (true, false);
+            let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
+            let ticket = self.recv(now, request);
             self.context.reporter.outcomes.batches.asked(batch, index, ticket);
         }
         if count == 0 {

@@ -134,7 +134,8 @@ impl Node {
 
     /// A call failed.
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
-        let Some(is_gone) = self.context.peers.call_failed(handle, failure) else { return };
+        let Context { peers, pairs, .. } = &mut self.context;
+        let Some(is_gone) = peers.call_failed(now, handle, failure, pairs) else { return };
         if is_gone {
             let reason = format!("it was connected, and the link was lost: {}", self.context.peers.last_error(handle));
             self.give_up(handle, &reason);
@@ -251,7 +252,7 @@ impl Node {
         let roster = pairs.roster(&hello.tasks);
         peers.attach(now, handle, link, (hello, epoch, roster));
         if peers.had_opened(handle) {
-            peers.link_opened(handle, settings, &mut reporter.counters);
+            peers.link_opened(now, handle, settings, &mut reporter.counters);
         }
         self.settle_events(handle);
         self.context.peers.mark_dirty(handle);
@@ -302,8 +303,8 @@ impl Node {
 
     /// Looks at the connection of a session when its time has come.
     pub(super) fn look_after(&mut self, now: Instant, handle: Handle) {
-        let Context { peers, settings, .. } = &mut self.context;
-        let Some(look) = peers.look_after(now, handle, settings) else { return };
+        let Context { peers, settings, pairs, .. } = &mut self.context;
+        let Some(look) = peers.look_after(now, handle, settings, pairs) else { return };
         if look.lease_over {
             self.give_up(handle, "it had no link for longer than fusion.lease_ms");
         }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use sealane_transport::if_gone::IfGone;
 use sealane_transport::{Error, Handle};
 
 use super::memory::Memory;
@@ -9,6 +10,7 @@ use super::pairs::Pairs;
 use super::peers::Peers;
 use super::reporter::Reporter;
 use super::settings::NodeSettings;
+use crate::presence::{self, Presence};
 
 /// See the module.
 pub(super) struct Context {
@@ -17,6 +19,8 @@ pub(super) struct Context {
     pub(super) peers: Peers,
     pub(super) reporter: Reporter,
     pub(super) memory: Memory,
+    /// Which local tasks have a process.
+    pub(super) presence: Presence,
     /// No new calls of clients, and no requests that would have to wait.
     pub(super) draining: bool,
 }
@@ -38,6 +42,13 @@ impl Context {
         self.peers.mark_dirty(session);
         self.peers.schedule_by(session, deadline);
         self.want_link(now, session);
+    }
+
+    /// The error of a call that does not wait for a local task which has left, if it has.
+    #[inline]
+    pub(super) fn gone(&self, producer: u16, fail_if_gone: bool) -> Option<Error> {
+        let refused = self.presence.admit(producer, IfGone::new(fail_if_gone)).err();
+        refused.map(|reason| presence::gone(self.pairs.task(producer).as_str(), reason))
     }
 
     /// Enters the session's next timeout, unless an earlier one is entered.

@@ -67,6 +67,11 @@ impl Memory {
         self.pools.get(usize::from(task))?.as_deref()
     }
 
+    /// True if no client process is attached as a task, where the one that asks is a client's.
+    pub(super) fn is_deserted(&self, task: u16, asking: u16) -> bool {
+        self.pool(asking).is_some() && self.pool(task).is_none()
+    }
+
     /// Bytes that are free for tensors that come for a task, and all there are. A task's own pool says no: what may wait in its queues
     /// is bounded by a share of it.
     pub(super) fn free_for(&self, task: u16) -> (usize, usize) {

@@ -11,6 +11,7 @@
 //! there is to move; [`Node::poll_order`] says which connections are wanted; time is an argument. Bounded by [`NodeSettings`]
 //! and by what its sessions are bounded by.
 
+mod awaited;
 mod calls;
 mod cells;
 mod connect;
@@ -49,6 +50,7 @@ use sealane_transport::trace::{Recorder, TraceSender};
 use sealane_transport::{Error, Handle};
 
 use crate::metrics::NodeMetrics;
+use crate::presence::{self, Presence};
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use context::{Context, draining};
 pub use counters::{CallerCounters, Counters, KindCounters};
@@ -60,6 +62,7 @@ use memory::Memory;
 pub use memory::Pool;
 pub use orders::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use pairs::Pairs;
+pub(crate) use peers::Outages;
 use peers::{Peer, Peers};
 pub use pulls::PullRequest;
 use pulls::Pulls;
@@ -105,6 +108,7 @@ impl Node {
                 settings,
                 pairs,
                 memory: Memory::new(send_slab, receive_slab),
+                presence: Presence::default(),
                 draining: false,
             },
         })
@@ -137,6 +141,11 @@ impl Node {
             published: self.pulls.count() as u64,
             ..self.context.reporter.counters
         }
+    }
+
+    /// Tells the log of outages together with the other nodes of its engine.
+    pub(crate) fn share_outages(&mut self, outages: Arc<Outages>) {
+        self.context.peers.outages = outages;
     }
 
     /// Tells a listener of every call from now on, and of all that becomes of it. Before the first session.
@@ -222,6 +231,7 @@ impl Node {
     /// there: what is in flight can finish.
     pub fn drain(&mut self) {
         self.context.draining = true;
+        self.context.presence.expect_all_again();
         // No send can come for these any more, and nothing is published for the others.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
         self.pulls.refuse_waiting(&mut self.context);
@@ -261,10 +271,18 @@ impl Node {
         !self.context.reporter.outcomes.clients.is_empty()
     }
 
+    /// A client process attaches as a local task. Requests that wait for it, and are to fail when it leaves, are told which one it is.
+    pub fn meet_client(&mut self, local: u16) {
+        let attachment = self.context.presence.came(local);
+        self.exchange.tell_attachment(local, attachment, &mut self.context);
+    }
+
     /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
-    /// for them end with Unavailable, and so do its own; its plans and queues are closed.
+    /// for them end with Unavailable, and so do its own; its plans and queues are closed. Requests that come later hear it too if
+    /// they ask for that, unless the node was [draining](Self::drain).
     pub fn forget_client(&mut self, local: u16, reason: &str) {
-        let error = Error::unavailable(self.context.pairs.task(local).as_str(), reason);
+        self.context.presence.left(local, reason);
+        let error = presence::gone(self.context.pairs.task(local).as_str(), reason);
         let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         exchange.end_task(local, &error, context);
         lookups.end_of(Some(local), true, &error, context);

@@ -8,7 +8,7 @@ use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::named_rows::NamedRowsBuf;
-use sealane_transport::session::Ask;
+use sealane_transport::session::{Ask, Manner};
 use sealane_transport::wire::Hello;
 use sealane_transport::{Error, Handle};
 
@@ -32,7 +32,7 @@ struct Unasked {
     deadline: Instant,
     destination: Option<Buffer>,
     waiter: RecvWaiter,
-    fused: bool,
+    manner: Manner,
     /// The rows that it asks for, if it does not ask for a tensor.
     rows: Option<NamedRowsBuf>,
 }
@@ -48,16 +48,14 @@ struct Misplaced {
 impl Misplaced {
     /// Takes out what `pick` chooses by the pair of tasks, the local one first.
     fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
-        peer.session.take_requests(&pick, |request, ask, fused, rows| {
+        peer.session.take_requests(&pick, |request, ask, manner, rows| {
             let ticket = Ticket::Peer { session: handle, request };
             let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
             let key = key.to_owned();
-            let to = Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused, rows };
+            let to = Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, manner, rows };
             self.requests.push(to);
         });
-        peer.session.take_pulls(&pick, |_, min_version, deadline, tray, waiter| {
-            self.pulls.push((waiter, min_version, deadline, tray));
-        });
+        peer.session.take_pulls(&pick, |pull| self.pulls.push(pull));
         peer.session.take_pushes(&pick, |(from, to, queue), meta, payload, deadline, group| {
             self.pushes.push(MovedPush { from, to, queue: queue.into(), meta, payload, deadline, group });
         });
@@ -133,14 +131,16 @@ impl Node {
     }
 
     fn ask_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
-        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused, rows } in
+        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, manner, rows } in
             misplaced.requests
         {
             let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
+            let Manner { fused, fail_if_gone } = manner;
             let moved = if let Some(rows) = rows {
-                self.pull_rows(now, RowsRequest { pair, rows: rows.as_rows(), min_version: step, deadline, waiter })
+                let (rows, min_version) = (rows.as_rows(), step);
+                self.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter })
             } else {
-                self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused })
+                self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone })
             };
             if let Some(moved) = moved {
                 self.exchange.moved(ticket, moved);

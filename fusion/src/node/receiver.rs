@@ -16,6 +16,7 @@ use super::peers::PeerSession;
 use super::pushes::Arrivals;
 use super::reporter::Reporter;
 use crate::metrics::{Run, Way};
+use crate::presence::Presence;
 
 /// See the module.
 pub(super) struct Rx<'a> {
@@ -24,6 +25,7 @@ pub(super) struct Rx<'a> {
     pub(super) reporter: &'a mut Reporter,
     /// Who asks.
     pub(super) asker: Asker<'a>,
+    pub(super) presence: &'a Presence,
     pub(super) is_draining: bool,
     /// The way that what is received has come.
     pub(super) way: Way,
@@ -45,8 +47,8 @@ impl Rx<'_> {
 impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
     fn asked(&mut self, session: &mut PeerSession, asked: &Asked, key: &[u8]) -> Result<(), WireError> {
-        let Rx { exchange, pairs, reporter, asker, is_draining, .. } = self;
-        exchange.asked(session, (asked, key), asker, (pairs, reporter, *is_draining))
+        let Rx { exchange, pairs, reporter, asker, presence, is_draining, .. } = self;
+        exchange.asked(session, (asked, key), asker, (pairs, reporter), (presence, *is_draining))
     }
 
     #[inline]

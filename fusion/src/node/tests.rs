@@ -4,6 +4,7 @@ mod connecting;
 mod credit;
 mod ending;
 mod fused;
+mod leaving;
 mod local;
 mod meeting;
 mod placing;
@@ -202,7 +203,8 @@ impl Net {
         let pair = self.number(at.0, at.1, from);
         let (sender, receiver) = oneshot::channel();
         let (deadline, waiter) = (self.now + SOON, RecvWaiter::Channel(sender));
-        let request = RecvRequest { pair, step: 1, key, deadline, destination, waiter, fused: false };
+        let request =
+            RecvRequest { pair, step: 1, key, deadline, destination, waiter, fused: false, fail_if_gone: false };
         let ticket = self.nodes[at.0].recv(self.now, request);
         Asked { receiver, ticket }
     }

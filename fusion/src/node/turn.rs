@@ -23,6 +23,7 @@ impl Node {
         if self.exchange.is_copying() {
             work += self.exchange.copy_on(&mut self.context);
         }
+        work += self.pulls.wake(&mut self.context);
         if self.pulls.is_copying() {
             work += self.pulls.copy_on(&mut self.context);
         }
@@ -38,8 +39,8 @@ impl Node {
         let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         exchange.expire(now, context);
         lookups.expire(now, context);
-        pulls.expire_local(now, &mut context.reporter);
-        pushes.expire_local(now, &mut context.reporter);
+        pulls.expire_local(now, context);
+        pushes.expire_local(now, context);
         pushes.look_at_promises(now, context);
         while let Some(handle) = self.context.peers.take_due(now) {
             self.look_after(now, handle);
@@ -120,7 +121,7 @@ impl Node {
             return 1;
         }
         let Context { peers, settings, reporter, .. } = &mut self.context;
-        peers.after_write(handle, &written, settings, &mut reporter.counters);
+        peers.after_write(now, handle, &written, settings, &mut reporter.counters);
         // Payloads come back from a link that moves them beside the frames long after it took them.
         if written.bytes > 0 || peers.has_events(handle) {
             self.settle_events(handle);
@@ -146,7 +147,7 @@ impl Node {
         // What came before the end of a link counts: the last answers, and a farewell.
         self.settle_events(handle);
         let Context { peers, settings, reporter, .. } = &mut self.context;
-        peers.after_read(handle, settings, &mut reporter.counters);
+        peers.after_read(now, handle, settings, &mut reporter.counters);
         let Some(peer) = peers.get(handle) else { return 1 };
         let farewell = peer.session.farewell().map(|reason| LinkError::WentAway(reason.into()));
         let read = match (farewell, result) {
@@ -171,12 +172,13 @@ impl Node {
     #[inline]
     fn read(&mut self, now: Instant, handle: Handle) -> Result<usize, LinkError> {
         let Node { exchange, pushes, context, .. } = self;
-        let Context { peers, pairs, reporter, memory, draining, .. } = context;
+        let Context { peers, pairs, reporter, memory, presence, draining, .. } = context;
         let is_draining = *draining;
         peers.read(now, handle, |link, session, way, asker| {
             let (recvs, sends) = (Run::new(Operation::Recv, now), Run::new(Operation::Send, now));
             let arrivals = Arrivals { session: handle, pushes };
-            let mut rx = Rx { exchange, pairs, reporter, asker, is_draining, way, now, recvs, sends, arrivals };
+            let mut rx =
+                Rx { exchange, pairs, reporter, asker, presence, is_draining, way, now, recvs, sends, arrivals };
             let result = link.receive(&mut session.inbound_to(now, &*memory, &mut rx), RECEIVE_BUDGET_BYTES);
             if !matches!(result, Ok(0)) {
                 rx.record_latencies();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sealane_transport::{Error, Handle};
 
-use super::{Entry, Parked, Slot, State, Table, Unsent};
+use super::{Entry, Parked, Slot, State, Table, Unsent, Waits};
 
 /// What was taken out, for its owner to tell those who wait.
 #[derive(Debug)]
@@ -44,12 +44,28 @@ impl<S> Table<S> {
         self.take_those(|_| true)
     }
 
-    /// A parked request of a peer waits until then at most, whether or not the peer takes it back.
-    pub fn park_until(&mut self, by: Parked, until: Instant) {
+    /// A parked request of a peer waits until then at most, whether or not the peer takes it back, and not for another process than
+    /// the one that is there if it fails when that is gone.
+    pub fn park_until(&mut self, by: Parked, until: Instant, fails_if_gone: bool) {
         if let Some(waits) = self.parked.get_mut(&by) {
-            waits.until = Some(until);
+            (waits.until, waits.fails_if_gone) = (Some(until), fails_if_gone);
             self.earliest_parked = Some(self.earliest_parked.map_or(until, |earliest| earliest.min(until)));
         }
+    }
+
+    /// The requests of peers, by session and id, that wait in the pairs for which `pick` says yes, and that fail when their producer is
+    /// gone.
+    pub fn parked_to_fail(&self, pick: impl Fn(u32) -> bool) -> Vec<(Handle, Handle)> {
+        let of = |(by, waits): (&Parked, &Waits)| match (by, self.entries.get(waits.entry)) {
+            (&Parked::Peer { session, id }, Some(entry)) if waits.fails_if_gone && pick(entry.pair) => {
+                Some((session, id))
+            }
+            _ => None,
+        };
+        let mut parked: Vec<_> = self.parked.iter().filter_map(of).collect();
+        // A hash map's order is no order.
+        parked.sort_unstable();
+        parked
     }
 
     /// Takes out the requests of peers that have waited for as long as they may.
@@ -93,8 +109,8 @@ impl<S> Table<S> {
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
         let entry = self.entries.get(handle)?;
-        let (step, key) = (entry.step, entry.key.clone());
+        let (pair, step, key) = (entry.pair, entry.step, entry.key.clone());
         let (_, State::Sent { sender, deadline, .. }) = self.remove(handle)? else { return None };
-        Some(Unsent { sender: sender?, key, step, deadline: deadline? })
+        Some(Unsent { sender: sender?, pair, key, step, deadline: deadline? })
     }
 }

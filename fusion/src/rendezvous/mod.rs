@@ -110,6 +110,8 @@ pub enum Found {
 pub struct Unsent<S> {
     /// The sender's waiter.
     pub sender: S,
+    /// Producer and consumer, for the message.
+    pub pair: u32,
     /// The key, for the message.
     pub key: String,
     /// The step, for the message.
@@ -121,6 +123,8 @@ pub struct Unsent<S> {
 /// A pending send whose deadline passed while it was lent.
 #[derive(Debug, Clone, Copy)]
 pub struct Late<'a> {
+    /// Producer and consumer, for the message.
+    pub pair: u32,
     /// The key, for the message.
     pub key: &'a str,
     /// The step, for the message.
@@ -182,6 +186,8 @@ impl<S> Entry<S> {
 struct Waits {
     entry: Handle,
     until: Option<Instant>,
+    /// It fails when its producer leaves, and is to be told who that is.
+    fails_if_gone: bool,
 }
 
 /// See the module.
@@ -429,7 +435,7 @@ impl<S> Table<S> {
         let Ok(key) = std::str::from_utf8(at.key) else { return Ok(Found::NotText) };
         let at = MatchKey { pair: at.pair, step: at.step, key };
         let entry = self.insert_wanted(hash, at, by);
-        self.parked.insert(by, Waits { entry, until: None });
+        self.parked.insert(by, Waits { entry, until: None, fails_if_gone: false });
         Ok(Found::Parked)
     }
 
@@ -512,12 +518,12 @@ impl<S> Table<S> {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return Vec::new();
         }
-        for (_, Entry { step, key, tensor, state, .. }) in self.entries.iter_mut() {
+        for (_, Entry { pair, step, key, tensor, state }) in self.entries.iter_mut() {
             if tensor.is_none()
                 && let State::Sent { sender: Some(sender), deadline, barred } = state
                 && let Some(deadline) = deadline.take_if(|deadline| *deadline <= now)
             {
-                *barred = Some(Box::new(tell(sender, Late { key, step: *step, deadline })));
+                *barred = Some(Box::new(tell(sender, Late { pair: *pair, key, step: *step, deadline })));
             }
         }
         let expired = self.take_those(|entry| entry.deadline().is_some_and(|deadline| deadline <= now));

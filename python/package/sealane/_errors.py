@@ -53,3 +53,7 @@ class Unavailable(Error):
     """The daemon or the peer is gone or cannot be reached. The next call retries."""
 
     code = "UNAVAILABLE"
+
+
+class Left(Unavailable):
+    """The peer's process has ended, or has detached from its daemon."""

@@ -204,16 +204,18 @@ class Host:
         """Returns when the daemon has this map, and serves those of its tasks that are at this node's address."""
         tasks = {line.partition("=")[0] for line in map.splitlines() if line.endswith("=" + self.address())}
         have_left, self.tasks = self.tasks - tasks, tasks
-        self.forget()
-        self.write("map", map)
         if have_left and self.daemon:
             # A daemon keeps tasks that it serves once, and would take calls of its own clients for those that are elsewhere now.
             ended, self.daemon = self.daemon, None
             ended.terminate()
             ended.wait(STUCK)
+        written = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.write("map", map)
         if self.daemon:
-            self.await_ready(self.daemon)
+            self.await_ready(self.daemon, written)
         else:
+            # What the one before has told does not matter: it has ended.
+            self.forget()
             daemon = self.start()
             self.await_ready(daemon)
             self.daemon = daemon
@@ -228,18 +230,25 @@ class Host:
             return subprocess.Popen(command, stdin=self.listener, stderr=log, env=environment)
 
     def forget(self):
-        """What the daemon has told so far does not matter."""
+        """Leaves out what daemons have told so far."""
         self.told.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.told.recv(4096)
 
-    def await_ready(self, daemon):
+    def await_ready(self, daemon, written=None):
+        """Returns when the daemon serves, or has read again what was ``written`` then, in microseconds of the monotonic clock.
+
+        It may have begun to read before that, and then reads once more: each time it tells when, as for systemd's notify-reload.
+        """
         self.told.settimeout(LOOK)
-        until = time.monotonic() + STUCK
+        until, is_read = time.monotonic() + STUCK, written is None
         while time.monotonic() < until:
             try:
-                if b"READY=1" in self.told.recv(4096).split(b"\n"):
+                told = dict(line.partition(b"=")[::2] for line in self.told.recv(4096).split(b"\n"))
+                if b"RELOADING" in told:
+                    is_read = written is None or int(told[b"MONOTONIC_USEC"]) >= written
+                elif b"READY" in told and is_read:
                     return
             except TimeoutError:
                 if daemon.poll() is not None:

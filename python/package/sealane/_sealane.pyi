@@ -81,12 +81,37 @@ class Task:
     @property
     def name(self) -> str: ...
     @overload
-    def recv(self, peer: str, step: int, key: str, *, out: None = None, timeout: float | None = None) -> Any:
+    def recv(
+        self,
+        peer: str,
+        step: int,
+        key: str,
+        *,
+        out: None = None,
+        timeout: float | None = None,
+        fail_if_gone: bool = False,
+    ) -> Any:
         """Requests a tensor from ``peer`` and waits for it: a numpy array, or a Tensor for types that numpy lacks."""
     @overload
-    def recv(self, peer: str, step: int, key: str, *, out: _Out, timeout: float | None = None) -> _Out: ...
+    def recv(
+        self,
+        peer: str,
+        step: int,
+        key: str,
+        *,
+        out: _Out,
+        timeout: float | None = None,
+        fail_if_gone: bool = False,
+    ) -> _Out: ...
     def recv_async(
-        self, peer: str, step: int, key: str, *, out: Any = None, timeout: float | None = None
+        self,
+        peer: str,
+        step: int,
+        key: str,
+        *,
+        out: Any = None,
+        timeout: float | None = None,
+        fail_if_gone: bool = False,
     ) -> Receiving:
         """``recv`` that does not wait."""
     def recv_all(
@@ -98,6 +123,7 @@ class Task:
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         partial: bool = False,
+        fail_if_gone: bool = False,
     ) -> dict[str, Any]:
         """``recv`` for many tensors at once, as a dict in key order; with ``partial``, including errors."""
     def recv_all_async(
@@ -109,6 +135,7 @@ class Task:
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         partial: bool = False,
+        fail_if_gone: bool = False,
     ) -> Receiving:
         """``recv_all`` that does not wait."""
     def send(self, peer: str, step: int, key: str, tensor: _Outgoing, *, timeout: float | None = None) -> None:
@@ -138,11 +165,25 @@ class Task:
     def withdraw_slices(self, key: str, slicing: Slicing) -> None:
         """Withdraws this task's slices of a tensor."""
     def pull(
-        self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None, view: bool = False
+        self,
+        peer: str,
+        key: str,
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        view: bool = False,
+        fail_if_gone: bool = False,
     ) -> Pulled:
         """Waits for a tensor published by ``peer``, at ``min_version`` or newer; with ``view``, a read-only array without a copy."""
     def pull_async(
-        self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None, view: bool = False
+        self,
+        peer: str,
+        key: str,
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        view: bool = False,
+        fail_if_gone: bool = False,
     ) -> Receiving:
         """``pull`` that does not wait."""
     @overload
@@ -155,6 +196,7 @@ class Task:
         timeout: float | None = None,
         partial: Literal[False] = False,
         view: bool = False,
+        fail_if_gone: bool = False,
     ) -> dict[str, Pulled]:
         """``pull`` for many tensors at once, as a dict in key order; with ``partial``, including errors."""
     @overload
@@ -167,6 +209,7 @@ class Task:
         timeout: float | None = None,
         partial: bool,
         view: bool = False,
+        fail_if_gone: bool = False,
     ) -> dict[str, Pulled | Exception]: ...
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
         """Prepares to pull these keys of ``peer`` together, repeatedly, into the same arrays."""
@@ -194,6 +237,7 @@ class Task:
         min_version: int | None = None,
         timeout: float | None = None,
         partial: Literal[False] = False,
+        fail_if_gone: bool = True,
     ) -> Any:
         """Rows of a table by their numbers: an array of the shape of ``ids`` with that of a row behind it."""
     @overload
@@ -206,6 +250,7 @@ class Task:
         min_version: int | None = None,
         timeout: float | None = None,
         partial: Literal[True],
+        fail_if_gone: bool = True,
     ) -> tuple[Any, list[tuple[str, list[int], Exception]]]: ...
     def pull_rows_async(
         self,
@@ -216,6 +261,7 @@ class Task:
         min_version: int | None = None,
         timeout: float | None = None,
         partial: bool = False,
+        fail_if_gone: bool = True,
     ) -> Receiving:
         """``pull_rows`` that does not wait."""
     def pull_all_rows(
@@ -227,6 +273,7 @@ class Task:
         min_version: int | None = None,
         timeout: float | None = None,
         partial: bool = False,
+        fail_if_gone: bool = True,
     ) -> list[Any]:
         """``pull_rows`` from many tables at once."""
     def pull_all_rows_async(
@@ -238,6 +285,7 @@ class Task:
         min_version: int | None = None,
         timeout: float | None = None,
         partial: bool = False,
+        fail_if_gone: bool = True,
     ) -> Receiving:
         """``pull_all_rows`` that does not wait."""
     def push_rows(
@@ -358,6 +406,7 @@ class Plan:
         partial: bool = False,
         copy: bool = False,
         out: Mapping[str, Any] | None = None,
+        fail_if_gone: bool = False,
     ) -> dict[str, Any]:
         """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull overwrites, copies, or ``out``."""
     def pull_async(
@@ -368,6 +417,7 @@ class Plan:
         partial: bool = False,
         copy: bool = False,
         out: Mapping[str, Any] | None = None,
+        fail_if_gone: bool = False,
     ) -> Receiving:
         """``pull`` that does not wait."""
     @property
@@ -409,9 +459,11 @@ class Acceptor:
 
     @property
     def queue(self) -> str: ...
-    def accept(self, timeout: float | None = None) -> Accepted:
+    def accept(self, timeout: float | None = None, *, fail_if_gone: Sequence[str] | None = None) -> Accepted:
         """The next tensor and its sender; raises DeadlineExceeded after ``timeout`` seconds."""
-    def accept_many(self, most: int, timeout: float | None = None) -> list[Accepted]:
+    def accept_many(
+        self, most: int, timeout: float | None = None, *, fail_if_gone: Sequence[str] | None = None
+    ) -> list[Accepted]:
         """The next tensors: all that are available, or the first to arrive."""
     def close(self) -> None:
         """Frees the queue and unaccepted tensors, and ends iterations."""

@@ -4,7 +4,10 @@ import asyncio
 import functools
 
 from . import _sealane
+from ._errors import Unavailable
 
+# After the daemon was lost, seconds until the next attempt to attach to the one that follows.
+ACCEPT_PAUSE = 0.1
 # asyncio's own, unless told otherwise.
 HIGH_WATER = 64 << 10
 READ_BYTES = 64 << 10
@@ -22,7 +25,8 @@ async def open_connection(task, to, name, *, window_bytes=None, limit=64 << 10):
 async def start_server(connected, task, name, *, window_bytes=None, limit=64 << 10):
     """Calls ``connected(reader, writer)`` for each stream that peers dial by this name, as ``asyncio.start_server`` does.
 
-    ``connected`` may be a coroutine function. Returns a ``Server``, whose context is left when it is closed.
+    ``connected`` may be a coroutine function. Returns a ``Server``, whose context is left when it is closed. It goes on with the next
+    daemon when its daemon has ended; any other error that keeps it from accepting goes to the loop's exception handler.
     """
     return Server(_sealane.listen(task, name, window_bytes), connected, limit)
 
@@ -36,11 +40,20 @@ class Server:
         self._limit = limit
         self._serving = set()
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._accepting.add_done_callback(_accepted)
+
+    async def _next(self):
+        while True:
+            try:
+                return await self._listener.accept()
+            except Unavailable:
+                # The daemon has ended, with all streams. The next accept looks for another.
+                await asyncio.sleep(ACCEPT_PAUSE)
 
     async def _accept(self):
         loop = asyncio.get_running_loop()
         while True:
-            reader, writer = _connected(await self._listener.accept(), self._limit)
+            reader, writer = _connected(await self._next(), self._limit)
             try:
                 served = self._connected(reader, writer)
             except Exception as error:
@@ -79,6 +92,12 @@ class Server:
     async def __aexit__(self, *_):
         self.close()
         await self.wait_closed()
+
+
+def _accepted(accepting):
+    if not accepting.cancelled() and (error := accepting.exception()):
+        message = {"message": "a server accepts no more streams", "exception": error}
+        accepting.get_loop().call_exception_handler(message)
 
 
 def _connected(stream, limit):

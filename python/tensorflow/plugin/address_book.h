@@ -36,6 +36,7 @@ class Peer {
 
   const std::string name;  // "/job:ps/replica:0/task:0"
   Traffic by_sealane, by_grpc;
+  std::atomic<int64_t> unmet{0};  // Tensors from it that came by gRPC because they were sent in another way than they were waited for.
 
   // "host:port", as the cluster's definition has it, which is what the endpoint map calls it; empty if none is known.
   std::string Address() const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "alone.h"
+
 namespace sealane_tensorflow {
 namespace {
 

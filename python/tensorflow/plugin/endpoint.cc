@@ -31,9 +31,8 @@ constexpr size_t kMessageBytes = 16 << 10;
 constexpr int64_t kAgainMs = 2000;
 // The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
 constexpr int64_t kUnmappedAgainMs = 30000;
-// Steps with notes of what was not sent that wait to be asked for, and notes of a step. A producer says so where a daemon or a link was lost,
-// so that most steps end soon.
-constexpr size_t kUnsent = 1 << 12;
+// Messages of one sweep about what a step has out for a device; each has room for about 700 tensors.
+constexpr size_t kHeldMessages = 32;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
 constexpr char kHello[] = "hello5";      // The pair and a number: I ask for it by Sealane from now on.
@@ -41,6 +40,8 @@ constexpr char kWelcome[] = "welcome5";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent2";  // The step, the number and the key: ask for it by gRPC.
 constexpr char kAlone[] = "alone1";      // The pair, its hello's number, room in bytes and the key: what fits may come alone, see alone.h.
+constexpr char kAgreed[] = "agreed1";    // The pair, its hello's number and the key: the answer to that.
+constexpr char kHeld[] = "held1";        // The step, what kind of step, the pair, and lines: not taken yet, see held.h.
 constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
 
 uint64_t NumberOf(const char* variable, uint64_t otherwise) {
@@ -135,6 +136,19 @@ void Endpoint::Attach() {
   task_.store(task, std::memory_order_release);
   LOG(INFO) << "Sealane: " << name_ << " is attached as " << address_;
   Listen();
+  Sweep();
+}
+
+void Endpoint::Sweep() {
+  Keeper::Get()->After(kSweepMs, [weak = weak_from_this()] {
+    auto endpoint = weak.lock();
+    if (endpoint == nullptr) return;
+    if (endpoint->AllSteps().empty()) return endpoint->Sweep();
+    endpoint->TryAgain(0, [](Endpoint* endpoint) {
+      for (auto& step : endpoint->AllSteps()) step->TellHeld();
+      endpoint->Sweep();
+    });
+  });
 }
 
 void Endpoint::SentByGrpc(Peer* peer, size_t bytes) {
@@ -256,7 +270,7 @@ void Endpoint::SayHello(AskRoute* route) {
   if (to.empty()) return refused("its address is not known");
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
   route->said = true;
-  route->alone.Doubt();
+  route->alone([&](AloneAsks& alone) { alone.Doubt(hello); });
   for (auto& step : AllSteps()) step->AwaitAll(route->pair);
   Push(to, absl::StrCat(kHello, "\n", route->pair, "\n", absl::Hex(hello)), [refused](const absl::Status& status) { refused(status.message()); });
 }
@@ -299,35 +313,21 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
     for (auto& step : AllSteps()) step->Refused(rest.first);
     return;
   }
-  if (kind.first == kAlone) {
-    std::vector<absl::string_view> parts = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
-    uint64_t hello, bytes;
-    if (parts.size() != 3 || !absl::SimpleHexAtoi(parts[0], &hello) || !absl::SimpleAtoi(parts[1], &bytes) || !Step::Fits(parts[2])) return;
-    return routes_.GoesAlone(rest.first, from, hello, parts[2], bytes);
+  if (kind.first == kAlone) return HeardAlone(from, rest.first, rest.second);
+  if (kind.first == kAgreed) {
+    std::pair<absl::string_view, absl::string_view> what = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
+    uint64_t hello;
+    if (absl::SimpleHexAtoi(what.first, &hello)) routes_.Agreed(rest.first, from, hello, what.second);
+    return;
   }
   int64_t id;
-  if ((kind.first != kUnsentTo && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
+  if ((kind.first != kUnsentTo && kind.first != kHeld && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
     LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: " << from
                                  << " has said something that is not understood: is it another release of Sealane's plugin?";
     return;
   }
-  if (kind.first == kUnsentTo) {
-    std::pair<absl::string_view, absl::string_view> what = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
-    uint32_t number;
-    // A key that does not fit is never asked for by Sealane, and would only be kept.
-    if (!absl::SimpleAtoi(what.first, &number) || number > UINT8_MAX || !Step::Fits(what.second)) return;
-    {
-      std::lock_guard lock(mu_);
-      if (unsent_.size() >= kUnsent) unsent_.erase(unsent_.begin());
-      auto& keys = unsent_[id];
-      if (keys.size() < kUnsent) keys.emplace(what.second, number);
-      any_unsent_ = true;
-    }
-    bool found = false;
-    for (auto& step : Steps(id)) found = step->Unsent(what.second, static_cast<uint8_t>(number)) || found;
-    if (found) TakeUnsent(id, std::string(what.second), static_cast<uint8_t>(number));
-    return;
-  }
+  if (kind.first == kUnsentTo) return HeardUnsent(from, id, rest.second);
+  if (kind.first == kHeld) return HeardHeld(from, id, rest.second);
   std::vector<absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
   int of, code;
   if (error.size() != 3 || !absl::SimpleAtoi(error[0], &of) || !absl::SimpleAtoi(error[1], &code) || code <= 0 ||
@@ -339,6 +339,58 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
       tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::CHexEscape(error[2])));
   for (auto& step : Steps(id))
     if (static_cast<int>(step->of()) == of) step->AbortedBy(from, status);
+}
+
+void Endpoint::HeardAlone(absl::string_view from, absl::string_view pair, absl::string_view rest) {
+  std::vector<absl::string_view> parts = absl::StrSplit(rest, absl::MaxSplits('\n', 2));
+  uint64_t hello, bytes;
+  if (parts.size() != 3 || !absl::SimpleHexAtoi(parts[0], &hello) || !absl::SimpleAtoi(parts[1], &bytes) || !Step::Fits(parts[2])) return;
+  if (!routes_.GoesAlone(pair, from, hello, parts[2], bytes)) return;
+  // Said when the last of them is gone that keep it.
+  std::shared_ptr<void> agreement(nullptr, [weak = weak_from_this(), to = std::string(from),
+                                            message = absl::StrCat(kAgreed, "\n", pair, "\n", parts[0], "\n", parts[2])](void*) {
+    if (auto endpoint = weak.lock()) endpoint->Push(to, message, nullptr);
+  });
+  for (auto& step : AllSteps()) step->Agree(pair, parts[2], agreement);
+}
+
+void Endpoint::HeardUnsent(absl::string_view from, int64_t id, absl::string_view rest) {
+  std::pair<absl::string_view, absl::string_view> what = absl::StrSplit(rest, absl::MaxSplits('\n', 1));
+  uint32_t number;
+  // A key that does not fit is never asked for by Sealane, and would only be kept.
+  if (!absl::SimpleAtoi(what.first, &number) || number > UINT8_MAX || !Step::Fits(what.second)) return;
+  if (!unsent_.Add(from, id, what.second, static_cast<uint8_t>(number))) {
+    // What was forgotten would be waited for without an end.
+    for (const std::string& pair : routes_.PairsOf(from)) {
+      routes_.Refused(pair, from, "it has left more tensors for gRPC than are noted");
+      for (auto& step : AllSteps()) step->Refused(pair);
+    }
+    return;
+  }
+  bool found = false;
+  for (auto& step : Steps(id)) found = step->Unsent(from, what.second, static_cast<uint8_t>(number)) || found;
+  if (found) unsent_.Take(from, id, what.second, static_cast<uint8_t>(number));
+}
+
+void Endpoint::HeardHeld(absl::string_view from, int64_t id, absl::string_view rest) {
+  std::vector<absl::string_view> parts = absl::StrSplit(rest, absl::MaxSplits('\n', 2));
+  int of;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &of)) return;
+  const HeldTensors held = ReadHeld(parts[2]);
+  for (auto& step : Steps(id))
+    if (static_cast<int>(step->of()) == of) step->Held(parts[1], from, held);
+}
+
+void Endpoint::TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines) {
+  const std::string head = absl::StrCat(kHeld, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", pair);
+  auto line = lines.begin();
+  for (size_t messages = 0; messages < kHeldMessages && line != lines.end(); ++messages) {
+    std::string message = head;
+    do {
+      absl::StrAppend(&message, "\n", *line);
+    } while (++line != lines.end() && message.size() + 1 + line->size() <= kMessageBytes);
+    Push(to, std::move(message), nullptr);
+  }
 }
 
 void Endpoint::Enter(Step* step) {
@@ -355,7 +407,7 @@ bool Endpoint::Leave(Step* step, bool unclean) {
   if (!found->second.steps.empty()) return false;
   unclean = found->second.unclean;
   steps_.erase(found);
-  unsent_.erase(step->id());
+  unsent_.Forget(step->id());
   return unclean;
 }
 
@@ -388,25 +440,17 @@ void Endpoint::TellUnsent(const std::string& to, int64_t step, uint8_t number, c
             [step](Endpoint* endpoint) { return !endpoint->Steps(step).empty(); });
 }
 
-bool Endpoint::TakeUnsent(int64_t step, const std::string& key, uint8_t number) {
-  if (!any_unsent_) return false;
-  std::lock_guard lock(mu_);
-  auto found = unsent_.find(step);
-  if (found == unsent_.end()) return false;
-  const bool was = found->second.erase({key, number}) > 0;
-  if (found->second.empty()) unsent_.erase(found);
-  any_unsent_ = !unsent_.empty();
-  return was;
-}
-
 void Endpoint::CameAnnounced(AskRoute* route, const std::string& key, size_t bytes) {
-  const size_t room = route->alone.Announced(key, bytes);
-  if (room == 0) return;
   uint64_t hello;
-  const std::string to = routes_.ProducerOf(route, &hello);
-  Push(to, absl::StrCat(kAlone, "\n", route->pair, "\n", absl::Hex(hello), "\n", room, "\n", key),
+  const size_t room = route->alone([&](AloneAsks& alone) {
+    hello = alone.hello();
+    return alone.Announced(key, bytes);
+  });
+  if (room == 0) return;
+  for (auto& step : AllSteps()) step->AskAlone(route->pair, key);
+  Push(routes_.ProducerOf(route), absl::StrCat(kAlone, "\n", route->pair, "\n", absl::Hex(hello), "\n", room, "\n", key),
        [weak = weak_from_this(), route, key](const absl::Status&) {
-         if (auto endpoint = weak.lock()) route->alone.NotTold(key);
+         if (auto endpoint = weak.lock()) route->alone([&](AloneAsks& alone) { alone.NotTold(key); });
        });
 }
 
@@ -437,7 +481,7 @@ std::string Endpoint::Report() const {
     auto [route, why] = peer->Route();
     absl::StrAppend(&pairs, pairs.empty() ? "" : ",", "{\"peer\":", Quoted(peer->name), ",\"address\":", Quoted(peer->Address()),
                     ",\"route\":", Quoted(route), ",\"why\":", Quoted(why), ",\"sealane\":", InJson(peer->by_sealane),
-                    ",\"grpc\":", InJson(peer->by_grpc), "}");
+                    ",\"grpc\":", InJson(peer->by_grpc), ",\"unmet\":", peer->unmet.load(), "}");
   }
   size_t steps;
   {

@@ -17,6 +17,7 @@
 #include "memory.h"
 #include "routes.h"
 #include "sealane.h"
+#include "unsent.h"
 #include "tensorflow/core/lib/core/refcount.h"
 
 namespace sealane_tensorflow {
@@ -67,10 +68,18 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   Handouts& handouts() { return handouts_; }
 
+  // How often consumers are told of what they have not taken, see Step::TellHeld: of each tensor for the first time after one to two of these,
+  // so that what is waited for in vain ends within a second.
+  static constexpr int64_t kSweepMs = 300;
+  // Tells a consumer what of a step it has not taken; `lines`: see HeldLine.
+  void TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines);
+
   // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
   void TellUnsent(const std::string& to, int64_t step, uint8_t number, const std::string& key);
   // Whether a producer has said so of what is about to be asked for; once.
-  bool TakeUnsent(int64_t step, const std::string& key, uint8_t number);
+  bool TakeUnsent(const std::string& producer, int64_t step, const std::string& key, uint8_t number) {
+    return unsent_.Take(producer, step, key, number);
+  }
   // Tells all consumers that a step has failed here.
   void TellAborted(const Step& step, const absl::Status& status);
 
@@ -94,6 +103,11 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void PushAgain(const std::string& to, const std::string& message, int tries, std::function<bool(Endpoint*)> still);
   void Heard(absl::string_view from, absl::string_view message);
   bool IsMine(uint64_t incarnation);
+  void HeardAlone(absl::string_view from, absl::string_view pair, absl::string_view rest);
+  void HeardUnsent(absl::string_view from, int64_t id, absl::string_view rest);
+  void HeardHeld(absl::string_view from, int64_t id, absl::string_view rest);
+  // Looks after what is out, again and again.
+  void Sweep();
   void HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number);
 
   const std::string name_, address_;
@@ -112,9 +126,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
   // Who has said hello, and how often. The endpoint map, which names them all, bounds it.
   absl::flat_hash_map<std::string, int> consumers_ ABSL_GUARDED_BY(mu_);
-  // What producers could not send, until it is asked for: the keys of a step, with their numbers.
-  absl::flat_hash_map<int64_t, absl::flat_hash_set<std::pair<std::string, uint8_t>>> unsent_ ABSL_GUARDED_BY(mu_);
-  std::atomic<bool> any_unsent_{false};
+  Unsent unsent_;
 
   Burst soon_;
   Handouts handouts_;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "alone.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/process_state.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
@@ -65,7 +67,11 @@ absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   sealane_task* task = task_.load(std::memory_order_acquire);
   if (task == nullptr && unusable_) return absl::ResourceExhaustedError("Sealane: the task has no arena that can be used");
   if (task == nullptr) return absl::UnavailableError("Sealane: the task is not attached");
-  TF_RETURN_IF_ERROR(Take(sealane_alloc(task, bytes, memory)));
+  absl::Status status = Take(sealane_alloc(task, bytes, memory));
+  if (absl::IsResourceExhausted(status)) {
+    status = absl::ResourceExhaustedError(absl::StrCat("the arena has no room for ", bytes, " bytes, see SEALANE_TF_ARENA_BYTES"));
+  }
+  TF_RETURN_IF_ERROR(status);
   if (Holds(*memory)) return absl::OkStatus();
   sealane_free(std::exchange(*memory, nullptr));  // Of an arena that came since: Use follows.
   return absl::UnavailableError("Sealane: the task is being attached again");

@@ -86,16 +86,23 @@ SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, uint64_
   }
   route->to = std::string(from);
   route->hello = hello;
-  route->alone.Clear();
+  route->alone([](AloneSends& alone) { alone.Clear(); });
   route->settled = true;
   return route;
 }
 
-void Routes::GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes) {
+bool Routes::GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes) {
   std::shared_lock lock(mu_);
   auto found = sends_.find(pair);
-  if (found == sends_.end() || found->second->to != from || found->second->hello != hello) return;
-  found->second->alone.Add(key, bytes);
+  if (found == sends_.end() || found->second->to != from || found->second->hello != hello) return false;
+  return found->second->alone([&](AloneSends& alone) { return alone.Add(key, bytes); });
+}
+
+void Routes::Agreed(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key) {
+  std::shared_lock lock(mu_);
+  AskRoute* route = FindAsk(pair);
+  if (route == nullptr || route->producer != from) return;
+  route->alone([&](AloneAsks& alone) { alone.Agreed(key, hello); });
 }
 
 std::string Routes::ConsumerOf(SendRoute* route) {
@@ -103,10 +110,17 @@ std::string Routes::ConsumerOf(SendRoute* route) {
   return route->to;
 }
 
-std::string Routes::ProducerOf(AskRoute* route, uint64_t* hello) {
+std::string Routes::ProducerOf(AskRoute* route) {
   std::shared_lock lock(mu_);
-  if (hello != nullptr) *hello = route->hello;
   return route->producer;
+}
+
+std::vector<std::string> Routes::PairsOf(absl::string_view producer) {
+  std::vector<std::string> pairs;
+  std::shared_lock lock(mu_);
+  for (const auto& [pair, route] : asks_)
+    if (route->producer == producer) pairs.push_back(pair);
+  return pairs;
 }
 
 AskRoute* Routes::FindAsk(absl::string_view pair) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 #include <shared_mutex>
@@ -27,6 +28,21 @@ namespace sealane_tensorflow {
 
 enum class Way { kUnsettled, kSealane, kGrpc };
 
+// A state machine that several threads use.
+template <typename Machine>
+class Locked {
+ public:
+  template <typename Call>
+  auto operator()(Call call) {
+    std::lock_guard lock(mu_);
+    return call(machine_);
+  }
+
+ private:
+  std::mutex mu_;
+  Machine machine_ ABSL_GUARDED_BY(mu_);
+};
+
 // The devices of a pair and the producer's incarnation: "SOURCE;INCARNATION;DESTINATION;", as all of TensorFlow's keys of that pair begin.
 absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key);
 
@@ -38,7 +54,7 @@ struct SendRoute {
   std::string to;
   uint64_t hello = 0;  // The number that came with it. Guarded as well.
   std::atomic<bool> settled{false};
-  AloneSends alone;
+  Locked<AloneSends> alone;
 };
 
 // What this task asks a device of another for.
@@ -55,7 +71,7 @@ struct AskRoute {
   std::string producer;     // The task that it was said to.
   uint64_t next_hello = 0;  // When to try again, in microseconds.
   std::vector<std::function<void(Way)>> waiting;
-  AloneAsks alone;
+  Locked<AloneAsks> alone;
 };
 
 class Routes {
@@ -82,14 +98,18 @@ class Routes {
   SendRoute* Hello(absl::string_view pair, absl::string_view from, uint64_t hello, const std::function<Peer*()>& peer, std::string* before,
                    std::string* why);
 
-  // A consumer makes room for so many bytes of a key, as it is since this hello.
-  void GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes);
+  // A consumer makes room for so many bytes of a key, as it is since this hello. True if it is to be told so, see AloneSends::Add.
+  bool GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes);
+  // The producer has agreed to that.
+  void Agreed(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key);
 
   // The task whose hello settled a route, as it is attached.
   std::string ConsumerOf(SendRoute* route);
 
-  // The task that is asked, and the hello that it answered.
-  std::string ProducerOf(AskRoute* route, uint64_t* hello = nullptr);
+  // The task that is asked.
+  std::string ProducerOf(AskRoute* route);
+  // The pairs that are asked of a task.
+  std::vector<std::string> PairsOf(absl::string_view producer);
 
   void Welcome(absl::string_view pair, absl::string_view from);
   // A hello is refused by the producer, or had no answer.

@@ -13,8 +13,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "alone.h"
 #include "bundle.h"
 #include "endpoint.h"
+#include "held.h"
 #include "sealane.h"
 #include "tensorflow/core/lib/core/refcount.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -46,18 +48,22 @@ class Sending {
     kStaging,  // On its way to host memory.
     kReady,    // To be handed over.
     kSent,     // Sealane has it, or a part of it.
+    kTaken,    // The consumer has it. Sealane may still have an entry of it.
     kLeft,     // Left for gRPC. Sealane may still have it as well.
   };
   SendRoute* route = nullptr;
   Outgoing outgoing;
   uint8_t number = 0;    // See Step::NumberOf.
-  std::string data_key;  // If its bytes go under a key of their own: it is announced, or goes alone.
+  std::string data_key;  // Unless it is whole in a bundle.
   // Guarded by the step's mutex.
   State state = State::kHeld;
   bool leave = false;       // To be left for gRPC when it is staged.
-  bool alone = false;       // No bundle has an entry for it.
+  Form form = Form::kWhole;
+  bool described = false;   // Its bytes go with its type and shape: they are all of it.
   bool failed = false;      // One of its parts did.
-  int parts = 1;            // Parts that the consumer does not have: its entry in a bundle, and its bytes if they have their own key.
+  Parts out = {};           // That the consumer does not have.
+  int sweeps = 0;           // See Step::TellHeld.
+  std::shared_ptr<void> agreement;  // See Step::Agree.
   int uses = 1;             // One each for its place among its step's, its staging, parts that are under way, and memory that is lent.
   Sending* next = nullptr;  // The next under the same key.
 };
@@ -101,7 +107,15 @@ class Step : public tensorflow::core::RefCounted {
   // This task says hello: bundles may have entries for what is waited for alone.
   void AwaitAll(absl::string_view pair);
   // A producer has left a key for gRPC. False if it is still to be asked for.
-  bool Unsent(absl::string_view key, uint8_t number);
+  bool Unsent(absl::string_view producer, absl::string_view key, uint8_t number);
+  // A consumer is to be told that it need not wait for bundles with a key, once those are gone that are out: they keep `agreement`.
+  void Agree(absl::string_view pair, absl::string_view key, const std::shared_ptr<void>& agreement);
+  // The producer of a key is about to hear that it may send it alone: what waits for it in bundles asks for it under DataKey as well.
+  void AskAlone(absl::string_view pair, absl::string_view key);
+  // Tells consumers what has been out for a while: called every Endpoint::kSweepMs.
+  void TellHeld();
+  // A producer has had this out for a while. What this side waits for in another way than it is sent ends by gRPC, lest it wait for ever.
+  void Held(absl::string_view pair, absl::string_view from, const HeldTensors& held);
   // A producer sends no more of a pair by Sealane.
   void Refused(absl::string_view pair);
   // The step has failed at a producer, for good.
@@ -147,7 +161,7 @@ class Step : public tensorflow::core::RefCounted {
   };
   // A call for an asking, and what is known of it.
   struct Call {
-    bool started = false, ended = false;
+    bool ended = false;
     int attempt = 0;
     sealane_call* handle = nullptr;
   };
@@ -167,6 +181,9 @@ class Step : public tensorflow::core::RefCounted {
   SendLane* TakeAway(Sending* sending, Sending** next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(SendLane* lane, Sending* sending);
   void Staged(SendLane* lane, Sending* sending, absl::Status status);
+  Form FormOf(SendLane* lane, const Sending& sending);
+  // Puts its bytes where they are sent from in this form.
+  absl::Status Prepare(Sending* sending, Form form);
   void Flush(SendLane* lane);
   struct Bundle;
   absl::Status HandOver(const BundleWriter& writer, const std::string& to, Bundle* bundle);
@@ -175,7 +192,7 @@ class Step : public tensorflow::core::RefCounted {
   // Sends the next bundle, if none is under way.
   void SendBundle(SendLane* lane, const std::string& to);
   // The consumer has a part of it, or never will.
-  void PartEnded(Sending* sending, const absl::Status& status);
+  void PartEnded(Sending* sending, bool Parts::*part, const absl::Status& status);
   void Fail(Sending* sending, const absl::Status& status);
   // Takes it out of what its lane gathers.
   static void Forget(SendLane* lane, Sending* sending);
@@ -201,6 +218,8 @@ class Step : public tensorflow::core::RefCounted {
   void Await(AskLane* lane, Asking* asking);
   void AwaitAll(AskLane* lane);
   std::optional<Parked> TakeParked(AskLane* lane, const Asking& asking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Asks for its data, of which the size is known from an earlier step.
+  void AskAlone(AskLane* lane, Asking* asking);
   // Asks for the data of those of which the size is known.
   void Flush(AskLane* lane);
   // The same, soon if it was done just now.
@@ -211,7 +230,10 @@ class Step : public tensorflow::core::RefCounted {
   struct Receiving;
   void Postpone(AskLane* lane);
   static void ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came);
-  void BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came);
+  // `asked`: Sealane was.
+  void BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, bool asked);
+  // Whether an entry of that number is the asking's.
+  static bool Takes(Asking* asking, uint8_t number);
   // Finds who is waiting for what came; parks what nobody waits for. False if that is too much.
   bool Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -219,8 +241,8 @@ class Step : public tensorflow::core::RefCounted {
   // Asks for data into the memory that goes with it.
   void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted);
   void AskForData(Asking* asking, size_t bytes);
-  // The arena has no room for it: it ends by gRPC.
-  void NoRoom(Asking* asking, size_t bytes);
+  // There is no memory for it, and why: it ends by gRPC.
+  void NoRoom(Asking* asking, size_t bytes, const absl::Status& why);
   static void DataDone(void* context, const sealane_error* error, sealane_tensor* came);
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; the next, if any, is for the caller to start. `counts`: its producer has no more of it.
@@ -285,12 +307,12 @@ class Asking : public tensorflow::core::RefCounted {
   bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
   // For its data: made at once where the size is known from an earlier step, else when a bundle says it.
   Step::Call data ABSL_GUARDED_BY(mu);
-  bool grown ABSL_GUARDED_BY(mu) = false;               // The memory for its data was too short, once.
+  AloneWait wait ABSL_GUARDED_BY(mu);
   std::optional<Incoming> announced ABSL_GUARDED_BY(mu);  // What a bundle has said of it, without its bytes.
   sealane_tensor* came ABSL_GUARDED_BY(mu) = nullptr;   // Its data, before the bundle that announces it.
   // Guarded by the step's mutex.
   enum class Entry {
-    kNone,     // None is expected: it comes alone, or its turn has not come.
+    kNone,     // None is asked for: it comes alone, or its turn has not come.
     kAwaited,  // In the next bundles.
     kCame,
   };

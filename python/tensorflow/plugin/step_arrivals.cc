@@ -37,15 +37,13 @@ void Step::Receive(AskLane* lane) {
   }
   Ref();
   tensorflow::core::ScopedUnref unref(this);
-  if (refused) return BundleCame(lane, absl::CancelledError("refused"), nullptr);
+  if (refused) return BundleCame(lane, absl::CancelledError("refused"), nullptr, /*asked=*/false);
   void* memory = nullptr;
   absl::Status status = endpoint_->arena()->AllocateShared(kBundleBytes, &memory);
-  if (absl::IsResourceExhausted(status)) {
-    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
-                                 << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
-    return BundleCame(lane, status, nullptr);
+  if (!status.ok()) {
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name << " come by gRPC: " << status.message();
+    return BundleCame(lane, status, nullptr, /*asked=*/false);
   }
-  if (!status.ok()) return BundleCame(lane, status, nullptr);
   auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
   const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
   sealane_call* call = nullptr;
@@ -56,7 +54,7 @@ void Step::Receive(AskLane* lane) {
   } else {  // No callback comes.
     Unref();
     sealane_free(memory);
-    return BundleCame(lane, status, nullptr);
+    return BundleCame(lane, status, nullptr, /*asked=*/false);
   }
   std::lock_guard lock(mu_);
   if (lane->received != received) {
@@ -69,14 +67,14 @@ void Step::Receive(AskLane* lane) {
 
 void Step::ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came) {
   std::unique_ptr<Receiving> receiving(static_cast<Receiving*>(context));
-  receiving->step->BundleCame(receiving->lane, StatusOf(error), came);
+  receiving->step->BundleCame(receiving->lane, StatusOf(error), came, /*asked=*/true);
   receiving->step->Unref();
 }
 
 // So many tensors at once are handed out by the pool that runs what they go to: its threads would be woken for each of them otherwise.
 constexpr size_t kPooled = 8;
 
-void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) {
+void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, bool asked) {
   std::vector<Arrival> arrivals;
   std::vector<std::pair<Asking*, Arrival>> matched;
   std::vector<Asking*> lost;
@@ -94,6 +92,8 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
     refused = std::exchange(lane->refused, false);
     // No room for it, or another call of the same key has not quite ended.
     by_grpc = refused || (came == nullptr && (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)));
+    // This task's daemon is away: nothing has come from the producer, which has it all.
+    if (!asked && absl::IsUnavailable(status)) by_grpc = true;
     // Some of its entries may be lost, whoever asks for them.
     if (!status.ok() && !by_grpc && !absl::IsCancelled(status)) aborted_by_.try_emplace(lane->from, status);
     if (!status.ok() || refused) {
@@ -102,7 +102,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
         if (by_grpc) {
           std::lock_guard asking_lock(asking->mu);
           // It may be here, alone, and gone from its producer: the bundle is asked for again.
-          if (asking->data.started && !asking->data.ended && lane->postponed < kPostponed) {
+          if (asking->wait.started() && !asking->data.ended && lane->postponed < kPostponed) {
             postpone = true;
             asking->entry = Asking::Entry::kNone;
             --lane->awaited;
@@ -136,6 +136,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   } else {
     hand_out();
   }
+  if (!asked && absl::IsUnavailable(status)) endpoint_->routes().Lost(lane->route, status.message());
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {
@@ -162,13 +163,18 @@ void Step::Postpone(AskLane* lane) {
   });
 }
 
+bool Step::Takes(Asking* asking, uint8_t number) {
+  if (asking->entry == Asking::Entry::kAwaited) return asking->number == number;
+  // Another one waits for bundles, and this one's entry comes with them.
+  std::lock_guard lock(asking->mu);
+  return asking->begun && asking->entry == Asking::Entry::kNone && asking->number == number;
+}
+
 bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
   for (const Arrival& arrival : arrivals) {
     auto found = askings_.find(arrival.key);
-    if (found != askings_.end() && found->second->lane == lane && found->second->entry == Asking::Entry::kAwaited &&
-        found->second->number == arrival.number) {
-      found->second->entry = Asking::Entry::kCame;
-      --lane->awaited;
+    if (found != askings_.end() && found->second->lane == lane && Takes(found->second, arrival.number)) {
+      if (std::exchange(found->second->entry, Asking::Entry::kCame) == Asking::Entry::kAwaited) --lane->awaited;
       found->second->Ref();
       matched->emplace_back(found->second, arrival);
       continue;
@@ -186,15 +192,16 @@ void Step::Arrived(Asking* asking, const Arrival& arrival) {
   absl::Status status = Read(arrival.view, &incoming);
   if (!arrival.announced || !status.ok()) return EndWith(asking, status, incoming);
   sealane_tensor* came;
+  AloneWait::Do next;
   {
     std::lock_guard lock(asking->mu);
     if (asking->ended) return;
     asking->announced = incoming;
+    next = asking->wait.Announced(arrival.view.bytes);
     came = std::exchange(asking->came, nullptr);
-    if (came == nullptr && std::exchange(asking->data.started, true)) return;  // Into memory of the size that it had in an earlier step.
   }
-  if (came != nullptr) return DataCame(asking, absl::OkStatus(), came);
-  AskForData(asking, arrival.view.bytes);
+  if (next == AloneWait::Do::kFinish) return DataCame(asking, absl::OkStatus(), came);
+  if (next == AloneWait::Do::kAsk) AskForData(asking, arrival.view.bytes);
 }
 
 }  // namespace sealane_tensorflow

@@ -73,7 +73,7 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
     std::lock_guard lock(mu_);
     std::lock_guard asking_lock(asking->mu);
     asking->number = NumberOf(asking->key);
-    const bool unsent = asking->unsent || endpoint_->TakeUnsent(id_, asking->key, asking->number);
+    const bool unsent = asking->unsent || endpoint_->TakeUnsent(lane->from, id_, asking->key, asking->number);
     over = asking->cancelled;
     auto aborted = aborted_by_.find(lane->from);
     if (over.ok() && lane->by_sealane && aborted != aborted_by_.end()) over = aborted->second;
@@ -96,7 +96,7 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
       lane->unsettled.push_back(asking);
     } else {
       // Under the lock: AwaitAll comes after what is known was doubted.
-      known = lane->route->alone.Of(asking->key);
+      known = lane->route->alone([&](AloneAsks& alone) { return alone.Of(asking->key); });
       if (!known.agreed) {
         asking->entry = Asking::Entry::kAwaited;
         ++lane->awaited;
@@ -121,7 +121,10 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
       break;
   }
   Receive(lane);
-  if (known.room == 0) return;
+  if (known.room > 0) AskAlone(lane, asking);
+}
+
+void Step::AskAlone(AskLane* lane, Asking* asking) {
   asking->Ref();  // For its place.
   {
     std::lock_guard lock(mu_);
@@ -129,6 +132,23 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
     if (std::exchange(lane->flushing, true)) return;
   }
   FlushInTime(lane);
+}
+
+void Step::AskAlone(absl::string_view pair, absl::string_view key) {
+  AskLane* lane;
+  tensorflow::core::RefCountPtr<Asking> asking;
+  {
+    std::lock_guard lock(mu_);
+    auto of = ask_lanes_.find(pair);
+    auto found = askings_.find(key);
+    if (of == ask_lanes_.end() || found == askings_.end() || found->second->lane != of->second.get()) return;
+    lane = of->second.get();
+    std::lock_guard asking_lock(found->second->mu);
+    if (!found->second->begun || found->second->wait.started()) return;
+    found->second->Ref();
+    asking.reset(found->second);
+  }
+  AskAlone(lane, asking.get());
 }
 
 void Step::Settle(AskLane* lane) {
@@ -189,7 +209,7 @@ void Step::Await(AskLane* lane, Asking* asking) {
     {
       std::lock_guard asking_lock(asking->mu);
       // As long as no part of it was taken, its producer has it.
-      by_grpc = !parked.has_value() && (lane->blind > 0 || lane->spoiled || !lane->by_sealane) && (!asking->data.started || asking->came != nullptr);
+      by_grpc = !parked.has_value() && (lane->blind > 0 || lane->spoiled || !lane->by_sealane) && (!asking->wait.started() || asking->came != nullptr);
     }
     if (parked.has_value()) {
       asking->entry = Asking::Entry::kCame;
@@ -249,17 +269,23 @@ void Step::Flush(AskLane* lane) {
     std::vector<std::string> keys;
     keys.reserve(ready.size());
     for (Asking* asking : ready) {
-      const auto [bytes, agreed, told] = lane->route->alone.Of(asking->key);
-      void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(bytes) : nullptr;
-      if (memory == nullptr) {
+      const size_t bytes = lane->route->alone([&](AloneAsks& alone) { return alone.Of(asking->key).room; });
+      void* memory = nullptr;
+      const absl::Status status = endpoint_->arena()->AllocateShared(bytes, &memory);
+      if (!status.ok()) {
+        bool alone;
+        {
+          std::lock_guard lock(mu_);
+          alone = asking->entry == Asking::Entry::kNone;
+        }
         // Or asked for again when it is announced.
-        if (agreed) NoRoom(asking, bytes);
+        if (alone) NoRoom(asking, bytes, status);
         continue;
       }
       {
         std::lock_guard lock(asking->mu);
         // Or a bundle has said the size meanwhile.
-        if (asking->ended || std::exchange(asking->data.started, true)) {
+        if (asking->ended || !asking->wait.Begin(bytes)) {
           sealane_free(memory);
           continue;
         }
@@ -357,14 +383,14 @@ void Step::EndSoon(Asking* asking) {
   });
 }
 
-bool Step::Unsent(absl::string_view key, uint8_t number) {
+bool Step::Unsent(absl::string_view producer, absl::string_view key, uint8_t number) {
   Asking* asking;
   {
     std::lock_guard lock(mu_);
     auto found = askings_.find(key);
     const uint8_t behind = static_cast<uint8_t>(NumberOf(key) - number);
     if (behind > 0 && of_ == Of::kRendezvous) return behind <= INT8_MAX;
-    if (found == askings_.end()) return false;
+    if (found == askings_.end() || found->second->lane->from != producer) return false;
     asking = found->second;
     asking->Ref();
   }
@@ -398,6 +424,36 @@ void Step::Refused(absl::string_view pair) {
   Receive(lane);  // Ends what is awaited, if no bundle is under way.
 }
 
+void Step::Held(absl::string_view pair, absl::string_view from, const HeldTensors& held) {
+  AskLane* lane;
+  std::vector<Asking*> unmet;
+  {
+    std::lock_guard lock(mu_);
+    auto found = ask_lanes_.find(pair);
+    if (ended_ || found == ask_lanes_.end() || !found->second->by_sealane || found->second->from != from) return;
+    lane = found->second.get();
+    for (auto& [key, asking] : askings_) {
+      if (asking->lane != lane || asking->entry == Asking::Entry::kCame) continue;
+      auto tensor = held.find(HeldHashOf(key));
+      if (tensor == held.end()) continue;
+      std::lock_guard asking_lock(asking->mu);
+      if (!asking->begun || asking->ended || !asking->cancelled.ok() || asking->number != tensor->second.number) continue;
+      const bool bundle = lane->receiving || (asking->entry == Asking::Entry::kAwaited && lane->blind == 0);
+      if (Meet(tensor->second.out, {bundle, asking->wait.started() && !asking->data.ended})) continue;
+      ++lane->blind;
+      asking->Ref();
+      unmet.push_back(asking);
+    }
+  }
+  for (Asking* asking : unmet) {
+    ++lane->route->peer->unmet;
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor from " << lane->route->peer->name
+                                 << " comes by gRPC: it was sent in another way than it was waited for, which is to be reported: " << asking->key;
+    EndByGrpc(asking, /*blind=*/true);
+    asking->Unref();
+  }
+}
+
 void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
   std::vector<Asking*> theirs;
   {
@@ -424,8 +480,9 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   Step* step;
   sealane_call* handle;
-  bool over, unsent = false, await = false;
-  std::optional<size_t> grown;
+  bool over, unsent = false;
+  auto next = AloneWait::Do::kFinish;
+  size_t bytes = 0;
   {
     std::lock_guard lock(asking->mu);
     step = asking->step;
@@ -436,26 +493,25 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
     if (!status.ok() && asking->cancelled.ok()) {
       unsent = asking->unsent;
       // It has grown since the step before, and is still to be had.
-      if (!over && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true)) {
-        call.started = call.ended = false;
-        if (asking->announced.has_value()) grown = asking->announced->bytes;
-        call.started = grown.has_value();
-        await = !grown.has_value();  // Until a bundle says how long it is.
+      if (!over && !unsent && absl::IsInvalidArgument(status)) {
+        next = asking->wait.TooShort(asking->lane->route->alone([&](AloneAsks& alone) { return alone.Of(asking->key).room; }));
+        bytes = asking->wait.asked();
+        call.ended = next == AloneWait::Do::kGrpc;
       }
-    } else if (status.ok() && !over && !asking->announced.has_value() && sealane_tensor_view(came).meta.code == SEALANE_OPAQUE) {
-      asking->came = std::exchange(came, nullptr);
-      await = true;  // Until a bundle says what it is.
+      if (unsent) next = AloneWait::Do::kGrpc;
+    } else if (status.ok() && !over && sealane_tensor_view(came).meta.code == SEALANE_OPAQUE) {
+      next = asking->wait.CameBare();
+      if (next == AloneWait::Do::kAwait) asking->came = std::exchange(came, nullptr);
     }
   }
   sealane_call_free(handle);
-  if (await) {
-    step->Await(asking->lane, asking);
-  } else if (over) {
+  if (over) {
     sealane_tensor_free(came);
-  } else if (grown.has_value()) {
-    step->AskForData(asking, *grown);
-  } else if (unsent || absl::IsInvalidArgument(status)) {
-    // Another call for the same key has not quite ended.
+  } else if (next == AloneWait::Do::kAwait) {
+    step->Await(asking->lane, asking);
+  } else if (next == AloneWait::Do::kAsk) {
+    step->AskForData(asking, bytes);
+  } else if (next == AloneWait::Do::kGrpc || absl::IsInvalidArgument(status)) {
     step->EndByGrpc(asking);
   } else {
     step->DataCame(asking, status, came);
@@ -464,16 +520,17 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
   step->Unref();
 }
 
-void Step::NoRoom(Asking* asking, size_t bytes) {
+void Step::NoRoom(Asking* asking, size_t bytes, const absl::Status& why) {
   // As text: some releases of TensorFlow do not show us how absl's log writes numbers.
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << absl::StrCat(bytes) << " bytes from " << asking->lane->route->peer->name
-                               << " comes by gRPC: the arena has no room for it, see SEALANE_TF_ARENA_BYTES";
+                               << " comes by gRPC: " << why.message();
   EndByGrpc(asking);  // Which has no such limit.
 }
 
 void Step::AskForData(Asking* asking, size_t bytes) {
-  void* memory = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1));  // Announced ones may be empty.
-  if (memory == nullptr) return NoRoom(asking, bytes);
+  void* memory = nullptr;
+  const absl::Status status = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1), &memory);  // Announced ones may be empty.
+  if (!status.ok()) return NoRoom(asking, bytes, status);
   const std::string key = DataKey(asking->key, asking->number);
   AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}});
 }
@@ -490,7 +547,6 @@ void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor
     }
     if (view.meta.code != SEALANE_OPAQUE) {
       status = Read(view, &incoming);
-      if (!announced.has_value()) asking->lane->route->alone.CameAlone(asking->key);
     } else if (view.bytes != announced->bytes) {
       status = absl::DataLossError(absl::StrCat("Sealane: ", view.bytes, " bytes came where ", announced->bytes, " were announced"));
     } else {

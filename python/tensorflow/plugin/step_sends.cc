@@ -62,9 +62,24 @@ void Step::Start(SendLane* lane, Sending* sending) {
   });
 }
 
+Form Step::FormOf(SendLane* lane, const Sending& sending) {
+  const Outgoing& outgoing = sending.outgoing;
+  return lane->route->alone([&](AloneSends& alone) { return alone.FormOf(sending.key, outgoing.plain(), outgoing.bytes()); });
+}
+
+absl::Status Step::Prepare(Sending* sending, Form form) {
+  sending->data_key = form == Form::kWhole ? "" : DataKey(sending->key, sending->number);
+  Outgoing& outgoing = sending->outgoing;
+  if (form == Form::kWhole || outgoing.bytes() <= kInlineBytes || endpoint_->arena()->Shares(outgoing.data())) return absl::OkStatus();
+  // Sealane would wait for room in the arena, which what is kept there may never make.
+  void* memory = nullptr;
+  absl::Status status = endpoint_->arena()->AllocateShared(outgoing.bytes(), &memory);
+  if (status.ok()) outgoing.MoveTo(memory);
+  return status;
+}
+
 void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   Outgoing& outgoing = sending->outgoing;
-  bool alone = false;
   {
     std::lock_guard lock(mu_);
     sending->number = NumberOf(sending->key);
@@ -74,41 +89,29 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   } else if (status.ok()) {
     status = outgoing.Set(sending->tensor);
   }
-  if (status.ok()) {
-    alone = outgoing.plain() && lane->route->alone.Has(sending->key, outgoing.bytes());
-    if (alone || outgoing.announced()) {
-      sending->data_key = DataKey(sending->key, sending->number);
-      // Sealane would wait for room in the arena, which what is kept there may never make.
-      if (outgoing.bytes() > kInlineBytes && !endpoint_->arena()->Shares(outgoing.data())) {
-        if (void* memory = endpoint_->arena()->AllocateShared(outgoing.bytes())) {
-          outgoing.MoveTo(memory);
-        } else {
-          status = absl::ResourceExhaustedError(
-              absl::StrCat("the arena has no room for its ", outgoing.bytes(), " bytes, see SEALANE_TF_ARENA_BYTES"));
-        }
-      }
-    }
-  }
   bool flush = false, leave = false;
   Sending* next = nullptr;
-  {
+  for (;;) {
+    const Form form = FormOf(lane, *sending);
+    if (status.ok()) status = Prepare(sending, form);
     std::lock_guard lock(mu_);
     if (!ended_ && sending->leave) {
       leave = true;
       sending->state = Sending::State::kLeft;
       TakeAway(sending, &next);
     } else if (!ended_ && status.ok()) {
+      if (FormOf(lane, *sending) != form) continue;  // A word of the consumer's came meanwhile.
       sending->state = Sending::State::kReady;
-      // Unless the consumer has said hello anew.
-      sending->alone = alone && lane->route->alone.Has(sending->key, outgoing.bytes());
-      sending->parts = sending->alone || sending->data_key.empty() ? 1 : 2;
-      if (lane->bundling && sending->data_key.empty()) {
+      sending->form = form;
+      sending->out = {/*entry=*/form != Form::kAlone, /*data=*/form != Form::kWhole};
+      if (lane->bundling && form == Form::kWhole) {
         lane->unbundled.push_back(sending);  // The end of the bundle that is under way takes it along.
       } else {
         lane->ready.push_back(sending);
         flush = !std::exchange(lane->flushing, true);
       }
     }
+    break;
   }
   if (leave) {
     Leave(lane, sending, next);
@@ -131,8 +134,8 @@ void Step::Flush(SendLane* lane) {
       }
       ready.swap(lane->ready);
       for (Sending* sending : ready) {
-        if (!sending->alone) lane->unbundled.push_back(sending);
-        if (sending->data_key.empty()) continue;
+        if (sending->form != Form::kAlone) lane->unbundled.push_back(sending);
+        if (sending->form == Form::kWhole) continue;
         sending->state = Sending::State::kSent;
         ++sending->uses;
         ++sent_;
@@ -157,13 +160,13 @@ void Step::SendData(const std::string& to, const std::vector<Sending*>& ready) {
   for (Sending* sending : ready) {
     Ref();  // For the release.
     Ref();
-    bool alone;
+    bool described;
     {
       std::lock_guard lock(mu_);
       ++sending->uses;
-      alone = sending->alone;
+      described = sending->described = sending->form == Form::kAlone;
     }
-    items.push_back({TextOf(sending->data_key), sending->outgoing.Source(alone, PartReleased, new Part{this, sending}), new Part{this, sending}});
+    items.push_back({TextOf(sending->data_key), sending->outgoing.Source(described, PartReleased, new Part{this, sending}), new Part{this, sending}});
   }
   absl::Status status =
       Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, PartDone, /*calls=*/nullptr));
@@ -171,7 +174,7 @@ void Step::SendData(const std::string& to, const std::vector<Sending*>& ready) {
   for (const sealane_item& item : items) {  // None was taken over: no callback comes.
     PartReleased(item.source.release_context);
     std::unique_ptr<Part> part(static_cast<Part*>(item.context));
-    PartEnded(part->sending, status);
+    PartEnded(part->sending, &Parts::data, status);
     Unref();
   }
 }
@@ -184,7 +187,7 @@ void Step::PartReleased(void* context) {
 
 void Step::PartDone(void* context, const sealane_error* error) {
   std::unique_ptr<Part> part(static_cast<Part*>(context));
-  part->step->PartEnded(part->sending, StatusOf(error));
+  part->step->PartEnded(part->sending, &Parts::data, StatusOf(error));
   part->step->Unref();
 }
 
@@ -202,7 +205,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
       std::lock_guard lock(mu_);
       if (lane->bundling || lane->unbundled.empty()) return;
       for (Sending* sending : lane->unbundled) {
-        if (!writer.Add(sending->key, sending->number, sending->outgoing, !sending->data_key.empty())) break;
+        if (!writer.Add(sending->key, sending->number, sending->outgoing, sending->form != Form::kWhole)) break;
         sending->state = Sending::State::kSent;
         ++sending->uses;
         ++sent_;
@@ -221,7 +224,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
       std::lock_guard lock(mu_);
       lane->bundling = false;
     }
-    for (Sending* sending : bundle->sendings) PartEnded(sending, status);
+    for (Sending* sending : bundle->sendings) PartEnded(sending, &Parts::entry, status);
     Unref();
   }
 }
@@ -231,8 +234,8 @@ absl::Status Step::HandOver(const BundleWriter& writer, const std::string& to, B
   // A short one is copied when it is sent.
   alignas(uint64_t) char small[kInlineBytes];
   const bool lent = bytes > sizeof small;
-  void* memory = lent ? endpoint_->arena()->AllocateShared(bytes) : small;
-  if (memory == nullptr) return absl::ResourceExhaustedError("the arena has no room for a bundle, see SEALANE_TF_ARENA_BYTES");
+  void* memory = small;
+  if (lent) TF_RETURN_IF_ERROR(endpoint_->arena()->AllocateShared(bytes, &memory));
   writer.Write(memory);
   const uint64_t dims[] = {bytes};
   sealane_source source = {{SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims}, memory, bytes, lent ? sealane_free : nullptr, memory};
@@ -252,22 +255,32 @@ void Step::BundleDone(void* context, const sealane_error* error) {
   }
   step->SendBundle(bundle->lane, step->endpoint_->routes().ConsumerOf(bundle->lane->route));
   const absl::Status status = StatusOf(error);
-  for (Sending* sending : bundle->sendings) step->PartEnded(sending, status);
+  for (Sending* sending : bundle->sendings) step->PartEnded(sending, &Parts::entry, status);
   step->Unref();
 }
 
-void Step::PartEnded(Sending* sending, const absl::Status& status) {
+void Step::PartEnded(Sending* sending, bool Parts::*part, const absl::Status& status) {
   bool sent = false;
   SendLane* lane = nullptr;
   Sending* next = nullptr;
   {
     std::lock_guard lock(mu_);
     --sent_;
-    if (!status.ok()) sending->failed = true;
-    if (--sending->parts == 0 && !sending->failed && sending->state != Sending::State::kLeft) {
+    if (status.ok()) {
+      sending->out.*part = false;
+    } else {
+      sending->failed = true;
+    }
+    // What has come with its type and shape is waited for no more, though it was announced since.
+    const bool taken = sending->described ? !sending->out.data : !sending->out.entry && !sending->out.data;
+    if (taken && !sending->failed && sending->state == Sending::State::kSent) {
       sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
-      sent = sending->state == Sending::State::kSent && !ended_;
-      if (sent) lane = TakeAway(sending, &next);
+      sending->state = Sending::State::kTaken;
+      sent = !ended_;
+      if (sent) {
+        lane = TakeAway(sending, &next);
+        Forget(lane, sending);
+      }
     }
   }
   if (!status.ok()) {
@@ -285,7 +298,7 @@ void Step::Fail(Sending* sending, const absl::Status& status) {
   Sending* next = nullptr;
   {
     std::lock_guard lock(mu_);
-    if (ended_ || sending->state == Sending::State::kLeft) return;
+    if (ended_ || sending->state == Sending::State::kTaken || sending->state == Sending::State::kLeft) return;
     sending->state = Sending::State::kLeft;
     unclean_ = true;
     lane = TakeAway(sending, &next);
@@ -394,13 +407,43 @@ void Step::Settled(absl::string_view pair) {
     for (auto& [key, place] : sendings_) {
       Sending* sending = place.second;
       const bool ready = sending->state == Sending::State::kReady, sent = sending->state == Sending::State::kSent;
-      if (place.first != lane || !(ready || sent) || !std::exchange(sending->alone, false)) continue;
-      ++sending->parts;
+      if (place.first != lane || !(ready || sent) || sending->form != Form::kAlone) continue;
+      sending->form = Form::kAnnounced;
+      sending->out.entry = true;
       if (sent) lane->unbundled.push_back(sending);
     }
   }
   SendBundle(lane, endpoint_->routes().ConsumerOf(lane->route));
   for (Sending* sending : held) Start(lane, sending);
+}
+
+void Step::Agree(absl::string_view pair, absl::string_view key, const std::shared_ptr<void>& agreement) {
+  std::shared_ptr<void> before;  // Of an earlier hello; gone where no lock is held, as it says something then.
+  std::lock_guard lock(mu_);
+  auto lane = send_lanes_.find(pair);
+  auto found = sendings_.find(key);
+  if (lane == send_lanes_.end() || found == sendings_.end() || found->second.first != lane->second.get()) return;
+  Sending* sending = found->second.second;
+  const bool out = sending->state == Sending::State::kReady || sending->state == Sending::State::kSent;
+  if (out && sending->form == Form::kWhole) before = std::exchange(sending->agreement, agreement);
+}
+
+// Those that were out in so many sweeps are told of. The first sweep comes at any time.
+constexpr int kHeldSweeps = 2;
+
+void Step::TellHeld() {
+  absl::flat_hash_map<SendLane*, std::vector<std::string>> held;
+  {
+    std::lock_guard lock(mu_);
+    if (ended_) return;
+    for (auto& [key, place] : sendings_) {
+      Sending* sending = place.second;
+      if (sending->state != Sending::State::kReady && sending->state != Sending::State::kSent) continue;
+      if (sending->sweeps < kHeldSweeps && ++sending->sweeps < kHeldSweeps) continue;
+      held[place.first].push_back(HeldLine(sending->key, {sending->number, sending->out}));
+    }
+  }
+  for (const auto& [lane, tensors] : held) endpoint_->TellHeld(endpoint_->routes().ConsumerOf(lane->route), *this, lane->route->pair, tensors);
 }
 
 }  // namespace sealane_tensorflow

@@ -93,9 +93,9 @@ absl::Status Outgoing::Set(const Tensor& tensor) {
   return absl::OkStatus();
 }
 
-sealane_source Outgoing::Source(bool alone, sealane_release release, void* context) const {
+sealane_source Outgoing::Source(bool described, sealane_release release, void* context) const {
   const sealane_meta raw = {SEALANE_OPAQUE, 8, 1, 0, 1, 0, &bytes_};
-  return {alone ? meta_ : raw, data_, bytes_, release, context};
+  return {described ? meta_ : raw, data_, bytes_, release, context};
 }
 
 void Outgoing::MoveTo(void* memory) {

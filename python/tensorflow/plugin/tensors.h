@@ -22,10 +22,6 @@ struct PlainType {
 };
 std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
 
-// A tensor of so many bytes is announced, and received in the consumer's own arena, without a further copy. The daemon's room for what comes
-// unasked (daemon.area_bytes) is small, and what finds it full is lost.
-constexpr size_t kAnnouncedBytes = 4096;
-
 // A tensor as it goes to Sealane, by itself or in a bundle: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
 class Outgoing {
  public:
@@ -39,15 +35,13 @@ class Outgoing {
 
   const sealane_meta& meta() const { return meta_; }
   size_t bytes() const { return bytes_; }
-  // Whether its bytes go under DataKey rather than within a bundle.
-  bool announced() const { return bytes_ >= kAnnouncedBytes; }
-  // Whether it may go alone: Sealane knows its type.
+  // Whether Sealane knows its type.
   bool plain() const { return meta_.code != SEALANE_OPAQUE; }
   const void* data() const { return data_; }
   // Copies the bytes to memory of as many, which is freed by sealane_free.
   void MoveTo(void* memory);
-  // The memory must stay as it is until the release was called. `alone`: with its type and shape, which an announcement has said else.
-  sealane_source Source(bool alone, sealane_release release, void* context) const;
+  // The memory must stay as it is until the release was called. `described`: with its type and shape, which an announcement has said else.
+  sealane_source Source(bool described, sealane_release release, void* context) const;
 
  private:
   tensorflow::Tensor tensor_;

@@ -107,6 +107,19 @@ def test_a_daemon_that_is_killed_ends_the_step_and_another_one_serves_the_next_s
     assert_goes_on_by_sealane(worker)
 
 
+def test_steps_that_begin_after_their_daemon_died_go_by_grpc(job):
+    ps, worker = job.start_all(("ps", 0), ("worker", 0))
+    assert_trains(worker, steps=5)
+    job.daemons[0].kill()
+    before = by_sealane(worker.pairs()["ps/0"])
+    for _ in range(2):
+        assert_trains(worker)
+    pair = worker.pairs()["ps/0"]
+    assert by_sealane(pair) == before and pair["grpc"]["received_tensors"] > 0, pair
+    for node in (ps, worker):
+        assert "has no room" not in node.log()  # Which would be another reason, and is no advice.
+
+
 def test_a_worker_that_is_killed_and_comes_back(job):
     ps, worker = job.start_all(("ps", 0), ("worker", 0))
     begin(job, worker, stream)

@@ -1,5 +1,6 @@
 """A peer that says what the plugin never would: what comes from it is checked before TensorFlow sees it."""
 
+import os
 import queue
 import re
 import struct
@@ -98,6 +99,43 @@ def entry(key, tensor, announced=None, number=0):
     return whole + b"\0" * (-len(whole) % 8)
 
 
+# What a producer has out of a tensor, see held.h.
+ENTRY, DATA = 1, 2
+
+
+def key_hash(key):
+    """TensorFlow's own, a 64-bit MurmurHash 2."""
+    data, factor, all_bits = key.encode(), 0xC6A4A7935BD1E995, 2**64 - 1
+    value = 0xDECAFCAFFE ^ (len(data) * factor & all_bits)
+    whole = len(data) // 8 * 8
+    for (part,) in struct.iter_unpack("<Q", data[:whole]):
+        part = part * factor & all_bits
+        value = (value ^ ((part ^ part >> 47) * factor & all_bits)) * factor & all_bits
+    if data[whole:]:
+        value = (value ^ int.from_bytes(data[whole:], "little")) * factor & all_bits
+    value = (value ^ value >> 47) * factor & all_bits
+    return value ^ value >> 47
+
+
+def incarnation_of_ps():
+    with cluster.session(tf.Graph()) as session:
+        return next(each.incarnation for each in session.list_devices() if "job:ps/" in each.name and each.device_type == "CPU")
+
+
+def send_and_wait(told, consumer):
+    """A step that sends a small tensor and a large one to a task that does not run it, and waits for a file."""
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default():
+        sent = []
+        for name, count in (("small", 2), ("large", 2000)):
+            op = edge("_Send", session, tf.fill([count], 1.0), name, tf.float32, steps.device("ps"))
+            op._set_attr("recv_device", v1.AttrValue(s=consumer.encode()))
+            sent.append(op)
+        with tf.device(steps.device("ps")):
+            over = tf.numpy_function(lambda: wait_until("the test has seen enough", lambda: os.path.exists(told)), [], tf.bool)
+        session.run([over.op, *sent])
+
+
 class Peer:
     """The task of a ps whose server knows nothing of Sealane, and what it says for it."""
 
@@ -140,6 +178,10 @@ class Peer:
         except RuntimeError as refused:  # By the client's library: so that the step ends.
             self.say(f"abort1\n{step}\n0\n10\n{refused}".encode())
         return call.result()
+
+    def held(self, step, key, out, number=0):
+        """Says that a tensor is not taken; `out`: what of it."""
+        self.say(f"held1\n{step}\n0\n{self.pair}\n{key_hash(key):x} {number:x} {out}".encode())
 
     def say(self, message):
         self.task.push(self.address, QUEUE, message)
@@ -294,12 +336,14 @@ def test_what_was_announced_twice_may_come_alone_and_need_not(make_job):
         assert peer.answer(announced=floats(1, 2, 3)) == [1, 2, 3]
     told = f"alone1\n{peer.pair}\n{peer.number}\n{{}}\n{peer.pair}asked;0:0"
     assert peer.messages.get(timeout=STUCK).decode() == told.format(12)
-    # Before the consumer knows that it was heard, in any form.
+    # Before the producer agrees, in any form.
+    peer.say(f"agreed1\n{peer.pair}\n{1 ^ int(peer.number, 16):x}\n{peer.pair}asked;0:0".encode())  # As to another hello.
+    assert peer.answer(alone=floats(6, 7)) == [6, 7]
     assert peer.answer(floats(4)) == [4]
     assert peer.answer(announced=floats(5)) == [5]
-    for _ in range(2):
-        assert peer.answer(alone=floats(6, 7)) == [6, 7]
-    # Where it knows, what is announced comes all the same, longer than it was told or not.
+    peer.say(f"agreed1\n{peer.pair}\n{peer.number}\n{peer.pair}asked;0:0".encode())
+    assert peer.answer(alone=floats(6, 7)) == [6, 7]
+    # Afterwards, what is announced comes all the same, longer than it was told or not.
     assert peer.answer(announced=floats(8)) == [8]
     assert peer.answer(alone=floats(9, 10)) == [9, 10]
     assert peer.answer(announced=floats(*range(16))) == list(range(16))
@@ -312,6 +356,77 @@ def test_what_was_announced_twice_may_come_alone_and_need_not(make_job):
     with pytest.raises(Failed, match="^(DataLoss|InvalidArgument|Internal)Error"):
         peer.answer(alone=capi.source(b"\0" * 8, capi.FLOAT, 64, [1]))
     assert peer.answer(alone=RIGHT) == [1.0, 2.0] and peer.messages.empty()
+    # What it agreed not to send, and does: nobody asks for that bundle, until the producer says what is not taken.
+    call, step, key = peer.begin()
+    peer.send(step, MAGIC + entry(key, RIGHT))
+    peer.held(step, key, ENTRY)
+    assert call.result() == [7.0]
+    assert peer.worker.pairs()["ps/0"]["unmet"] == 1
+    peer.worker.wait_for_line("sent in another way than it was waited for")
+    assert peer.answer(alone=RIGHT) == [1.0, 2.0]
+
+
+def test_a_word_on_what_is_not_taken_changes_nothing_where_it_is_waited_for(peer):
+    for whole in (True, False):
+        call, step, key = peer.begin()
+        other = key.replace("asked", "other")
+        for held in ((key, ENTRY), (key, ENTRY | DATA), (other, 0), (other, DATA)):
+            peer.held(step, *held)
+        peer.held(step, key, DATA, number=1)
+        peer.say(f"held1\n{step}\n1\n{peer.pair}\n{key_hash(key):x} 0 2".encode())  # Of collectives.
+        if whole:
+            peer.send(step, MAGIC + entry(key, RIGHT))
+        else:
+            peer.send(step, MAGIC + entry(key, RIGHT, 8))
+            peer.task.send(peer.address, step, f"{key};data", capi.source(RIGHT.content))
+        assert call.result() == [1.0, 2.0]
+    assert peer.worker.pairs()["ps/0"]["unmet"] == 0
+
+
+def test_a_tensor_under_a_key_that_is_not_asked_for_comes_by_grpc(peer):
+    call, step, key = peer.begin("float32", "unmet")
+    key = key.replace("asked", "unmet")
+    peer.task.send(peer.address, step, f"{key};data", RIGHT)
+    peer.held(step, key, DATA)
+    assert call.result() == [7.0]
+    assert peer.worker.pairs()["ps/0"]["unmet"] == 1
+
+
+def test_a_producer_says_again_and_again_what_is_not_taken(make_job):
+    """A consumer that has said hello for a pair, and asks for nothing."""
+    job = make_job(ps=1, other=1).start_daemons()
+    ps = job.start("ps", cluster={"ps": job.cluster["ps"]})
+    told = job.directory / "told"
+    messages = queue.Queue()
+    task = capi.Task(job.cluster["other"][0], job.daemons[0].socket)
+    task.listen(QUEUE, lambda _, message: messages.put(message))
+    incarnation = ps.call(incarnation_of_ps)
+    consumer = "/job:other/replica:0/task:0/device:CPU:0"
+    pair = f"/job:ps/replica:0/task:0/device:CPU:0;{incarnation & (2**64 - 1):016x};{consumer};"
+    task.push(job.cluster["ps"][0], QUEUE, f"hello5\n{pair}\n1".encode())
+    assert messages.get(timeout=STUCK) == f"welcome5\n{pair}".encode()
+    call = ps.begin(send_and_wait, str(told), consumer)
+    said = [messages.get(timeout=STUCK).decode().split("\n") for _ in range(2)]
+    for kind, _, of, of_pair, *lines in said:
+        assert (kind, of, of_pair) == ("held1", "0", pair)
+        keys = {f"{pair}small;0:0": ENTRY, f"{pair}large;0:0": ENTRY | DATA}
+        assert sorted(lines) == sorted(f"{key_hash(key):x} 0 {out}" for key, out in keys.items())
+    told.touch()
+    call.result()
+    task.detach()
+
+
+def test_more_notes_than_are_kept_turn_their_producer_away(make_job):
+    job = make_job(ps=1, worker=1).start_daemons()
+    job.start("ps", protocol="grpc")
+    peer = Peer(job, job.start("worker"))
+    test_what_is_right_arrives(peer)
+    key = peer.pair + "x" * (4000 - len(peer.pair))
+    for step in range(270):  # 4128 bytes each, of 1 MiB.
+        peer.say(f"unsent2\n{step << 40}\n0\n{key}".encode())
+    call, step, key = peer.begin()
+    assert call.result() == [7.0]
+    assert "left more tensors for gRPC than are noted" in peer.worker.pairs()["ps/0"]["why"]
 
 
 def test_a_large_tensor_that_is_longer_than_was_said_is_asked_for_by_grpc(peer):
@@ -343,6 +458,13 @@ MESSAGES = [
     b"alone1",
     b"alone1\nnobody\n1\n4096\nkey",
     b"alone1\nnobody\nx\n-1\nkey",
+    b"agreed1",
+    b"agreed1\nnobody\n1\nkey",
+    b"agreed1\nnobody\nx\nkey",
+    b"held1",
+    b"held1\nx\n0\nnobody\n1 0 1",
+    b"held1\n7\n0\nnobody\n1 0 1",
+    b"held1\n7\n0\nnobody\n1 100 1\n1 0 4\n1 1\n\n",
     b"hello1\nwhatever",
     b"welcome5",
     b"welcome5\nnobody",
@@ -396,14 +518,16 @@ def test_a_step_whose_peer_is_lost_ends_with_an_error_that_names_the_peer(make_j
     peer.say(b"hello5\nwhat?\n1")
     assert peer.messages.get(timeout=STUCK).startswith(b"refuse1\nwhat?")
     peer.task.detach()
-    with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*is unavailable(.|\n)*{FROM_PS}"):
+    with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*(is unavailable|has left)(.|\n)*{FROM_PS}"):
         call.result()
 
 
-def test_a_refusal_by_another_than_the_producer_is_ignored(peer):
+def test_what_another_than_the_producer_says_of_its_tensors_is_ignored(peer):
     call, step, key = peer.begin()
     other = capi.Task(peer.job.cluster["other"][0], peer.job.daemons[0].socket)
     other.push(peer.address, QUEUE, f"refuse1\n{peer.pair}\nno".encode())
+    other.push(peer.address, QUEUE, f"unsent2\n{step}\n0\n{key}".encode())
+    other.push(peer.address, QUEUE, f"held1\n{step}\n0\n{peer.pair}\n{key_hash(key):x} 0 {DATA}".encode())
     peer.send(step, MAGIC + entry(key, RIGHT))
     assert call.result() == [1.0, 2.0]
     other.detach()

@@ -40,8 +40,8 @@ pub(super) fn exchanges(tensors: usize, steps: i64) -> Result<(), String> {
         for (number, key) in keys.iter().enumerate() {
             let call = 2 * number as u32;
             let send = Submission::Send { call, peer, step, timeout_ms, key, meta: meta.as_wire(), payload };
-            let (call, destination, fused) = (call + 1, None, false);
-            let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused };
+            let (call, destination, fused, fail_if_gone) = (call + 1, None, false, false);
+            let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
             for submission in [send, recv] {
                 submission.encode(&mut record).map_err(|error| said(&error))?;
                 end.submissions.push(&record).map_err(|error| said(&error))?;

@@ -35,7 +35,10 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         for key in &keys {
             let (pair, waiter) = (pairs[WORKER], RecvWaiter::Client(CALL));
             let destination = buffers.pop();
-            two.nodes[WORKER].recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: false });
+            two.nodes[WORKER].recv(
+                now,
+                RecvRequest { pair, step, key, deadline, destination, waiter, fused: false, fail_if_gone: false },
+            );
             two.nodes[PS].send(pairs[PS], step, key, tensor.share(), deadline, SendWaiter::Nobody);
         }
         two.until(|nodes| {
@@ -66,8 +69,10 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
             return Err("no pull buffer".into());
         };
-        two.nodes[WORKER]
-            .pull(now, PullRequest { plan, min_version: step, deadline, tray: pulled, views: false, waiter });
+        two.nodes[WORKER].pull(
+            now,
+            PullRequest { plan, min_version: step, deadline, tray: pulled, views: false, fail_if_gone: false, waiter },
+        );
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
             if let Some((_, outcome)) = outcomes.pop_front() {

@@ -92,7 +92,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(22);
+        let kind = script.below(23);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -108,23 +108,29 @@ impl World {
         let submission = match kind {
             0 | 1 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
             2 | 3 => {
-                let (destination, fused) = (script.yes().then_some(span), script.yes());
-                Submission::Recv { call, peer, step, timeout_ms, key, destination, fused }
+                let (destination, fused, fail_if_gone) =
+                    (script.yes().then_some(span), script.yes(), script.below(4) == 0);
+                Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
             }
             4 => Submission::Publish { call, version: step, key, meta, payload, more: script.yes() },
             5 => Submission::Withdraw { key },
+            22 => Submission::Commit,
             6 => Submission::OpenPlan { plan: number, peer, keys: script.below(4) as u32 },
             7 => {
                 let keys = KeyList::pack(KEYS.into_iter().take(script.below(3) + 1), &mut packed);
                 Submission::PlanKeys { plan: number, keys: keys.expect("short keys") }
             }
-            8 => Submission::Pull { call, plan: number, min_version: step, timeout_ms, views: script.yes() },
+            8 => {
+                let (plan, min_version, views, fail_if_gone) = (number, step, script.yes(), script.below(4) == 0);
+                Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone }
+            }
             9 => Submission::ClosePlan { plan: number },
             21 => {
                 for key in KEYS.into_iter().take(script.below(3) + 1) {
                     named.name(key, &[script.number(), script.byte().into()], |_| 2);
                 }
-                Submission::Rows { call, peer, min_version: step, timeout_ms, rows: named.as_rows() }
+                let (rows, fail_if_gone) = (named.as_rows(), script.yes());
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, fail_if_gone }
             }
             10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
             11 => {
@@ -172,7 +178,14 @@ impl World {
                     }
                 }
                 3..=5 if self.has_plan => {
-                    self.submit(&Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT, views: false });
+                    self.submit(&Submission::Pull {
+                        call,
+                        plan,
+                        min_version: 0,
+                        timeout_ms: NO_TIMEOUT,
+                        views: false,
+                        fail_if_gone: false,
+                    });
                 }
                 6 => self.submit(&Submission::Cancel { call }),
                 _ => self.shard.turn(self.now),
@@ -223,7 +236,16 @@ impl World {
                 let (sender, outcome) = oneshot::channel();
                 self.recvs.push(outcome);
                 let waiter = RecvWaiter::Channel(sender);
-                let request = RecvRequest { pair, step, key, deadline, destination: None, waiter, fused: false };
+                let request = RecvRequest {
+                    pair,
+                    step,
+                    key,
+                    deadline,
+                    destination: None,
+                    waiter,
+                    fused: false,
+                    fail_if_gone: false,
+                };
                 node.recv(self.now, request);
             }
             2 => drop(node.publish(OTHER, key, step, tensor)),

@@ -1,5 +1,6 @@
 //! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
 
+use sealane_transport::if_gone::IfGone;
 use sealane_transport::limits::TRANSFERS_MAX;
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::wire::{
@@ -67,7 +68,11 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         0 => {
             let (id, step, timeout_ms) = (handle(script), script.number() as i64, script.byte().into());
             let (consumer, producer) = (script.below(3) as u16, script.below(3) as u16);
-            writer.request(&Request { id, step, timeout_ms, consumer, producer, key: text(script) });
+            let if_gone = match script.below(3) {
+                0 => IfGone::Fails { attachment: script.byte().into() },
+                _ => IfGone::Waits,
+            };
+            writer.request(&Request { id, step, timeout_ms, consumer, producer, if_gone, key: text(script) });
         }
         1 => {
             let (id, token, payload_bytes) = (handle(script), handle(script), payload_bytes(script));
@@ -75,7 +80,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             writer.response(&Response { id, token, payload_bytes, transfer, meta: &meta });
         }
         2 => writer.failure(&Failure { id: handle(script), code: script.byte(), reason: text(script) }),
-        3 => writer.parked(handle(script)),
+        3 => writer.parked(handle(script), script.byte().into()),
         4 => writer.cancel(handle(script)),
         5 => {
             let sequence = script.number();
@@ -92,7 +97,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         10 => writer.pong(script.number()),
         11 => writer.go_away(GoAway { reason: text(script) }.reason),
         12 => {
-            let mut group = writer.requests(script.byte().into(), script.below(3) as u16, script.below(3) as u16);
+            let (timeout_ms, ends) = (script.byte().into(), (script.below(3) as u16, script.below(3) as u16));
+            let mut group = writer.requests(timeout_ms, ends, script.yes());
             for _ in 0..script.below(ENTRIES_MAX) {
                 group.push(handle(script), script.number() as i64, text(script));
             }
@@ -116,7 +122,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         15 => writer.forget_set(handle(script)),
         16 => {
             let (id, set, min_version) = (handle(script), handle(script), script.number() as i64);
-            writer.pull(&Pull { id, set, min_version, timeout_ms: script.byte().into() });
+            let (timeout_ms, fail_if_gone) = (script.byte().into(), script.yes());
+            writer.pull(&Pull { id, set, min_version, timeout_ms, fail_if_gone });
         }
         17 => {
             let mut group = writer.metas(handle(script));
@@ -182,8 +189,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
                 let numbers: Vec<u64> = (0..script.below(ENTRIES_MAX)).map(|_| script.number()).collect();
                 named.name(text(script), &numbers, |count| count as u32);
             }
-            let rows = named.as_rows();
-            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, rows });
+            let (rows, fail_if_gone) = (named.as_rows(), script.yes());
+            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows });
         }
         _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }

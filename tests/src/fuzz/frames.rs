@@ -44,7 +44,8 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
             writer.request(request);
         }
         Frame::Requests(requests) => {
-            let mut group = writer.requests(requests.timeout_ms, requests.consumer, requests.producer);
+            let mut group =
+                writer.requests(requests.timeout_ms, (requests.consumer, requests.producer), requests.fail_if_gone);
             for request in requests.iter() {
                 let (id, step, key) = request?;
                 assert!(key.len() <= KEY_BYTES_MAX);
@@ -74,7 +75,7 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
             assert!(failure.reason.len() <= REASON_BYTES_MAX);
             writer.failure(failure);
         }
-        Frame::Parked { id } => writer.parked(*id),
+        Frame::Parked { id, attachment } => writer.parked(*id, *attachment),
         Frame::Cancel { id } => writer.cancel(*id),
         Frame::Release(release) => {
             let entries: Vec<(Handle, bool)> = release.entries.iter().collect();

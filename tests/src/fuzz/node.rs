@@ -253,7 +253,7 @@ impl World {
         let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
         let tensor = Tensor::from_elements(&[bytes as u64], &vec![3_u8; bytes]).expect("it fits");
         let now = self.now;
-        match script.below(12) {
+        match script.below(13) {
             0 | 1 => {
                 let (sender, outcome) = oneshot::channel();
                 self.calls.push(Call::Send(outcome));
@@ -262,9 +262,10 @@ impl World {
             2 | 3 => {
                 let (sender, outcome) = oneshot::channel();
                 self.calls.push(Call::Recv(outcome));
-                let (waiter, fused) = (RecvWaiter::Channel(sender), script.yes());
+                let (waiter, fused, fail_if_gone) = (RecvWaiter::Channel(sender), script.yes(), script.yes());
                 let destination = script.yes().then(|| Buffer::from_vec(vec![0; bytes]));
-                self.node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused });
+                self.node
+                    .recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone });
             }
             4 => drop(self.node.publish(local, key, step, tensor)),
             5 => drop(self.node.withdraw(local, key)),
@@ -279,7 +280,18 @@ impl World {
                     let (sender, outcome) = oneshot::channel();
                     self.calls.push(Call::Pull(outcome));
                     let (tray, waiter) = (Tray::new(count), PullWaiter::Channel(sender));
-                    self.node.pull(now, PullRequest { plan, min_version: step, deadline, tray, views: false, waiter });
+                    self.node.pull(
+                        now,
+                        PullRequest {
+                            plan,
+                            min_version: step,
+                            deadline,
+                            tray,
+                            views: false,
+                            fail_if_gone: script.yes(),
+                            waiter,
+                        },
+                    );
                 }
             }
             8 => {
@@ -306,10 +318,12 @@ impl World {
                     }
                 }
             }
-            _ => {
+            11 => {
                 self.node.abort(local, step, "over");
                 self.node.cleanup(local, step);
             }
+            _ if script.yes() => self.node.meet_client(local),
+            _ => self.node.forget_client(local, "its process ended"),
         }
     }
 

@@ -5,7 +5,7 @@ use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, R
 use sealane_transport::named_rows::NamedRows;
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
 use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
-use sealane_transport::{Error, Operation, TensorMeta, tensor::DType};
+use sealane_transport::{Error, Late, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
 
@@ -109,21 +109,49 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
         ([2, 1], Submission::Send { call: 1, peer: 0, step: 2, timeout_ms: 5, key, meta, payload: arena }),
         (
             [3, 3],
-            Submission::Recv { call: 2, peer: 1, step: 3, timeout_ms: 9, key, destination: Some(span), fused: true },
+            Submission::Recv {
+                call: 2,
+                peer: 1,
+                step: 3,
+                timeout_ms: 9,
+                key,
+                destination: Some(span),
+                fused: true,
+                fail_if_gone: false,
+            },
         ),
-        ([3, 0], Submission::Recv { call: 2, peer: 1, step: 3, timeout_ms: 9, key, destination: None, fused: false }),
+        (
+            [3, 4],
+            Submission::Recv {
+                call: 2,
+                peer: 1,
+                step: 3,
+                timeout_ms: 9,
+                key,
+                destination: None,
+                fused: false,
+                fail_if_gone: true,
+            },
+        ),
         ([4, 0], Submission::Cancel { call: 5 }),
         ([5, 0], Submission::Abort { step: 4, reason: "over" }),
         ([6, 0], Submission::Cleanup { step: 4 }),
         ([7, 0], Submission::Free { tokens: &[1, 2, 1 << 40] }),
         ([8, 0], Submission::Detach),
         ([9, 2], Submission::Publish { call: 6, version: 7, key, meta, payload: inline, more: true }),
+        ([23, 0], Submission::Commit),
         ([10, 0], Submission::Withdraw { key }),
         ([11, 0], Submission::OpenPlan { plan: 1, peer: 0, keys: 2 }),
         ([12, 0], Submission::PlanKeys { plan: 1, keys }),
-        ([13, 0], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: false }),
-        ([13, 1], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: true }),
-        ([22, 0], Submission::Rows { call: 3, peer: 1, min_version: 2, timeout_ms: 100, rows }),
+        (
+            [13, 0],
+            Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: false, fail_if_gone: false },
+        ),
+        (
+            [13, 5],
+            Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: true, fail_if_gone: true },
+        ),
+        ([22, 4], Submission::Rows { call: 3, peer: 1, min_version: 2, timeout_ms: 100, rows, fail_if_gone: true }),
         ([14, 0], Submission::ClosePlan { plan: 1 }),
         ([20, 0], Submission::PlanPlace { call: 9, plan: 1, index: 1, span }),
         ([15, 1], Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena }),
@@ -146,12 +174,13 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
     let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
     let (meta, span) = (meta.as_wire(), Span { offset: 4096, len: 8 });
     let error = Error::unavailable("10.0.0.2:7000", "it disconnected");
-    let late = Error::DeadlineExceeded {
+    let late = Late {
         operation: Operation::Recv,
         step: 3,
         key: "w0".into(),
         waited: std::time::Duration::from_millis(1500),
         delivery_unknown: true,
+        awaited: "10.0.0.2:7000: connection refused".into(),
     };
     let inline = ReceivedAt::Inline(&[7; 8]);
     let completions = [
@@ -160,7 +189,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
         ([2, 1], Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } }),
         ([2, 2], Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } }),
         ([3, 1], Completion::Failed { call: 2, memory_back: true, error: error.clone() }),
-        ([3, 0], Completion::Failed { call: 2, memory_back: false, error: late }),
+        ([3, 0], Completion::Failed { call: 2, memory_back: false, error: late.into() }),
         ([4, 0], Completion::Returned { calls: &[4] }),
         ([5, 0], Completion::Published { calls: &[] }),
         ([6, 0], Completion::Board { plan: 1, span, token: 5 }),

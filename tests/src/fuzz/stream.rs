@@ -45,7 +45,7 @@ fn script(window: u8, frames: &[Vec<u8>], read: u8) -> Vec<u8> {
 }
 
 pub(super) fn seeds() -> Vec<Vec<u8>> {
-    let (open, accept, data, allow, finish, reset) = (0, 1, 2, 3, 4, 5);
+    let (open, accept, data, allow, finish, reset, taken) = (0, 1, 2, 3, 4, 5, 6);
     vec![
         script(4, &[frame(open, true, 7, 64, b"name"), frame(data, true, 7, 0, b"abc")], 1),
         script(4, &[frame(accept, false, 7, 64, b""), frame(data, false, 7, 0, &[1; 40])], 0),
@@ -54,7 +54,8 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             &[frame(data, true, 7, 0, &[1; 40]), frame(data, true, 7, 40, &[2; 40]), frame(finish, true, 7, 80, b"")],
             2,
         ),
-        script(1, &[frame(allow, true, 7, u64::MAX, b""), frame(reset, true, 7, 14, b"reason")], 1),
+        script(1, &[frame(allow, true, 7, u64::MAX, b""), frame(reset, true, 7, 14, b"\x09\0\0\0\0\0\0\0reason")], 1),
+        script(1, &[frame(data, true, 7, 0, b"abc"), frame(taken, true, 7, 3, b"")], 1),
         script(1, &[frame(data, true, 7, u64::MAX, &[3; 9]), frame(finish, true, 7, 1, b"")], 1),
     ]
 }

@@ -205,7 +205,16 @@ impl Simulation {
         self.trace.note(issued, format_args!("recv {number} of {at:?} for {timeout:?}, room {room:?}"));
         let (now, deadline, key) = (self.instant(), self.base + deadline, key(at.key));
         let waiter = RecvWaiter::Channel(sender);
-        let request = RecvRequest { pair, step: at.step, key: &key, deadline, destination, waiter, fused: false };
+        let request = RecvRequest {
+            pair,
+            step: at.step,
+            key: &key,
+            deadline,
+            destination,
+            waiter,
+            fused: false,
+            fail_if_gone: false,
+        };
         let ticket = self.hosts[host].seats[shard].node.recv(now, request);
         self.ledger.recvs[number].ticket = ticket;
         self.settle(host, shard)?;

@@ -163,7 +163,7 @@ impl Simulation {
                 if let Some(reason) = self.unexplained_send(number, &error) {
                     return Err(format!("send {number} to {:?} was told '{error}', but {reason}", send.at));
                 }
-                let unknown = matches!(error, Error::DeadlineExceeded { delivery_unknown: true, .. });
+                let unknown = matches!(&error, Error::DeadlineExceeded(late) if late.delivery_unknown);
                 if !unknown && !send.deliveries.is_empty() && send.era == self.era(send.at) {
                     return Err(format!("send {number} failed with '{error}' although it was delivered"));
                 }

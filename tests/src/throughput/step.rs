@@ -148,7 +148,15 @@ impl Pair {
                 let now = self.now();
                 self.nodes[WORKER].pull(
                     now,
-                    PullRequest { plan: handle, min_version: step, deadline: until, tray, views: false, waiter },
+                    PullRequest {
+                        plan: handle,
+                        min_version: step,
+                        deadline: until,
+                        tray,
+                        views: false,
+                        fail_if_gone: false,
+                        waiter,
+                    },
                 );
                 self.run(|| match pulled.try_recv() {
                     Ok(tray) => {
@@ -186,7 +194,10 @@ impl Pair {
         let ask = |(key, tensor): &(String, Tensor)| {
             let (sender, receiver) = oneshot::channel();
             let (destination, waiter) = (Some(memory(tensor)), RecvWaiter::Channel(sender));
-            self.nodes[WORKER].recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: false });
+            self.nodes[WORKER].recv(
+                now,
+                RecvRequest { pair, step, key, deadline, destination, waiter, fused: false, fail_if_gone: false },
+            );
             receiver
         };
         tensors.iter().map(ask).collect()

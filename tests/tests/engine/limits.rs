@@ -139,7 +139,8 @@ fn a_timeout_may_be_without_limit() {
     });
     let timeout = Some(Duration::MAX);
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
-    let receiving = worker_task.recv_with(&task(0), 1, "w", RecvOptions { timeout, destination: None });
+    let receiving =
+        worker_task.recv_with(&task(0), 1, "w", RecvOptions { timeout, destination: None, ..RecvOptions::default() });
     ps_task.send_with(&task(1), 1, "w", tensor(10, 1), SendOptions { timeout }).wait().unwrap();
     assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
 
@@ -149,7 +150,7 @@ fn a_timeout_may_be_without_limit() {
     });
     let consuming = engines[1].on_shard(0, async move |shard| {
         let pair = shard.task(&task(1))?.pair(&task(0))?;
-        let tensor = pair.recv_with(2, "w", RecvOptions { timeout, destination: None }).await;
+        let tensor = pair.recv_with(2, "w", RecvOptions { timeout, destination: None, ..RecvOptions::default() }).await;
         tensor.map(|tensor| tensor.bytes().to_vec()).map_err(Error::from)
     });
     assert_eq!(consuming.wait().unwrap(), Ok(bytes(10, 2)));

@@ -1,9 +1,17 @@
 //! Several shards, unlike numbers of them, and code that runs on them.
 
-use sealane_fusion::{Code, Error};
+use std::hint;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use sealane_fusion::{Code, Error, Keys};
 use sealane_runtime::Polling;
 
 use crate::fixture::{assert_empty, bytes, engines, task, tensor, total};
+
+/// Publications of two threads at once.
+const ROUNDS: usize = 400;
 
 #[test]
 fn engines_with_unlike_numbers_of_shards_serve_every_pair() {
@@ -22,6 +30,43 @@ fn engines_with_unlike_numbers_of_shards_serve_every_pair() {
         assert_eq!(total(engine).links, 3);
         assert_empty(engine);
     }
+}
+
+#[test]
+fn shards_agree_on_what_two_threads_publish_and_withdraw() {
+    let engine = &engines(1, |_, settings| settings.runtime.shards = 4)[0];
+    let one = engine.task(&task(0)).unwrap();
+    let there = |shard| {
+        let mut plan = one.plan_over(shard, &task(0), Keys::new(["w"]).unwrap());
+        let pulled = plan.pull_within(1, Duration::ZERO).wait();
+        pulled.ok().map(|()| plan.tray().get(0).unwrap().bytes().to_vec())
+    };
+    let met = AtomicUsize::new(0);
+    // Both leave within nanoseconds of each other, which no lock achieves.
+    let meet = |time: usize| {
+        met.fetch_add(1, Ordering::AcqRel);
+        while met.load(Ordering::Acquire) < 2 * time {
+            hint::spin_loop();
+        }
+    };
+    let publish = |round: usize, seed| {
+        meet(2 * round - 1);
+        if round.is_multiple_of(4) && seed == 1 {
+            one.withdraw("w").unwrap();
+        } else {
+            one.publish("w", 1, tensor(8, seed)).wait().unwrap();
+        }
+        meet(2 * round);
+    };
+    let different = thread::scope(|scope| {
+        scope.spawn(|| (1..=ROUNDS).for_each(|round| publish(round, 0)));
+        Vec::from_iter((1..=ROUNDS).filter(|&round| {
+            publish(round, 1);
+            let first = there(0);
+            (1..4).any(|shard| there(shard) != first)
+        }))
+    });
+    assert_eq!(different, [0; 0], "rounds after which shards did not agree");
 }
 
 #[test]

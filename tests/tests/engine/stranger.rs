@@ -244,7 +244,9 @@ fn a_peer_that_lies_is_dropped_and_its_callers_told() {
             FrameWriter(frame).release(1 << 40, [(Handle::from_bits(1 << 32), true)].into_iter());
         }),
         ("a request of a task that it does not have", |id, frame| {
-            let request = wire::Request { id, step: 0, timeout_ms: 1, consumer: 60_000, producer: 0, key: "w" };
+            let if_gone = Default::default();
+            let request =
+                wire::Request { id, step: 0, timeout_ms: 1, consumer: 60_000, producer: 0, if_gone, key: "w" };
             FrameWriter(frame).request(&request);
         }),
     ];

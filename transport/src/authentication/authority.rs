@@ -3,10 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    SanType, date_time_ymd,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
+use super::certificate::not_after;
 use crate::endpoint_map::TaskName;
 
 /// Clocks of a cluster's hosts may differ by so much.
@@ -14,8 +17,13 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// How long an authority is valid: it signs anew what ends before.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Signs certificates. Its key exists only here; signed certificates stay valid without it.
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+/// Signs certificates. Signed ones stay valid without its key.
+pub struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+    /// No certificate outlives it.
+    ends: Option<SystemTime>,
+}
 
 /// A certificate and its key, as PEM.
 pub struct Certified {
@@ -27,8 +35,14 @@ pub struct Certified {
 
 /// Why signing failed.
 #[derive(Debug, thiserror::Error)]
-#[error("no certificate could be made: {0}")]
-pub struct AuthorityError(#[from] rcgen::Error);
+pub enum AuthorityError {
+    /// The library's words.
+    #[error("no certificate could be made: {0}")]
+    Make(#[from] rcgen::Error),
+    /// The files are of two authorities.
+    #[error("it is not the key of the authority")]
+    OtherKey,
+}
 
 impl Authority {
     /// A new authority with a new key (ECDSA on P-256), valid for ten years.
@@ -36,17 +50,34 @@ impl Authority {
     /// # Errors
     /// The system gives no random numbers.
     pub fn new() -> Result<Self, AuthorityError> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "Sealane authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let (mut params, key) = (params(), KeyPair::generate()?);
         live(&mut params, SystemTime::now() + AUTHORITY_LIFE);
-        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { certificate, issuer: Issuer::new(params, key), ends: None })
+    }
+
+    /// The authority of this certificate and this key, both PEM, which [`new`](Self::new) has made.
+    ///
+    /// # Errors
+    /// They cannot be read, or are of two authorities.
+    pub fn of(certificate: &str, key: &str) -> Result<Self, AuthorityError> {
+        let key = KeyPair::from_pem(key)?;
+        let own = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(|_| AuthorityError::OtherKey)?;
+        let public = key.public_key_raw();
+        if !own.windows(public.len()).any(|bytes| bytes == public) {
+            return Err(AuthorityError::OtherKey);
+        }
+        Ok(Self { certificate: certificate.to_owned(), issuer: Issuer::new(params(), key), ends: not_after(&own) })
     }
 
     /// The authority's certificate, as PEM, which every side must trust.
     pub fn certificate(&self) -> String {
-        self.0.pem()
+        self.certificate.clone()
+    }
+
+    /// Its key, as PEM: whoever has it may speak for any task.
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 
     /// A certificate for exactly these tasks, as client and server, valid until then; and a new key.
@@ -62,10 +93,19 @@ impl Authority {
         params.subject_alt_names = tasks.iter().map(uri).collect::<Result<_, rcgen::Error>>()?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        live(&mut params, until);
-        let certificate = params.signed_by(&key, &self.0)?;
+        live(&mut params, self.ends.map_or(until, |ends| until.min(ends)));
+        let certificate = params.signed_by(&key, &self.issuer)?;
         Ok(Certified { certificate: certificate.pem(), key: key.serialize_pem() })
     }
+}
+
+/// What every authority is called and may do.
+fn params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "Sealane authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params
 }
 
 /// From an hour ago until then.

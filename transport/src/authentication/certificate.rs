@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, IpAddr, ServerName, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
@@ -30,6 +31,12 @@ pub struct Certificate(CertificateDer<'static>);
 impl Certificate {
     pub(crate) fn new(certificate: CertificateDer<'static>) -> Self {
         Self(certificate)
+    }
+
+    /// The first certificate in a text of PEM, unless it has expired.
+    pub fn in_force(pem: &str) -> Option<Self> {
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        not_after(&certificate).is_some_and(|ends| ends > SystemTime::now()).then_some(Self(certificate))
     }
 
     /// True if one of its subject alternative names is the task's host, by DNS name (with `*` for a first label) or IP

@@ -41,6 +41,9 @@ impl Diagnostic {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Problem {
+    /// No line names a task: the file was truncated, or is about to be written.
+    #[error("there is no task; write {EXAMPLE}, one line per task")]
+    NoTask,
     /// The line has no `=`.
     #[error("there is no `=` between a task and its transport address; write {EXAMPLE}")]
     NoEquals,

@@ -10,10 +10,11 @@ use sealane_runtime::Buffer;
 use super::control::{Control, ControlQueue};
 use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
-use super::{Arrived, Event, Roster, Unanswered};
+use super::{Arrived, Awaited, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle, reuse_key};
 use crate::chains::Chains;
 use crate::error::{Error, Operation};
+use crate::if_gone::IfGone;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place, Spot};
 use crate::named_rows::NamedRowsBuf;
@@ -41,6 +42,15 @@ pub struct Ask<'a, W> {
     pub waiter: W,
 }
 
+/// How a request is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// One of many that are asked for together: it does not wait for the window.
+    pub fused: bool,
+    /// It fails if the producer has left or leaves: see [`IfGone`].
+    pub fail_if_gone: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// In `to_ask`.
@@ -66,6 +76,7 @@ struct Wanted<W> {
     asked: bool,
     /// One of many that were asked for together: these do not fill the window.
     fused: bool,
+    if_gone: IfGone,
     destination: Option<Buffer>,
     /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
     brought: bool,
@@ -91,6 +102,7 @@ impl<W> Wanted<W> {
             state: State::Queued,
             asked: false,
             fused: false,
+            if_gone: IfGone::Waits,
             destination: None,
             brought: false,
             announced: false,
@@ -102,6 +114,19 @@ impl<W> Wanted<W> {
     #[inline]
     fn is_of_rows(&self) -> bool {
         self.rows.is_some()
+    }
+
+    /// What the peer has not done for it.
+    #[cold]
+    fn missing(&self) -> &'static str {
+        match (self.state, self.is_of_rows()) {
+            (State::Queued, _) => "but it has not been asked: as many requests as may be in flight were before",
+            (State::Asked, _) => "but no answer has come, or not all of it",
+            (State::Parked, false) => "but nobody there has sent it",
+            (State::Parked, true) => {
+                "but it does not have these rows yet: nobody has published them, or they wait for memory"
+            }
+        }
     }
 
     /// It is sent now.
@@ -120,6 +145,7 @@ struct Common {
     place: u16,
     deadline: Instant,
     timeout_ms: u32,
+    if_gone: IfGone,
 }
 
 impl Common {
@@ -128,6 +154,7 @@ impl Common {
     fn has<W>(&self, wanted: &Wanted<W>, now: Instant) -> bool {
         (wanted.consumer, wanted.producer) == (self.consumer, self.producer)
             && !wanted.is_of_rows()
+            && wanted.if_gone == self.if_gone
             && (wanted.deadline == self.deadline || timeout_ms(wanted.deadline, now) == self.timeout_ms)
     }
 }
@@ -267,23 +294,26 @@ impl<W> Consumer<W> {
         let Self { wanted, to_ask, to_ask_fused, group, .. } = self;
         let queue = if fused { to_ask_fused } else { to_ask };
         let mut count = 0;
-        let of_rows = wanted.get(id).is_some_and(Wanted::is_of_rows);
-        if alone || most == 1 || queue.len() == 1 || of_rows {
+        // Which attachment a request waits for is said only in a frame of its own.
+        let is_single = common.if_gone.attachment() != 0 || wanted.get(id).is_some_and(Wanted::is_of_rows);
+        if alone || most == 1 || queue.len() == 1 || is_single {
             queue.pop_front();
-            let (timeout_ms, consumer, producer) = (common.timeout_ms, common.consumer, common.place);
+            let Common { timeout_ms, consumer, place: producer, if_gone, .. } = common;
             let Wanted { step, key, rows, .. } = wanted.get_mut(id).expect("just looked at").begin();
             if let Some(rows) = rows.as_ref().map(NamedRowsBuf::as_rows) {
-                let request = RowsRequest { id, min_version: *step, timeout_ms, consumer, producer, rows };
+                let (min_version, fail_if_gone) = (*step, if_gone.fails());
+                let request = RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows };
                 outbox.stage(|writer| writer.rows(&request));
             } else {
-                let request = Request { id, step: *step, timeout_ms, consumer, producer, key };
+                let request = Request { id, step: *step, timeout_ms, consumer, producer, if_gone, key };
                 outbox.stage(|writer| writer.request(&request));
             }
             group.extend(is_told.then_some(id));
             count = 1;
         } else {
             outbox.stage(|writer| {
-                let mut frame = writer.requests(common.timeout_ms, common.consumer, common.place);
+                let mut frame =
+                    writer.requests(common.timeout_ms, (common.consumer, common.place), common.if_gone.fails());
                 let mut bytes = 0;
                 while count < most
                     && bytes < GROUP_BYTES
@@ -318,11 +348,11 @@ impl<W> Consumer<W> {
     fn next_asked(&mut self, now: Instant, roster: &Roster, fused: bool) -> Option<(Common, Handle)> {
         let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
         while let Some(&id) = queue.front() {
-            if let Some(&Wanted { consumer, producer, deadline, .. }) = self.wanted.get(id)
+            if let Some(&Wanted { consumer, producer, deadline, if_gone, .. }) = self.wanted.get(id)
                 && let Some(place) = roster.place_of(producer)
             {
                 let timeout_ms = timeout_ms(deadline, now);
-                return Some((Common { consumer, producer, place, deadline, timeout_ms }, id));
+                return Some((Common { consumer, producer, place, deadline, timeout_ms, if_gone }, id));
             }
             queue.pop_front();
         }
@@ -429,7 +459,13 @@ impl<W> Consumer<W> {
         handles
     }
 
-    pub(super) fn expire<D>(&mut self, now: Instant, control: &mut ControlQueue, events: &mut VecDeque<Event<W, D>>) {
+    pub(super) fn expire<D>(
+        &mut self,
+        now: Instant,
+        awaited: &Awaited<'_>,
+        control: &mut ControlQueue,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
@@ -440,16 +476,18 @@ impl<W> Consumer<W> {
             }
             let waited = wanted.deadline.saturating_duration_since(wanted.since);
             let operation = if wanted.is_of_rows() { Operation::Pull } else { Operation::Recv };
-            let error = Error::late(operation, wanted.step, wanted.key.as_str(), waited);
+            let awaited = awaited.of(wanted.producer, wanted.missing());
+            let error = Error::late(operation, wanted.step, wanted.key.as_str(), waited, awaited);
             self.end(handle, error, events);
         }
         self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
     }
 
-    pub(super) fn parked(&mut self, id: Handle) {
-        if let Some(wanted) = self.wanted.get_mut(id)
-            && wanted.state == State::Asked
-        {
+    /// A request waits at the producer, for that attachment of its task; said again when the task attaches.
+    pub(super) fn parked(&mut self, id: Handle, attachment: u32) {
+        let Some(wanted) = self.wanted.get_mut(id) else { return };
+        wanted.if_gone.told(attachment);
+        if wanted.state == State::Asked {
             wanted.state = State::Parked;
             self.in_flight -= usize::from(!wanted.fused);
         }

@@ -10,7 +10,7 @@ use crate::wire::{Abort, Failure, PullFailure, PushFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
-    Parked(Handle),
+    Parked(Handle, u32),
     Cancel(Handle),
     Failure {
         id: Handle,
@@ -110,7 +110,7 @@ impl ControlQueue {
 impl Control {
     fn stage(self, outbox: &mut Outbox) -> bool {
         outbox.stage(|writer| match &self {
-            Control::Parked(id) => writer.parked(*id),
+            Control::Parked(id, attachment) => writer.parked(*id, *attachment),
             Control::Cancel(id) => writer.cancel(*id),
             Control::Failure { id, code, reason } => writer.failure(&Failure { id: *id, code: *code, reason }),
             Control::PullCancel(id) => writer.pull_cancel(*id),

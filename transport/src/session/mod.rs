@@ -47,7 +47,8 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab};
 
 use crate::arena::Handle;
-use crate::error::{Code, Error, LinkError};
+use crate::error::{Error, LinkError};
+use crate::if_gone::IfGone;
 use crate::limits::SessionLimits;
 use crate::link::Landing;
 use crate::named_rows::NamedRowsBuf;
@@ -60,8 +61,8 @@ use crate::tray::Tray;
 
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
-pub use consumer::Ask;
 use consumer::Consumer;
+pub use consumer::{Ask, Manner};
 use control::{Control, ControlQueue};
 use landings::Landings;
 use producer::Producer;
@@ -69,7 +70,7 @@ pub use puller::PullAsk;
 use puller::Puller;
 pub use pusher::PushAsk;
 use pusher::Pusher;
-pub use quota::{Charges, PeerQuota};
+pub use quota::{Charges, PeerQuota, RowCharges};
 pub use receive::{Inbound, ReceiveMemory, Sink, Untaken};
 use server::Server;
 pub use server::{EmptyStore, Named, Store, Wait};
@@ -168,6 +169,8 @@ pub struct Asked {
     pub step: i64,
     /// How long the peer still waits, in milliseconds.
     pub timeout_ms: u32,
+    /// Whether it waits for a task that has left.
+    pub if_gone: IfGone,
     /// Where the key is, in an event: see [`Session::key`].
     key: Range<usize>,
 }
@@ -185,6 +188,8 @@ pub struct RowsAsked {
     pub min_version: i64,
     /// How long the peer still waits, in milliseconds.
     pub timeout_ms: u32,
+    /// The peer does not wait for a task that has left.
+    pub fail_if_gone: bool,
     /// The tables, and the rows of each.
     pub rows: NamedRowsBuf,
 }
@@ -217,6 +222,21 @@ pub struct Roster {
 impl Roster {
     fn place_of(&self, peer_task: u32) -> Option<u16> {
         self.numbers.iter().position(|&number| number == peer_task).map(|place| place as u16)
+    }
+}
+
+/// What calls that are late have waited for.
+struct Awaited<'a> {
+    /// Of the peer's task of a number: who it is, and how things stand with the connection.
+    standing: &'a dyn Fn(u32) -> String,
+    is_attached: bool,
+}
+
+impl Awaited<'_> {
+    /// In words; `missing` is what the peer has not done, which is known only while it is connected.
+    fn of(&self, peer_task: u32, missing: &str) -> String {
+        let standing = (self.standing)(peer_task);
+        if self.is_attached { format!("{standing}, {missing}") } else { standing }
     }
 }
 
@@ -654,14 +674,30 @@ impl<W, D: PartialEq> Session<W, D> {
         self.limits.peer_timeout.saturating_sub(self.limits.heartbeat).max(Duration::from_millis(1))
     }
 
-    /// Time has passed: requests whose deadline is over end, an idle peer is pinged.
+    /// How things stand with the peer, as far as the session knows.
+    fn standing(&self) -> String {
+        format!("{}: {}", self.peer, if self.is_attached() { "connected" } else { "not connected" })
+    }
+
+    /// [`handle_timeout_of`](Self::handle_timeout_of) for an owner that has no more to say of the peer than its address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
+        let standing = self.standing();
+        self.handle_timeout_of(now, &|_| standing.clone())
+    }
+
+    /// Time has passed: requests whose deadline is over end, an idle peer is pinged. `standing` says of the peer's task of a number who
+    /// and where it is, and how things stand with the connection.
     ///
     /// # Errors
     /// The peer has been silent for too long: the owner detaches.
-    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
-        self.consumer.expire(now, &mut self.control, &mut self.events);
-        self.puller.expire(now, &mut self.control, &mut self.events);
-        self.pusher.expire(now, &mut self.events);
+    pub fn handle_timeout_of(&mut self, now: Instant, standing: &dyn Fn(u32) -> String) -> Result<(), LinkError> {
+        let awaited = Awaited { standing, is_attached: self.attached.is_some() };
+        self.consumer.expire(now, &awaited, &mut self.control, &mut self.events);
+        self.puller.expire(now, &awaited, &mut self.control, &mut self.events);
+        self.pusher.expire(now, &awaited, &mut self.events);
         let pong_timeout = self.pong_timeout();
         if let Some(attached) = &mut self.attached {
             let silence = now.saturating_duration_since(attached.heard);
@@ -680,12 +716,7 @@ impl<W, D: PartialEq> Session<W, D> {
 
 /// How an error is told to a peer: its code, and the reason.
 fn failure_of(error: &Error) -> (u8, String) {
-    let code = match error.code() {
-        // The peer's own deadline is the peer's to report.
-        Code::DeadlineExceeded => Code::Aborted,
-        code => code,
-    };
-    (code as u8, error.wire_reason())
+    (error.wire_code(), error.wire_reason())
 }
 
 #[cfg(test)]

@@ -55,8 +55,6 @@ pub(super) struct Producer<D> {
     to_answer_in_chunks: VecDeque<Handle>,
     in_flight: Flight,
     in_flight_in_chunks: Flight,
-    /// Bytes of answers that were gathered for the peer and not released.
-    gathered_bytes: usize,
     chunk_bytes: usize,
     /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
@@ -79,7 +77,6 @@ impl<D> Producer<D> {
             to_answer_in_chunks: VecDeque::new(),
             in_flight: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
-            gathered_bytes: 0,
             chunk_bytes: limits.chunk_bytes,
             stale: HashMap::new(),
             share: Share::of(quota),
@@ -347,11 +344,17 @@ impl<D> Producer<D> {
             self.count_landed(payload.len());
         }
         if is_gathered {
-            self.gathered_bytes -= payload.len();
+            self.rows_released(payload.len());
         }
         if let Some(deposit) = deposit {
             sink.taken(deposit, payload);
         }
+    }
+
+    /// Gathered rows of so many bytes are no longer the peer's.
+    fn rows_released(&self, bytes: usize) {
+        let unreleased = self.share.unreleased_rows();
+        unreleased.set(unreleased.get() - bytes);
     }
 
     #[inline]
@@ -367,7 +370,7 @@ impl<D> Producer<D> {
             self.count_landed(bytes);
         }
         if served.is_gathered {
-            self.gathered_bytes -= bytes;
+            self.rows_released(bytes);
         }
         if !self.stale.is_empty() {
             self.stale.remove(&served.request);
@@ -461,7 +464,8 @@ impl<W, D: PartialEq> Session<W, D> {
         Ok(token)
     }
 
-    /// [`answer`](Self::answer) with a tensor in memory that was taken for it alone: see [`gathered_bytes`](Self::gathered_bytes).
+    /// [`answer`](Self::answer) with rows in memory that was taken for them alone: it counts as the [peer's](PeerQuota::rows) until they
+    /// are released.
     ///
     /// # Errors
     /// As [`answer`](Self::answer).
@@ -475,13 +479,9 @@ impl<W, D: PartialEq> Session<W, D> {
         let bytes = payload.len();
         let token = self.answer(id, meta, payload, deposit)?;
         self.producer.served.get_mut(token).expect("just answered").is_gathered = true;
-        self.producer.gathered_bytes += bytes;
+        let unreleased = self.producer.share.unreleased_rows();
+        unreleased.set(unreleased.get() + bytes);
         Ok(token)
-    }
-
-    /// Bytes of such answers that the peer has not released.
-    pub fn gathered_bytes(&self) -> usize {
-        self.producer.gathered_bytes
     }
 
     /// A tensor was not answered with after all: it comes back as [`Event::Settled`], as if the consumer had returned it.
@@ -491,8 +491,18 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.
     pub fn park(&mut self, id: Handle) {
+        self.park_for(id, 0);
+    }
+
+    /// The same for a request that [fails](crate::if_gone::IfGone) when this attachment of its task ends; 0 if it has none yet.
+    pub fn park_for(&mut self, id: Handle, attachment: u32) {
         self.producer.share.count(Held::Parked, 1);
-        self.control.push_answer(Control::Parked(id));
+        self.control.push_answer(Control::Parked(id, attachment));
+    }
+
+    /// The task that a parked request waits for has attached.
+    pub fn tell_attachment(&mut self, id: Handle, attachment: u32) {
+        self.control.push(Control::Parked(id, attachment));
     }
 
     /// The owner no longer keeps a request that it had parked: call before answering it.

@@ -11,7 +11,7 @@ use sealane_runtime::Buffer;
 use super::consumer::QUEUE_SLACK;
 use super::control::{Control, ControlQueue};
 use super::receive::ReceiveMemory;
-use super::{Event, Roster, Session};
+use super::{Awaited, Event, Roster, Session};
 use crate::arena::{Arena, Handle};
 use crate::error::{Error, Operation};
 use crate::limits::{SETS_MAX, SessionLimits};
@@ -31,6 +31,8 @@ pub struct PullAsk<W> {
     pub min_version: i64,
     /// When what is missing ends with DeadlineExceeded.
     pub deadline: Instant,
+    /// What a task has not published that has left is not waited for.
+    pub fail_if_gone: bool,
     /// The places, as many as the set has keys.
     pub tray: Tray,
     /// Comes back with the pull buffer.
@@ -51,6 +53,7 @@ struct Pulling<W> {
     min_version: i64,
     since: Instant,
     deadline: Instant,
+    fail_if_gone: bool,
     /// It was sent on the current link.
     out: bool,
     /// It went out on any link.
@@ -118,7 +121,8 @@ impl<W> Puller<W> {
             (pull.out, pull.asked) = (true, true);
             let left = pull.deadline.saturating_duration_since(now);
             let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
-            let pull = Pull { id, set: pull.set, min_version: pull.min_version, timeout_ms };
+            let Pulling { set, min_version, fail_if_gone, .. } = *pull;
+            let pull = Pull { id, set, min_version, timeout_ms, fail_if_gone };
             outbox.stage(|writer| writer.pull(&pull));
             return true;
         }
@@ -209,7 +213,13 @@ impl<W> Puller<W> {
         }
     }
 
-    pub(super) fn expire<D>(&mut self, now: Instant, control: &mut ControlQueue, events: &mut VecDeque<Event<W, D>>) {
+    pub(super) fn expire<D>(
+        &mut self,
+        now: Instant,
+        awaited: &Awaited<'_>,
+        control: &mut ControlQueue,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
@@ -219,7 +229,8 @@ impl<W> Puller<W> {
             let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
             let waited = pull.deadline.saturating_duration_since(pull.since);
             let (step, keys) = (pull.min_version, &set.keys);
-            let late = |index| Error::late(Operation::Pull, step, keys.get(index), waited);
+            let awaited = awaited.of(set.producer, "but nobody there has published it, or not all of it has come");
+            let late = |index| Error::late(Operation::Pull, step, keys.get(index), waited, awaited.as_str());
             pull.tray.fail_missing(late);
             self.finish(handle, events);
         }
@@ -392,7 +403,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
     /// Unavailable if the peer is going away. Pull buffer and waiter come back with each.
     pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, Tray, W)> {
-        let PullAsk { set, min_version, deadline, mut tray, waiter } = ask;
+        let PullAsk { set, min_version, deadline, fail_if_gone, mut tray, waiter } = ask;
         if let Some(reason) = &self.going_away {
             return Err((Error::unavailable(&self.peer, reason.clone()), tray, waiter));
         }
@@ -414,7 +425,8 @@ impl<W, D: PartialEq> Session<W, D> {
             let pulls = &puller.pulls;
             puller.to_ask.retain(|&handle| pulls.get(handle).is_some());
         }
-        let pull = Pulling { set, min_version, since: now, deadline, out: false, asked: false, tray, waiter };
+        let (since, out, asked) = (now, false, false);
+        let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, asked, tray, waiter };
         match puller.pulls.insert(pull) {
             Ok(handle) => {
                 puller.to_ask.push_back(handle);
@@ -436,18 +448,15 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Takes out the pulls that `pick` (consumer, producer) chooses and that have not been sent: see
-    /// [`take_requests`](Self::take_requests). Each with its handle, minimal version and deadline.
-    pub fn take_pulls(
-        &mut self,
-        mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, i64, Instant, Tray, W),
-    ) {
+    /// [`take_requests`](Self::take_requests).
+    pub fn take_pulls(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(PullAsk<W>)) {
         debug_assert!(self.attached.is_none(), "pulls move before a link is attached");
         let sets = &self.puller.sets;
         let chosen = |pull: &Pulling<W>| sets.get(pull.set).is_some_and(|set| pick(set.consumer, set.producer));
         for handle in self.puller.pulls.select(chosen) {
             let pull = self.puller.pulls.remove(handle).expect("just selected");
-            each(handle, pull.min_version, pull.deadline, pull.tray, pull.waiter);
+            let Pulling { set, min_version, deadline, fail_if_gone, tray, waiter, .. } = pull;
+            each(PullAsk { set, min_version, deadline, fail_if_gone, tray, waiter });
         }
     }
 }

@@ -10,9 +10,9 @@ use std::time::Instant;
 use hashbrown::HashMap;
 
 use super::control::{Control, ControlQueue};
-use super::{Event, Roster, Session};
+use super::{Awaited, Event, Roster, Session};
 use crate::arena::{Arena, Handle};
-use crate::error::{Code, Error, Operation};
+use crate::error::{Code, Error, Late, Operation};
 use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
@@ -484,14 +484,14 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    pub(super) fn expire<W>(&mut self, now: Instant, events: Ends<'_, W, D>) {
+    pub(super) fn expire<W>(&mut self, now: Instant, awaited: &Awaited<'_>, events: Ends<'_, W, D>) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
         let mut earliest: Option<Instant> = None;
         let mut changed = Vec::new();
         for (handle, stream) in self.streams.iter_mut() {
-            let (tried, queue) = (stream.tried, &stream.queue);
+            let (tried, to, queue) = (stream.tried, stream.to, &stream.queue);
             let mut index = 0;
             let mut dropped = 0;
             stream.entries.retain_mut(|entry| {
@@ -505,8 +505,14 @@ impl<D: PartialEq> Pusher<D> {
                 let stays = index <= tried;
                 if let Some(deposit) = entry.deposit.take() {
                     let waited = entry.deadline.saturating_duration_since(entry.since);
+                    let missing = match stays {
+                        true => "but it has not said that it took the tensor",
+                        false => "but its queue had no room: nobody takes from it, or others were first",
+                    };
                     let (operation, step, key, delivery_unknown) = (Operation::Push, 0, queue.clone(), stays);
-                    let outcome = Err(Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown });
+                    let awaited = awaited.of(to, missing).into();
+                    let late = Late { operation, step, key, waited, delivery_unknown, awaited };
+                    let outcome = Err(late.into());
                     events.push_back(Event::PushEnded { deposit, count: 1, outcome });
                 }
                 dropped += usize::from(!stays);

@@ -40,6 +40,26 @@ pub type Charges = [usize; KINDS];
 pub struct PeerQuota {
     most: Charges,
     used: [Cell<usize>; KINDS],
+    /// Of rows that it asks for.
+    pub rows: RowCharges,
+}
+
+/// Bytes that a peer's requests for rows hold here. The owner of the sessions counts and bounds them, but for what is unreleased.
+#[derive(Debug, Default)]
+pub struct RowCharges {
+    /// Of keys and row numbers of requests that have not ended.
+    pub requests: Cell<usize>,
+    /// Of rows that are being gathered.
+    pub gathering: Cell<usize>,
+    /// Of answers that the peer has not released.
+    pub(super) unreleased: Cell<usize>,
+}
+
+impl RowCharges {
+    /// Bytes of rows: of those that are being gathered, and of those that the peer has not released.
+    pub fn held(&self) -> usize {
+        self.gathering.get() + self.unreleased.get()
+    }
 }
 
 impl PeerQuota {
@@ -47,7 +67,7 @@ impl PeerQuota {
     pub fn new(limits: &SessionLimits) -> Rc<PeerQuota> {
         let SessionLimits { plan_keys_max, peer_name_bytes_max, parked_requests_max: parked, .. } = *limits;
         let most = [SETS_MAX, plan_keys_max, peer_name_bytes_max, STREAMS_MAX, parked, parked, parked];
-        Rc::new(PeerQuota { most, used: Default::default() })
+        Rc::new(PeerQuota { most, used: Default::default(), rows: RowCharges::default() })
     }
 
     /// What the peer has, on all its sessions.
@@ -87,6 +107,11 @@ pub(super) struct Share {
 impl Share {
     pub(super) fn of(quota: &Rc<PeerQuota>) -> Share {
         Share { quota: quota.clone(), mine: Charges::default() }
+    }
+
+    /// Bytes of gathered rows that the peer has not released.
+    pub(super) fn unreleased_rows(&self) -> &Cell<usize> {
+        &self.quota.rows.unreleased
     }
 
     /// What this part has.

@@ -5,9 +5,10 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Event, RowsAsked, Session};
+use super::{Asked, Awaited, Event, RowsAsked, Session};
 use crate::arena::Handle;
 use crate::error::Error;
+use crate::if_gone::IfGone;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::Tensor;
@@ -155,10 +156,12 @@ impl<W, D: PartialEq> Session<W, D> {
             Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
             Frame::Failure(failure) => {
                 // After a stop of this process: the peer may have given up what should have ended here before.
-                self.consumer.expire(now, &mut self.control, &mut self.events);
+                let standing = self.standing();
+                let awaited = Awaited { standing: &|_| standing.clone(), is_attached: true };
+                self.consumer.expire(now, &awaited, &mut self.control, &mut self.events);
                 self.consumer.failed(failure.id, failure.code, &self.peer, failure.reason, &mut self.events);
             }
-            Frame::Parked { id } => self.consumer.parked(id),
+            Frame::Parked { id, attachment } => self.consumer.parked(id, attachment),
             Frame::Cancel { id } => self.events.push_back(Event::Withdrawn(id)),
             Frame::Release(_) => unreachable!("the caller takes these in"),
             Frame::Released { sequence } => {
@@ -189,7 +192,9 @@ impl<W, D: PartialEq> Session<W, D> {
             PullFrame::Pull(pull) => self.pull_asked(&pull),
             PullFrame::Metas(metas) => self.puller.learn(&metas)?,
             PullFrame::Failure(failure) => {
-                self.puller.expire(now, &mut self.control, &mut self.events);
+                let standing = self.standing();
+                let awaited = Awaited { standing: &|_| standing.clone(), is_attached: true };
+                self.puller.expire(now, &awaited, &mut self.control, &mut self.events);
                 self.puller.failed(&failure, &self.peer, &mut self.control, &mut self.events);
             }
             PullFrame::Cancel { id } => self.server.cancel(id),
@@ -233,7 +238,7 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
     #[inline]
     fn asked<'k>(
         &mut self,
-        (consumer, producer, timeout_ms): (u16, u16, u32),
+        (consumer, producer, timeout_ms, if_gone): (u16, u16, u32, IfGone),
         requests: impl Iterator<Item = Result<(Handle, i64, &'k [u8]), WireError>>,
     ) -> Result<(), WireError> {
         let session = &mut *self.session;
@@ -243,7 +248,7 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
             if !session.admit(id) {
                 continue;
             }
-            let asked = Asked { id, consumer, producer, step, timeout_ms, key: 0..0 };
+            let asked = Asked { id, consumer, producer, step, timeout_ms, if_gone, key: 0..0 };
             match &mut self.sink {
                 // Not before what came before it: a request that takes the place of one that is cancelled comes behind that.
                 Some(sink) if session.events.is_empty() => sink.asked(session, &asked, key)?,
@@ -255,13 +260,14 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
 
     /// Takes in a request for rows.
     fn rows_asked(&mut self, request: &RowsRequest<'_>) -> Result<(), WireError> {
-        let RowsRequest { id, min_version, timeout_ms, consumer, producer, rows } = *request;
+        let RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows } = *request;
         let session = &mut *self.session;
         if let Some(consumer) = session.asking(consumer, producer)?
             && session.admit(id)
         {
             session.undecided += 1;
-            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, rows: rows.into() };
+            let rows = rows.into();
+            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows };
             session.events.push_back(Event::RowsAsked(Box::new(asked)));
         }
         Ok(())
@@ -326,9 +332,9 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     self.released(&release)?;
                     continue;
                 }
-                Frame::Request(Request { id, step, timeout_ms, consumer, producer, key }) => {
+                Frame::Request(Request { id, step, timeout_ms, consumer, producer, if_gone, key }) => {
                     let request = std::iter::once(Ok((id, step, key.as_bytes())));
-                    self.asked((consumer, producer, timeout_ms), request)?;
+                    self.asked((consumer, producer, timeout_ms, if_gone), request)?;
                     continue;
                 }
                 Frame::Rows(rows) => {
@@ -336,7 +342,8 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     continue;
                 }
                 Frame::Requests(requests) => {
-                    let common = (requests.consumer, requests.producer, requests.timeout_ms);
+                    let if_gone = IfGone::new(requests.fail_if_gone);
+                    let common = (requests.consumer, requests.producer, requests.timeout_ms, if_gone);
                     self.asked(common, requests.iter())?;
                     continue;
                 }

@@ -43,6 +43,8 @@ pub struct Wait {
     pub pull: Handle,
     /// The tensor's number in it.
     pub index: u32,
+    /// The pull does not wait for a task that has left.
+    pub fail_if_gone: bool,
 }
 
 /// A set that the peer names: find its slots with [`Session::set_found`], or refuse it.
@@ -82,6 +84,7 @@ struct Serving {
     set: Handle,
     serial: u64,
     min_version: i64,
+    fail_if_gone: bool,
     /// Numbers to look at: first and count.
     ready: VecDeque<(u32, u32)>,
     /// Numbers that wait for their tensor.
@@ -242,9 +245,9 @@ impl Server {
         }
         self.share.take(Held::Pulls, 1)?;
         let ready = VecDeque::from([(0, count)]);
-        let Pull { id, set: set_id, min_version, .. } = *pull;
+        let Pull { id, set: set_id, min_version, fail_if_gone, .. } = *pull;
         let serial = set.serial;
-        let serving = Serving { id, set: set_id, serial, min_version, ready, waiting: 0, queued: true };
+        let serving = Serving { id, set: set_id, serial, min_version, fail_if_gone, ready, waiting: 0, queued: true };
         let Ok(handle) = self.pulls.insert(serving) else { unreachable!("it has room for all that a peer may have") };
         self.ids.insert(pull.id, handle);
         self.to_serve.push_back(handle);
@@ -379,7 +382,8 @@ impl Serving {
                 let index = *first;
                 (*first, *count) = (*first + 1, *count - 1);
                 let Err(full) = waits.share.take(Held::Waits, 1) else {
-                    waits.list.push(Wait { slot, min_version: self.min_version, pull: handle, index });
+                    let Serving { min_version, fail_if_gone, .. } = *self;
+                    waits.list.push(Wait { slot, min_version, pull: handle, index, fail_if_gone });
                     self.waiting += 1;
                     continue;
                 };

@@ -5,9 +5,15 @@ use std::time::Duration;
 
 use super::fields::{Malformed, cut};
 use crate::{
-    error::{Code, Error, Operation, given},
+    error::{Code, Error, Late, Operation, given},
     limits::REASON_BYTES_MAX,
 };
+
+/// In place of an [`Operation`]: what was late is no call that has one.
+const NO_OPERATION: u8 = u8::MAX;
+
+/// The operation of [`Error::Left`], which tells it from another Unavailable.
+const LEFT: u8 = 1;
 
 /// The fields of every variant of [`Error`]; those that a variant does not have are zero or empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +26,7 @@ pub(super) struct Failure<'a> {
     pub(super) waited: Duration,
     /// Whom or what it concerns: task, peer, key or limit.
     pub(super) subject: &'a str,
+    /// Why; of a call that is late, what it waited for.
     pub(super) reason: &'a str,
 }
 
@@ -41,15 +48,18 @@ impl<'a> Failure<'a> {
             | Error::ResourceExhausted { limit: subject, reason } => {
                 (failure.subject, failure.reason) = (subject, reason);
             }
-            Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown } => {
-                failure.operation = *operation as u8;
-                (failure.step, failure.subject, failure.waited) = (*step, key, *waited);
-                failure.delivery_unknown = *delivery_unknown;
+            Error::Left { task, reason } => {
+                (failure.operation, failure.subject, failure.reason) = (LEFT, task, reason);
             }
+            Error::DeadlineExceeded(late) => {
+                failure.operation = late.operation as u8;
+                (failure.step, failure.subject, failure.reason) = (late.step, &late.key, &late.awaited);
+                (failure.waited, failure.delivery_unknown) = (late.waited, late.delivery_unknown);
+            }
+            Error::TimedOut { reason } => (failure.operation, failure.reason) = (NO_OPERATION, reason),
             Error::Aborted { step, reason } => (failure.step, failure.reason) = (*step, reason),
             Error::InvalidArgument { reason }
             | Error::PermissionDenied { reason }
-            | Error::TimedOut { reason }
             | Error::Unimplemented { reason } => failure.reason = reason,
         }
         failure.reason = cut(failure.reason, REASON_BYTES_MAX);
@@ -69,14 +79,15 @@ impl<'a> Failure<'a> {
         let (subject, reason, step) = (self.subject.into(), given(self.reason).into(), self.step);
         Ok(match code(self.code)? {
             Code::NotFound => Error::NotFound { task: subject, reason },
+            Code::Unavailable if self.operation == LEFT => Error::Left { task: subject, reason },
             Code::Unavailable => Error::Unavailable { peer: subject, reason },
             Code::ResourceExhausted => Error::ResourceExhausted { limit: subject, reason },
-            Code::DeadlineExceeded if !self.reason.is_empty() => Error::TimedOut { reason },
+            Code::DeadlineExceeded if self.operation == NO_OPERATION => Error::TimedOut { reason },
             Code::DeadlineExceeded => {
                 let operation = Operation::ALL.get(usize::from(self.operation));
                 let operation = *operation.ok_or(Malformed { what: "operation" })?;
                 let Failure { waited, delivery_unknown, .. } = self;
-                Error::DeadlineExceeded { operation, step, key: subject, waited, delivery_unknown }
+                Late { operation, step, key: subject, waited, delivery_unknown, awaited: self.reason.into() }.into()
             }
             Code::Aborted => Error::Aborted { step, reason },
             Code::InvalidArgument => Error::InvalidArgument { reason },

@@ -35,6 +35,9 @@ pub const NUMBERS_PER_RECORD: usize = 256;
 /// Most bytes of keys in one record, with their lengths: those of the longest key.
 pub const KEY_LIST_BYTES_MAX: usize = KEY_BYTES_MAX + size_of::<u16>();
 
+/// Most tensors that a shard makes visible together; of more, those that came first are seen first.
+pub const PUBLISHED_TOGETHER_MAX: usize = 4096;
+
 /// Most peers that one client names to one shard; a peer's number has 16 bits.
 pub const PEERS_MAX: usize = 1 << 16;
 
@@ -74,9 +77,9 @@ pub const SHARDS_MAX: usize = 1024;
 /// Largest arena or receive area, in bytes. No setting means to go this far: it keeps sums of sizes from overflowing.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 
-/// An arena up to this size is there as a whole from the start (about 20 ms), so that no tensor waits for its pages. The
-/// pages of a larger one come when they are first written: making them would delay the next client that attaches.
-pub const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
+/// So much of an arena is there from the start (about 20 ms), so that no tensor waits for its pages. Those of a larger one come when
+/// they are first written, and cost nothing before: making them would delay the next client that attaches.
+pub const POPULATED_BYTES_MAX: u64 = 64 << 20;
 
 /// Most figures of a daemon that are read, in bytes of JSON: some 1,000 a peer and shard, for a hundred thousand of them.
 pub const FIGURES_BYTES_MAX: u64 = 256 << 20;

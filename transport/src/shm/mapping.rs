@@ -26,7 +26,7 @@ use sealane_runtime::SleepFlag;
 use super::{
     error::ShmError,
     fields::Span,
-    limits::{MEMORY_BYTES_MAX, SLOT_WORDS, SLOTS},
+    limits::{MEMORY_BYTES_MAX, POPULATED_BYTES_MAX, SLOT_WORDS, SLOTS},
     ring::RingMemory,
 };
 
@@ -94,8 +94,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// New memory of at least `bytes`, zero, with its descriptor for the other side. With `populate` its pages exist from now
-    /// on, which takes 0.25 ms a MiB; without it, from their first use on.
+    /// New memory of at least `bytes`, zero, with its descriptor for the other side. With `populate` its first
+    /// [`POPULATED_BYTES_MAX`] exist from now on, which takes 0.25 ms a MiB; other pages from their first use on.
     pub(super) fn create(
         name: &str,
         bytes: u64,
@@ -113,11 +113,11 @@ impl Mapping {
             answer => answer,
         }
         .map_err(ShmError::system("making shared memory"))?;
+        ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
         if populate {
-            fallocate(&fd, FallocateFlags::empty(), 0, bytes as libc::off_t)
+            let populated = bytes.min(POPULATED_BYTES_MAX);
+            fallocate(&fd, FallocateFlags::empty(), 0, populated as libc::off_t)
                 .map_err(ShmError::system("allocating shared memory"))?;
-        } else {
-            ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
         }
         fcntl(&fd, FcntlArg::F_ADD_SEALS(purpose.seals)).map_err(ShmError::system("sealing shared memory"))?;
         Ok((Self::map(&fd, bytes, purpose, populate)?, fd))
@@ -149,8 +149,8 @@ impl Mapping {
         let mapping = Self { base: NonNull::new(base.cast()).expect("a mapping has an address"), bytes };
         if populate {
             // The pages exist; this spares their first users a fault each. Only that: a kernel before 5.14 may refuse.
-            // SAFETY: the range is the mapping made above; populating it changes no byte.
-            unsafe { libc::madvise(base, bytes as usize, purpose.populating) };
+            // SAFETY: the range begins the mapping made above and is no longer; populating it changes no byte.
+            unsafe { libc::madvise(base, bytes.min(POPULATED_BYTES_MAX) as usize, purpose.populating) };
         }
         Ok(Arc::new(mapping))
     }
@@ -252,7 +252,8 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// New memory, zero, and its descriptor for the other side. `bytes` is rounded up to whole pages, at least one. With
-    /// `populate` the pages exist, and are in this process's tables, from now on; without it, from their first use on.
+    /// `populate` the pages of its first [`POPULATED_BYTES_MAX`] exist, and are in this process's tables, from now on; others from their
+    /// first use on.
     ///
     /// # Errors
     /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.

@@ -66,6 +66,8 @@ pub enum Submission<'a> {
         destination: Option<Span>,
         /// One of many that are asked for together: it does not count against the window.
         fused: bool,
+        /// It does not wait for a producer that has left.
+        fail_if_gone: bool,
     },
     /// Puts a tensor into the store that the shard serves its peers from.
     Publish {
@@ -82,6 +84,8 @@ pub enum Submission<'a> {
         /// Others follow that are to be seen together with it.
         more: bool,
     },
+    /// Ends a set of tensors that are to be seen together, of which the last was not told after all. Without one it says nothing.
+    Commit,
     /// Removes a tensor from the store.
     Withdraw {
         /// The tensor's name.
@@ -127,6 +131,8 @@ pub enum Submission<'a> {
         timeout_ms: u32,
         /// Large tensors in the arenas of other clients may be viewed there: see [`Completion::Viewed`](super::Completion::Viewed).
         views: bool,
+        /// It does not wait for what a task has not published that has left.
+        fail_if_gone: bool,
     },
     /// Asks for rows of tables of one producer, which come as one tensor into the receive area. They do not count against the window.
     Rows {
@@ -140,6 +146,8 @@ pub enum Submission<'a> {
         timeout_ms: u32,
         /// The tables, and the rows of each.
         rows: NamedRows<'a>,
+        /// It does not wait for tables of a task that has left.
+        fail_if_gone: bool,
     },
     /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
     ClosePlan {
@@ -268,16 +276,18 @@ mod kind {
     pub(super) const PLAN_PLACE: u8 = 20;
     pub(super) const PUBLISHED_AGAIN: u8 = 21;
     pub(super) const ROWS: u8 = 22;
+    pub(super) const COMMIT: u8 = 23;
 
     /// The flags that records of a kind may have.
     #[inline]
     pub(super) fn flags(kind: u8) -> u8 {
         match kind {
             SEND | PUSH => super::FLAG_ARENA,
-            RECV => super::FLAG_ARENA | super::FLAG_FUSED,
+            RECV => super::FLAG_ARENA | super::FLAG_FUSED | super::FLAG_FAILS_IF_GONE,
             PUBLISH => super::FLAG_ARENA | super::FLAG_MORE,
             ELSEWHERE => super::FLAG_OTHERS,
-            PULL => super::FLAG_VIEWS,
+            PULL => super::FLAG_VIEWS | super::FLAG_FAILS_IF_GONE,
+            ROWS => super::FLAG_FAILS_IF_GONE,
             _ => 0,
         }
     }
@@ -291,6 +301,8 @@ const FLAG_FUSED: u8 = 2;
 const FLAG_MORE: u8 = 2;
 /// Of a pull: tensors may be viewed in the arenas of other clients.
 const FLAG_VIEWS: u8 = 1;
+/// Of a recv, a pull and a request for rows: a task that has left is not waited for.
+const FLAG_FAILS_IF_GONE: u8 = 4;
 /// Of tensors that went elsewhere: with peers that are not told apart.
 const FLAG_OTHERS: u8 = 1;
 
@@ -336,10 +348,10 @@ impl<'a> Submission<'a> {
                 let flags = if more { FLAG_MORE } else { 0 };
                 fill_tensor(into, kind::PUBLISH, flags, CallFixed::new(version, call), key, meta, payload)?;
             }
-            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
+            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
                 let key_bytes = at_most("key", key.len(), KEY_BYTES_MAX)?;
                 let fixed = CallFixed { timeout_ms, peer, key_bytes, ..CallFixed::new(step, call) };
-                let flags = if fused { FLAG_FUSED } else { 0 };
+                let flags = flag(FLAG_FUSED, fused) | flag(FLAG_FAILS_IF_GONE, fail_if_gone);
                 match destination {
                     None => into.fill(kind::RECV, flags, fixed, &[key.as_bytes()]),
                     Some(span) => {
@@ -364,6 +376,7 @@ impl<'a> Submission<'a> {
             }
             Submission::Cleanup { step } => into.fill(kind::CLEANUP, 0, step, &[]),
             Submission::Detach => into.fill(kind::DETACH, 0, (), &[]),
+            Submission::Commit => into.fill(kind::COMMIT, 0, (), &[]),
             Submission::Withdraw { key } => {
                 let key_bytes = at_most("key", key.len(), KEY_BYTES_MAX)?;
                 into.fill(kind::WITHDRAW, 0, WithdrawFixed { key_bytes, unused: [0; _] }, &[key.as_bytes()]);
@@ -380,14 +393,15 @@ impl<'a> Submission<'a> {
                 let fixed = PlanPlaceFixed { call, plan, index: Number::new(index), span };
                 into.fill(kind::PLAN_PLACE, 0, fixed, &[]);
             }
-            Submission::Pull { call, plan, min_version, timeout_ms, views } => {
+            Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone } => {
                 let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
-                into.fill(kind::PULL, if views { FLAG_VIEWS } else { 0 }, fixed, &[]);
+                let flags = flag(FLAG_VIEWS, views) | flag(FLAG_FAILS_IF_GONE, fail_if_gone);
+                into.fill(kind::PULL, flags, fixed, &[]);
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, rows } => {
+            Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone } => {
                 let rows_bytes = at_most("names of rows", rows.as_bytes().len(), NAMED_ROWS_BYTES_MAX)?;
                 let fixed = RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, unused: [0; _] };
-                into.fill(kind::ROWS, 0, fixed, &[rows.as_bytes()]);
+                into.fill(kind::ROWS, flag(FLAG_FAILS_IF_GONE, fail_if_gone), fixed, &[rows.as_bytes()]);
             }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
@@ -473,7 +487,8 @@ impl<'a> Submission<'a> {
                 let destination = if flags & FLAG_ARENA == 0 { None } else { Some(sections.fixed()?) };
                 let (key, fused) = (sections.text("key", key_bytes, KEY_BYTES_MAX)?, flags & FLAG_FUSED != 0);
                 sections.end()?;
-                return Ok(Submission::Recv { call, peer, step, timeout_ms, key, destination, fused });
+                let fail_if_gone = flags & FLAG_FAILS_IF_GONE != 0;
+                return Ok(Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone });
             }
             kind::FREE => {
                 let (count, mut sections) = record.parts()?;
@@ -499,6 +514,10 @@ impl<'a> Submission<'a> {
                 let ((), sections) = record.parts()?;
                 (Submission::Detach, sections)
             }
+            kind::COMMIT => {
+                let ((), sections) = record.parts()?;
+                (Submission::Commit, sections)
+            }
             kind::WITHDRAW => {
                 let (WithdrawFixed { key_bytes, .. }, mut sections) = record.parts()?;
                 (Submission::Withdraw { key: sections.text("key", key_bytes, KEY_BYTES_MAX)? }, sections)
@@ -515,7 +534,8 @@ impl<'a> Submission<'a> {
             kind::PULL => {
                 let (PullFixed { min_version, call, timeout_ms, plan: Number { number: plan, .. } }, sections) =
                     record.parts()?;
-                (Submission::Pull { call, plan, min_version, timeout_ms, views: flags & FLAG_VIEWS != 0 }, sections)
+                let (views, fail_if_gone) = (flags & FLAG_VIEWS != 0, flags & FLAG_FAILS_IF_GONE != 0);
+                (Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone }, sections)
             }
             kind::PLAN_PLACE => {
                 let (fixed, sections) = record.parts()?;
@@ -527,7 +547,8 @@ impl<'a> Submission<'a> {
                 let RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, .. } = fixed;
                 let rows = sections.bytes("names of rows", rows_bytes, NAMED_ROWS_BYTES_MAX)?;
                 let rows = NamedRows::parse(rows).map_err(|_| Malformed { what: "names of rows" })?;
-                (Submission::Rows { call, peer, min_version, timeout_ms, rows }, sections)
+                let fail_if_gone = flags & FLAG_FAILS_IF_GONE != 0;
+                (Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone }, sections)
             }
             kind::CLOSE_PLAN => {
                 let (Number { number: plan, .. }, sections) = record.parts()?;
@@ -573,6 +594,12 @@ impl CallFixed {
     fn new(number: i64, call: u32) -> Self {
         Self { number, call, timeout_ms: 0, peer: 0, key_bytes: 0, meta_bytes: 0, inline_bytes: 0 }
     }
+}
+
+/// The flag, if it is set.
+#[inline]
+fn flag(flag: u8, is_set: bool) -> u8 {
+    if is_set { flag } else { 0 }
 }
 
 /// Writes a tensor that leaves: the fixed part, where its bytes are, its metadata and its key.

@@ -457,8 +457,39 @@ fn scatter(mut bytes: &[u8], targets: &mut [VolatileSliceMut<'_>], taken: &mut u
     *taken - before
 }
 
+/// What went wrong, in words that name the side whose certificate it is.
 fn tls(error: &rustls::Error) -> LinkError {
-    LinkError::Tls(error.to_string())
+    use rustls::{AlertDescription as Alert, CertificateError as Bad, Error};
+    LinkError::Tls(match error {
+        Error::InvalidCertificate(Bad::ExpiredContext { time, not_after }) => {
+            let since = time.as_secs().saturating_sub(not_after.as_secs());
+            format!("the peer's certificate, or its authority's, expired {} ago", span(since))
+        }
+        Error::InvalidCertificate(Bad::NotValidYetContext { time, not_before }) => {
+            let until = not_before.as_secs().saturating_sub(time.as_secs());
+            format!("the peer's certificate is valid only in {}: is a clock wrong?", span(until))
+        }
+        // All authorities of `sealane keys tls` have one name: another one's signature is wrong.
+        Error::InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature) => {
+            "the peer's certificate is of no authority in security.tls_authorities here".into()
+        }
+        Error::AlertReceived(Alert::CertificateExpired) => {
+            "the peer rejects this side's certificate: it, or its authority's, has expired".into()
+        }
+        Error::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => {
+            "the peer rejects this side's certificate: its authority is not in security.tls_authorities there".into()
+        }
+        other => other.to_string(),
+    })
+}
+
+/// A number of seconds in a unit that people count in.
+fn span(seconds: u64) -> String {
+    match seconds / 60 {
+        minutes @ ..120 => format!("{minutes} minutes"),
+        minutes @ ..2880 => format!("{} hours", minutes / 60),
+        minutes => format!("{} days", minutes / 1440),
+    }
 }
 
 #[cfg(test)]

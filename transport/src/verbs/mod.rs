@@ -1,7 +1,7 @@
 //! The verbs link: RC queue pairs, and per shard one completion queue and one shared receive queue, on an RDMA device.
 //!
-//! `device.rs` is the device interface; `fake/` implements it in memory and, with the feature `verbs`, `ibverbs/` on real
-//! devices. Everything above it is tested on both. `docs/security.md` says what a hostile peer can do.
+//! `device.rs` is the device interface; `fake/` implements it in memory, `ibverbs/` on real devices.
+//! Everything above it is tested on both. `docs/security.md` says what a hostile peer can do.
 //!
 //! - **Negotiation** (`settle.rs`). The handshake runs over TCP and has a feature bit; then each side offers a queue pair or
 //!   says why not. Frames begin when both are connected; otherwise they continue over the same TCP connection, with the reason
@@ -50,7 +50,6 @@ pub mod fake;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(feature = "verbs")]
 pub mod ibverbs;
 mod limits;
 mod link;
@@ -70,19 +69,8 @@ pub use settle::SettledLink;
 /// Opens the device that `settings` name, with the system's library.
 ///
 /// # Errors
-/// The step that failed and what to do about it; without the feature `verbs`, that this build has none.
-#[cfg(feature = "verbs")]
+/// The step that failed and what to do about it.
 pub fn open(settings: &VerbsSettings) -> Result<Box<dyn device::Device>, device::VerbsError> {
     let Depths { completions, sends } = Depths::of(settings);
     Ok(Box::new(ibverbs::IbDevice::open(settings, completions, sends)?))
-}
-
-/// Opens the device that `settings` name, with the system's library.
-///
-/// # Errors
-/// Always: this build has no verbs.
-#[cfg(not(feature = "verbs"))]
-pub fn open(_settings: &VerbsSettings) -> Result<Box<dyn device::Device>, device::VerbsError> {
-    let reason = "this build has no RDMA verbs: build it with `--features verbs`";
-    Err(device::VerbsError::new("open the device", reason))
 }

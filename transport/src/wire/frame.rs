@@ -8,6 +8,7 @@ use super::pull::PullFrame;
 use super::push::PushFrame;
 use super::{WireError, fixed, text};
 use crate::arena::Handle;
+use crate::if_gone::IfGone;
 use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
 use crate::named_rows::NamedRows;
 
@@ -45,6 +46,9 @@ pub(super) const KIND_PUSH_CLOSE: u8 = 28;
 const KIND_CHUNK: u8 = 29;
 pub(super) const KIND_PUSH_WANT: u8 = 30;
 const KIND_ROWS: u8 = 31;
+
+/// In the code of a request, of several, of a request for rows and of a pull: it fails if the task that it asks is gone.
+pub(super) const FAILS_IF_GONE: u8 = 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -110,6 +114,8 @@ pub struct Request<'a> {
     pub consumer: u16,
     /// The asked task: its place in the list of tasks of the asked side's greeting.
     pub producer: u16,
+    /// Whether it waits for a task that has left.
+    pub if_gone: IfGone,
     /// The tensor's name within the step.
     pub key: &'a str,
 }
@@ -127,6 +133,8 @@ pub struct RowsRequest<'a> {
     pub consumer: u16,
     /// The asked task: its place in the list of tasks of the asked side's greeting.
     pub producer: u16,
+    /// It does not wait for a task that has left.
+    pub fail_if_gone: bool,
     /// The tables, and the rows of each.
     pub rows: NamedRows<'a>,
 }
@@ -220,6 +228,8 @@ pub enum Frame<'a> {
     /// The request's tensor is not there yet; the request no longer counts against the window.
     Parked {
         id: Handle,
+        /// The producer's attachment that it waits for, if it fails when that ends; else 0.
+        attachment: u32,
     },
     /// The consumer no longer waits for the request.
     Cancel {
@@ -261,7 +271,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
     let (id, transfer) = (Handle::from_bits(header.id.get()), header.transfer.get());
     let frame = match header.kind {
         KIND_REQUEST => {
-            let (fields, key) = fixed::<RequestFixed>("request", body)?;
+            let (fields, rest) = fixed::<RequestFixed>("request", body)?;
+            let (if_gone, key) = if_gone(header.code, rest)?;
             bounded("key", key.len(), KEY_BYTES_MAX)?;
             Frame::Request(Request {
                 id,
@@ -269,6 +280,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
                 timeout_ms: fields.timeout_ms.get(),
                 consumer: fields.consumer.get(),
                 producer: fields.producer.get(),
+                if_gone,
                 key: text("key", key)?,
             })
         }
@@ -280,6 +292,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
                 timeout_ms: fields.timeout_ms.get(),
                 consumer: fields.consumer.get(),
                 producer: fields.producer.get(),
+                fail_if_gone: header.code & FAILS_IF_GONE != 0,
                 rows: NamedRows::parse(rest)?,
             })
         }
@@ -295,7 +308,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
             })
         }
         KIND_FAILURE => Frame::Failure(Failure { id, code: header.code, reason: reason(body)? }),
-        KIND_PARKED => Frame::Parked { id },
+        KIND_PARKED if body.is_empty() => Frame::Parked { id, attachment: 0 },
+        KIND_PARKED => Frame::Parked { id, attachment: fixed::<U32>("parked", body)?.0.get() },
         KIND_CANCEL => Frame::Cancel { id },
         KIND_RELEASE => {
             if !body.len().is_multiple_of(8) {
@@ -313,7 +327,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_PING => Frame::Ping { nonce: header.id.get() },
         KIND_PONG => Frame::Pong { nonce: header.id.get() },
         KIND_GO_AWAY => Frame::GoAway(GoAway { reason: reason(body)? }),
-        KIND_REQUESTS => Frame::Requests(Requests::read(body)?),
+        KIND_REQUESTS => Frame::Requests(Requests::read(header.code, body)?),
         KIND_RESPONSES => Frame::Responses(Responses::read(body)),
         KIND_KEY_SET..=KIND_PULL_CANCEL => {
             Frame::Pull(PullFrame::read(header.kind, (header.code, transfer), id, body)?)
@@ -325,6 +339,16 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         unknown => return Err(WireError::UnknownKind(unknown)),
     };
     Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))
+}
+
+/// What a request with this code says of a task that is gone, and what follows in its body.
+#[inline]
+fn if_gone(code: u8, body: &[u8]) -> Result<(IfGone, &[u8]), WireError> {
+    if code & FAILS_IF_GONE == 0 {
+        return Ok((IfGone::Waits, body));
+    }
+    let (attachment, rest) = fixed::<U32>("request", body)?;
+    Ok((IfGone::Fails { attachment: attachment.get() }, rest))
 }
 
 pub(super) fn bounded(what: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
@@ -350,7 +374,15 @@ impl FrameWriter<'_> {
             consumer: U16::new(request.consumer),
             producer: U16::new(request.producer),
         };
-        self.frame(KIND_REQUEST, 0, request.id.to_bits(), fields.as_bytes(), request.key.as_bytes());
+        let IfGone::Fails { attachment } = request.if_gone else {
+            return self.frame(KIND_REQUEST, 0, request.id.to_bits(), fields.as_bytes(), request.key.as_bytes());
+        };
+        let (attachment, key) = (U32::new(attachment), request.key.as_bytes());
+        let body_bytes = size_of::<RequestFixed>() + size_of::<U32>() + key.len();
+        self.header(KIND_REQUEST, FAILS_IF_GONE, request.id.to_bits(), body_bytes);
+        for part in [fields.as_bytes(), attachment.as_bytes(), key] {
+            self.0.extend_from_slice(part);
+        }
     }
 
     /// Writes a request for rows.
@@ -361,7 +393,8 @@ impl FrameWriter<'_> {
             consumer: U16::new(rows.consumer),
             producer: U16::new(rows.producer),
         };
-        self.frame(KIND_ROWS, 0, rows.id.to_bits(), fields.as_bytes(), rows.rows.as_bytes());
+        let code = if rows.fail_if_gone { FAILS_IF_GONE } else { 0 };
+        self.frame(KIND_ROWS, code, rows.id.to_bits(), fields.as_bytes(), rows.rows.as_bytes());
     }
 
     /// Writes a response's frame; its payload is the caller's to send next.
@@ -389,8 +422,10 @@ impl FrameWriter<'_> {
     }
 
     /// Writes a parked note.
-    pub fn parked(&mut self, id: Handle) {
-        self.frame(KIND_PARKED, 0, id.to_bits(), &[], &[]);
+    pub fn parked(&mut self, id: Handle, attachment: u32) {
+        let attachment = U32::new(attachment);
+        let body = if attachment.get() == 0 { &[] } else { attachment.as_bytes() };
+        self.frame(KIND_PARKED, 0, id.to_bits(), body, &[]);
     }
 
     /// Writes a cancel.
@@ -456,8 +491,14 @@ impl FrameWriter<'_> {
     /// Begins a frame whose length is known at its [`end`](Self::end); where it begins.
     #[inline]
     pub(super) fn begin(&mut self, kind: u8, id: u64) -> usize {
+        self.begin_as(kind, 0, id)
+    }
+
+    /// The same with a code.
+    #[inline]
+    pub(super) fn begin_as(&mut self, kind: u8, code: u8, id: u64) -> usize {
         let start = self.0.len();
-        self.header(kind, 0, id, 0);
+        self.header(kind, code, id, 0);
         start
     }
 
@@ -496,21 +537,30 @@ mod tests {
     #[test]
     fn every_frame_reads_back_as_written() {
         let id = Handle::from_bits(3 << 32 | 9);
-        let request = Request { id, step: -4, timeout_ms: 7, consumer: 1, producer: 2, key: "w/0" };
+        let if_gone = IfGone::Waits;
+        let request = Request { id, step: -4, timeout_ms: 7, consumer: 1, producer: 2, if_gone, key: "w/0" };
+        let of_one = Request { if_gone: IfGone::Fails { attachment: 1 << 31 }, ..request };
+        let of_any = Request { if_gone: IfGone::new(true), key: "", ..request };
         let response =
             Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, transfer: 8, meta: b"meta" };
         let failure = Failure { id, code: 14, reason: "gone" };
         let mut named = crate::named_rows::NamedRowsBuf::default();
         named.name("user", &[3, 9, 1 << 33], |_| 4);
         named.name("item", &[2, 1], |_| 2);
-        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, rows: named.as_rows() };
+        let (rows, fail_if_gone) = (named.as_rows(), false);
+        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, fail_if_gone, rows };
+        let of_one_rows = RowsRequest { fail_if_gone: true, ..rows };
         let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
         for (bytes, frame) in [
             (written(|w| w.request(&request)), Frame::Request(request)),
+            (written(|w| w.request(&of_one)), Frame::Request(of_one)),
+            (written(|w| w.request(&of_any)), Frame::Request(of_any)),
             (written(|w| w.rows(&rows)), Frame::Rows(rows)),
+            (written(|w| w.rows(&of_one_rows)), Frame::Rows(of_one_rows)),
             (written(|w| w.response(&response)), Frame::Response(response)),
             (written(|w| w.failure(&failure)), Frame::Failure(failure)),
-            (written(|w| w.parked(id)), Frame::Parked { id }),
+            (written(|w| w.parked(id, 0)), Frame::Parked { id, attachment: 0 }),
+            (written(|w| w.parked(id, 9)), Frame::Parked { id, attachment: 9 }),
             (written(|w| w.cancel(id)), Frame::Cancel { id }),
             (written(|w| w.released(8)), Frame::Released { sequence: 8 }),
             (written(|w| w.resumed()), Frame::Resumed),
@@ -546,10 +596,16 @@ mod tests {
         odd[4] = 7;
         assert!(matches!(parse(&odd), Err(WireError::Truncated { what: "release", .. })));
         let mut truncated = written(|w| {
-            w.request(&Request { id: Handle::from_bits(1), step: 0, timeout_ms: 0, consumer: 0, producer: 0, key: "" })
+            let (id, if_gone) = (Handle::from_bits(1), IfGone::new(true));
+            w.request(&Request { id, step: 0, timeout_ms: 0, consumer: 0, producer: 0, if_gone, key: "" })
         });
-        truncated[4] = 15;
-        assert!(matches!(parse(&truncated), Err(WireError::Truncated { what: "request", .. })));
+        for body_bytes in [15, 19] {
+            truncated[4] = body_bytes;
+            assert!(matches!(parse(&truncated), Err(WireError::Truncated { what: "request", .. })));
+        }
+        let mut parked = written(|w| w.parked(Handle::from_bits(1), 1));
+        parked[4] = 3;
+        assert!(matches!(parse(&parked), Err(WireError::Truncated { what: "parked", .. })));
         let mut not_text = written(|w| w.go_away("x"));
         *not_text.last_mut().unwrap() = 0xff;
         assert_eq!(parse(&not_text), Err(WireError::NotUtf8("reason")));

@@ -6,7 +6,7 @@ use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::frame::bounded;
+use super::frame::{FAILS_IF_GONE, bounded};
 use super::{FrameWriter, WireError, fixed};
 use crate::arena::Handle;
 use crate::limits::{FRAME_BODY_BYTES_MAX, GROUP_BYTES, INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, META_BYTES_MAX};
@@ -60,14 +60,17 @@ pub struct Requests<'a> {
     pub consumer: u16,
     /// The asked task: its place in the list of tasks of the asked side's greeting.
     pub producer: u16,
+    /// None waits for a task that has left.
+    pub fail_if_gone: bool,
     entries: &'a [u8],
 }
 
 impl<'a> Requests<'a> {
-    pub(super) fn read(body: &'a [u8]) -> Result<Self, WireError> {
+    pub(super) fn read(code: u8, body: &'a [u8]) -> Result<Self, WireError> {
         let (fields, entries) = fixed::<RequestsFixed>("requests", body)?;
         let (consumer, producer) = (fields.consumer.get(), fields.producer.get());
-        Ok(Requests { timeout_ms: fields.timeout_ms.get(), consumer, producer, entries })
+        let fail_if_gone = code & FAILS_IF_GONE != 0;
+        Ok(Requests { timeout_ms: fields.timeout_ms.get(), consumer, producer, fail_if_gone, entries })
     }
 
     /// Each request: its id, its step, and the bytes of its key, which are looked at by who takes them for
@@ -170,8 +173,14 @@ pub struct ResponseGroup<'a, 'w> {
 
 impl<'w> FrameWriter<'w> {
     /// Begins a frame of requests of `consumer` to `producer`.
-    pub fn requests(&mut self, timeout_ms: u32, consumer: u16, producer: u16) -> RequestGroup<'_, 'w> {
-        let start = self.begin(super::frame::KIND_REQUESTS, 0);
+    pub fn requests(
+        &mut self,
+        timeout_ms: u32,
+        (consumer, producer): (u16, u16),
+        fail_if_gone: bool,
+    ) -> RequestGroup<'_, 'w> {
+        let code = if fail_if_gone { FAILS_IF_GONE } else { 0 };
+        let start = self.begin_as(super::frame::KIND_REQUESTS, code, 0);
         let (consumer, producer) = (U16::new(consumer), U16::new(producer));
         let fields = RequestsFixed { timeout_ms: U32::new(timeout_ms), consumer, producer };
         self.0.extend_from_slice(fields.as_bytes());
@@ -237,12 +246,13 @@ mod tests {
     fn groups_read_back_as_written() {
         let mut bytes = Vec::new();
         let mut writer = FrameWriter(&mut bytes);
-        let mut group = writer.requests(9, 1, 2);
+        let mut group = writer.requests(9, (1, 2), true);
         group.push(handle(3), -4, "w/0");
         group.push(handle(4), 5, "");
         group.end();
         let Ok(Some((Frame::Requests(requests), length))) = parse(&bytes) else { panic!("not requests") };
         assert_eq!((requests.timeout_ms, requests.consumer, requests.producer, length), (9, 1, 2, bytes.len()));
+        assert!(requests.fail_if_gone);
         let read: Result<Vec<_>, _> = requests.iter().collect();
         assert_eq!(read, Ok(vec![(handle(3), -4, &b"w/0"[..]), (handle(4), 5, b"")]));
 

@@ -8,8 +8,8 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{
-    KIND_FORGET_SET, KIND_KEY_SET, KIND_METAS, KIND_PART, KIND_PARTS, KIND_PULL, KIND_PULL_FAILURE, bounded, cut,
-    reason,
+    FAILS_IF_GONE, KIND_FORGET_SET, KIND_KEY_SET, KIND_METAS, KIND_PART, KIND_PARTS, KIND_PULL, KIND_PULL_FAILURE,
+    bounded, cut, reason,
 };
 use super::group::{split, walk};
 use super::{FrameWriter, WireError, fixed, text};
@@ -116,6 +116,8 @@ pub struct Pull {
     pub min_version: i64,
     /// Milliseconds that the consumer still waits.
     pub timeout_ms: u32,
+    /// It does not wait for what a task has not published that has left.
+    pub fail_if_gone: bool,
 }
 
 /// What the tensors of a set look like from here on.
@@ -227,7 +229,8 @@ impl<'a> PullFrame<'a> {
             KIND_PULL => {
                 let (fields, _) = fixed::<PullFixed>("pull", body)?;
                 let (set, min_version) = (Handle::from_bits(fields.set.get()), fields.min_version.get());
-                PullFrame::Pull(Pull { id, set, min_version, timeout_ms: fields.timeout_ms.get() })
+                let (timeout_ms, fail_if_gone) = (fields.timeout_ms.get(), code & FAILS_IF_GONE != 0);
+                PullFrame::Pull(Pull { id, set, min_version, timeout_ms, fail_if_gone })
             }
             KIND_METAS => PullFrame::Metas(Metas { set: id, entries: body }),
             KIND_KEY_SET => PullFrame::KeySet(KeySet::read(id, body)?),
@@ -296,7 +299,8 @@ impl<'w> FrameWriter<'w> {
             min_version: I64::new(pull.min_version),
             timeout_ms: U32::new(pull.timeout_ms),
         };
-        self.frame(KIND_PULL, 0, pull.id.to_bits(), fields.as_bytes(), &[]);
+        let code = if pull.fail_if_gone { FAILS_IF_GONE } else { 0 };
+        self.frame(KIND_PULL, code, pull.id.to_bits(), fields.as_bytes(), &[]);
     }
 
     /// Begins a frame of metadata.
@@ -411,7 +415,7 @@ mod tests {
     #[test]
     fn every_frame_reads_back_as_written() {
         let id = Handle::from_bits(3 << 32 | 9);
-        let pull = Pull { id, set: Handle::from_bits(7 << 32), min_version: -1, timeout_ms: 8 };
+        let pull = Pull { id, set: Handle::from_bits(7 << 32), min_version: -1, timeout_ms: 8, fail_if_gone: true };
         assert_eq!(read(&written(|w| w.pull(&pull))), PullFrame::Pull(pull));
         let part = Part { id, version: i64::MIN, payload_bytes: 1 << 40, transfer: 2, index: 3 };
         assert_eq!(read(&written(|w| w.part(&part))), PullFrame::Part(part));

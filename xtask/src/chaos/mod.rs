@@ -1,28 +1,36 @@
 //! `cargo xtask chaos`: real daemons and tasks on hosts of their own, harmed by a schedule that follows from a seed. When it is
-//! over, all is put right, what was in flight ends, and the tasks' ledgers are judged: see `verdict/`.
+//! over, all is put right, what was in flight ends, and the tasks' ledgers are judged: see `verdict/`. `soak` is the same with
+//! milder deeds, and limits on what remains.
 
-pub(crate) mod deeds;
-pub(crate) mod history;
-pub(crate) mod schedule;
-pub(crate) mod table;
-pub(crate) mod verdict;
+mod deeds;
+mod history;
+mod limits;
+mod schedule;
+mod soak;
+mod verdict;
+mod wakes;
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tempfile::TempDir;
+
+pub(crate) use deeds::Victim;
+pub(crate) use soak::Soak;
 
 use crate::Outcome;
-use crate::hosts::{HOSTS, Hosts, Manner, Patience, Shown, TASKS, ledger};
+use crate::hosts::{HOSTS, Hosts, Manner, Shown, TASKS, ledger};
 use crate::traffic::{Order, now_us};
 use history::{History, SETTLE, micros};
+use limits::Limits;
 use schedule::Planned;
 use verdict::books::Books;
-use verdict::{Verdict, judge};
+use verdict::{Verdict, judge, outcomes};
 
 /// How long nothing is harmed at first, while the daemons and tasks start.
-const WARM_UP: Duration = Duration::from_secs(2);
+const WARM_UP: Duration = Duration::from_secs(3);
 
 /// How long nothing is harmed in the end, beside the time that healing takes: every call of it must go well.
 const CALM: Duration = Duration::from_secs(4);
@@ -47,15 +55,17 @@ pub(crate) struct Chaos {
     /// Run this many seeds in sequence, until one fails
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Keep logs and ledgers of passing runs too
-    #[arg(long)]
-    keep: bool,
 }
 
 impl Chaos {
     pub(crate) fn run(&self) -> Outcome {
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
-            let passed = in_folder("chaos", self.keep, |folder| self.run_seed(seed, folder));
+            let (name, span) = (format!("seed {seed}"), Duration::from_secs(self.seconds));
+            let is_patient = seed.is_multiple_of(2);
+            let shown = [Shown::Tls, Shown::Secret, Shown::Nothing][(seed / 2 % 3) as usize];
+            let rounds = vec![schedule::schedule(seed, span)];
+            let trial = Trial { name, manner: Manner { is_patient, shown }, rounds, span, is_soak: false };
+            let passed = trial.run();
             if passed != Ok(true) {
                 println!("again with: cargo xtask chaos --seconds {} --seed {seed}", self.seconds);
                 return passed;
@@ -63,103 +73,121 @@ impl Chaos {
         }
         Ok(true)
     }
-
-    fn run_seed(&self, seed: u64, folder: &TempDir) -> Outcome {
-        let start = Instant::now();
-        let span = Duration::from_secs(self.seconds);
-        let plan = schedule::schedule(seed, span);
-        let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
-        let shown = [Shown::Tls, Shown::Secret, Shown::Nothing][(seed / 2 % 3) as usize];
-        let mut hosts = Hosts::start(Manner { patience, shown }, folder.path())?;
-        let deeds = plan.len();
-        println!(
-            "seed {seed}: {HOSTS} hosts, {TASKS} tasks, {deeds} deeds, patience is {patience:?}, peers show {shown:?}"
-        );
-        thread::sleep(WARM_UP);
-        let history = carry_out(&plan, span, &mut hosts)?;
-        thread::sleep(SETTLE + CALM);
-        let (books, verdict) = conclude(hosts, &history)?;
-        Ok(show(&format!("seed {seed}"), start, &books, &history, &verdict, ""))
-    }
 }
 
-/// Runs in a folder for sockets, logs and ledgers, which is kept where that is wanted or the run does not pass.
-pub(crate) fn in_folder(name: &str, keep: bool, run: impl FnOnce(&TempDir) -> Outcome) -> Outcome {
-    let folder = tempfile::Builder::new().prefix(&format!("sealane-{name}-")).tempdir();
-    let folder = folder.map_err(|error| format!("no folder can be made for logs: {error}"))?;
-    println!("logs and ledgers: {}", folder.path().display());
-    let passed = run(&folder);
-    if keep || passed != Ok(true) {
-        // Dropped, it would be removed.
-        let _ = folder.keep();
+/// A run: how the hosts behave, and what is done to them.
+struct Trial {
+    name: String,
+    manner: Manner,
+    /// The deeds of each round, which takes that long.
+    rounds: Vec<Vec<Planned>>,
+    span: Duration,
+    /// All rest after each round, and what they hold then has limits.
+    is_soak: bool,
+}
+
+impl Trial {
+    /// Runs in a folder for sockets, logs and ledgers, which is kept where the run does not pass.
+    fn run(&self) -> Outcome {
+        let folder = tempfile::Builder::new().prefix("sealane-chaos-").tempdir();
+        let folder = folder.map_err(|error| format!("no folder can be made for logs: {error}"))?;
+        println!("logs and ledgers: {}", folder.path().display());
+        let passed = self.run_in(folder.path());
+        if passed != Ok(true) {
+            // Dropped, it would be removed.
+            let _ = folder.keep();
+        }
+        passed
     }
-    passed
+
+    fn run_in(&self, folder: &Path) -> Outcome {
+        let start = Instant::now();
+        let mut hosts = Hosts::start(self.manner, folder)?;
+        println!("{}: {HOSTS} hosts, {TASKS} tasks, {:?}", self.name, self.manner);
+        let mut limits = self.is_soak.then(|| Limits::start(&hosts));
+        thread::sleep(WARM_UP);
+        let mut history = History::new(self.manner.is_patient, now_us());
+        for (number, plan) in self.rounds.iter().enumerate() {
+            println!("round {} of {}", number + 1, self.rounds.len());
+            carry_out(plan, self.span, &mut hosts, &mut history)?;
+            match &mut limits {
+                Some(limits) => limits.rest_and_look(&mut hosts),
+                None => thread::sleep(SETTLE + CALM),
+            }
+        }
+        // Everybody ends with the same tick.
+        let at_us = now_us() + micros(FINISH_NOTICE);
+        let fallen = hosts.fallen();
+        let finished = hosts.finish(Order::Finish { at_us });
+        let lives: Vec<u32> = hosts.tasks.iter().map(|task| task.lives).collect();
+        drop(hosts);
+        let books = Books::read(&lives, |task, life| ledger(folder, task, life))?;
+        let mut verdict = judge(&books, &history);
+        verdict.violations.extend(fallen.into_iter().chain(finished.err()));
+        if let Some(limits) = limits {
+            limits.judge(&mut verdict);
+        }
+        print_tables(&books, &history, &verdict);
+        for violation in verdict.violations.iter().take(SHOWN) {
+            println!("VIOLATION: {violation}");
+        }
+        if verdict.violations.len() > SHOWN {
+            println!("and {} more", verdict.violations.len() - SHOWN);
+        }
+        let passed = verdict.violations.is_empty();
+        let (took, result) = (start.elapsed().as_secs(), if passed { "passed" } else { "FAILED" });
+        println!("{} {result} in {took} s", self.name);
+        Ok(passed)
+    }
 }
 
 /// Does what the plan says for so long, and notes when it was done.
-///
-/// # Errors
-/// It cannot be done.
-pub(crate) fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts) -> Result<History, String> {
-    let (start, start_us) = (Instant::now(), now_us());
-    let mut history = History::new(hosts.manner.patience, start_us);
+fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts, history: &mut History) -> Result<(), String> {
+    let start = Instant::now();
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
     let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
     let mut moments: Vec<_> = begins.chain(ends).collect();
     moments.sort_unstable();
+    let mut places = vec![0; plan.len()];
     for (at, index, begins) in moments {
         thread::sleep((start + at).saturating_duration_since(Instant::now()));
         let Planned { deed, lasts, .. } = plan[index];
-        let now = || start.elapsed().as_secs_f64();
         if begins {
-            println!("{:8.3} s  {deed}, {:.1} s", now(), lasts.as_secs_f64());
-            history.begin(index, deed, now_us());
+            println!("{:8.3} s  {deed}, {:.1} s", history.seconds(now_us()), lasts.as_secs_f64());
+            places[index] = history.begin(deed, now_us());
             deed.begin(hosts)?;
         } else {
             deed.end(hosts)?;
-            history.end(index, now_us());
-            println!("{:8.3} s    over: {deed}", now());
+            history.done[places[index]].ended = now_us();
+            println!("{:8.3} s    over: {deed}", history.seconds(now_us()));
         }
     }
     thread::sleep((start + span).saturating_duration_since(Instant::now()));
-    Ok(history)
+    Ok(())
 }
 
-/// Has all tasks finish, ends everything, and judges the ledgers.
-///
-/// # Errors
-/// A ledger cannot be read.
-pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Verdict), String> {
-    // Everybody ends with the same tick.
-    let at_us = now_us() + micros(FINISH_NOTICE);
-    let fallen = hosts.fallen();
-    let finished = hosts.finish(Order::Finish { at_us });
-    let lives: Vec<u32> = hosts.tasks.iter().map(|task| task.lives).collect();
-    let books = Books::read(&lives, |task, life| ledger(&hosts.folder, task, life))?;
-    drop(hosts);
-    let mut verdict = judge(&books, history);
-    verdict.violations.extend(fallen.into_iter().chain(finished.err()));
-    Ok((books, verdict))
-}
-
-/// Prints what a run came to, with what else is to be said of it; whether it passed.
-pub(crate) fn show(
-    name: &str,
-    start: Instant,
-    books: &Books,
-    history: &History,
-    verdict: &Verdict,
-    more: &str,
-) -> bool {
-    print!("{}{more}", table::table(books, history, verdict));
-    for violation in verdict.violations.iter().take(SHOWN) {
-        println!("VIOLATION: {violation}");
+/// Prints what was done, how calls ended, and how long what was measured took.
+fn print_tables(books: &Books, history: &History, verdict: &Verdict) {
+    let mut deeds: BTreeMap<String, usize> = BTreeMap::new();
+    for done in &history.done {
+        // Without the numbers of hosts and tasks, sizes and rates.
+        let kind = done.deed.to_string().chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        *deeds.entry(kind).or_default() += 1;
     }
-    if verdict.violations.len() > SHOWN {
-        println!("and {} more", verdict.violations.len() - SHOWN);
+    println!("\ndeeds");
+    deeds.iter().for_each(|(kind, count)| println!("  {count:6}  {kind}"));
+    println!("calls");
+    for (kind, ends) in outcomes(books) {
+        let ends: Vec<String> = ends.iter().map(|(end, count)| format!("{count} {end}")).collect();
+        println!("  {:10}  {}", format!("{kind:?}"), ends.join(", "));
     }
-    let passed = verdict.violations.is_empty();
-    let (took, result) = (start.elapsed().as_secs_f64(), if passed { "passed" } else { "FAILED" });
-    println!("{name} {result} in {took:.0} s");
-    passed
+    println!("times (ms: count, median, most)");
+    for (what, times) in &verdict.times {
+        let mut sorted = times.clone();
+        sorted.sort_unstable();
+        if let Some(&most) = sorted.last() {
+            let (count, median) = (sorted.len(), sorted[sorted.len() / 2] as f64 / 1e3);
+            println!("  {what:52}  {count}, {median:.1}, {:.1}", most as f64 / 1e3);
+        }
+    }
 }

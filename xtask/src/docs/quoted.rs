@@ -3,6 +3,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+
+use crate::command::output;
 
 /// The page, from the workspace's root.
 pub(super) const PAGE: &str = "docs/troubleshooting.md";
@@ -17,14 +20,10 @@ const BETWEEN: &str = " · ";
 const PART_BYTES_MIN: usize = 4;
 
 /// What is wrong with the page: quotes of which the source has no part, each as a sentence.
-///
-/// # Errors
-/// A file cannot be read.
 pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
-    let mut source = String::new();
-    for folder in CRATES {
-        add(&root.join(folder), &mut source)?;
-    }
+    let mut find = Command::new("find");
+    find.args(CRATES).args(["-name", "*.rs", "-exec", "cat", "{}", "+"]).current_dir(root);
+    let source = printed(&output(&mut find)?);
     let page = root.join(PAGE);
     let page = fs::read_to_string(&page).map_err(|error| format!("{}: {error}", page.display()))?;
     let quotes = quotes(&page);
@@ -33,20 +32,6 @@ pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     }
     let old = quotes.into_iter().filter(|quote| !is_in(quote, &source));
     Ok(old.map(|quote| format!("{PAGE} quotes `{quote}`, which is nowhere in the source: correct it there")).collect())
-}
-
-/// Adds the texts of all files of Rust in a folder, each as it is printed: without line breaks inside it.
-fn add(folder: &Path, source: &mut String) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    for entry in fs::read_dir(folder).map_err(told)? {
-        let path = entry.map_err(told)?.path();
-        if path.is_dir() {
-            add(&path, source)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            source.push_str(&printed(&fs::read_to_string(&path).map_err(told)?));
-        }
-    }
-    Ok(())
 }
 
 /// A source whose texts go on after a line break without the backslash and the indentation, and have their quotes bare.

@@ -12,15 +12,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub(crate) use network::{Cut, Network};
-pub(crate) use process::Process;
-pub(crate) use settings::{CONNECT_TIMEOUT, HEARTBEAT, Manner, PEER_TIMEOUT, Patience, Shown};
+pub(crate) use process::Slot;
+pub(crate) use settings::{CONNECT_TIMEOUT, HEARTBEAT, Manner, PEER_TIMEOUT, Shown};
 
-use crate::build::{Build, build};
+use crate::build::Build;
+use crate::chaos::Victim;
 use crate::traffic::{self, Order, Role};
 
 /// The program under test. Unoptimised, which builds in a fraction of the time and checks its own assertions: when
 /// something fails decides what is found here, not how fast it goes.
-const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", release: false, verbs: false };
+const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", is_packed: false };
 
 /// The port of daemons; engines that are embedded in a task have the next one.
 const PORT: u16 = 7000;
@@ -55,22 +56,6 @@ fn endpoint_map() -> String {
     (0..TASKS).map(|task| format!("{}={}\n", traffic::name(task), address(task))).collect()
 }
 
-/// A daemon or a task: its process, if it has one, and how many it has had.
-#[derive(Default)]
-pub(crate) struct Slot {
-    pub(crate) process: Option<Process>,
-    pub(crate) lives: u32,
-}
-
-impl Slot {
-    /// Gives its process an order, if it has one.
-    pub(crate) fn order(&mut self, order: Order) {
-        if let Some(process) = &mut self.process {
-            process.order(order);
-        }
-    }
-}
-
 /// Where a process of a task writes what it does, in the folder of its run.
 pub(crate) fn ledger(folder: &Path, task: usize, life: u32) -> PathBuf {
     folder.join(format!("task{task}.{life}.ledger"))
@@ -88,7 +73,7 @@ pub(crate) fn map(folder: &Path) -> PathBuf {
 
 /// See the module. Dropped, it ends everything.
 pub(crate) struct Hosts {
-    pub(crate) manner: Manner,
+    manner: Manner,
     pub(crate) folder: PathBuf,
     program: PathBuf,
     pub(crate) daemons: Vec<Slot>,
@@ -103,80 +88,72 @@ impl Hosts {
     /// # Errors
     /// The program does not build, or this is not root on a kernel with network namespaces.
     pub(crate) fn start(manner: Manner, folder: &Path) -> Result<Hosts, String> {
-        let program = build(&SEALANE)?;
-        let failed = |error| format!("{}: {error}", folder.display());
-        fs::create_dir_all(folder).map_err(failed)?;
-        fs::write(map(folder), endpoint_map()).map_err(failed)?;
+        let program = SEALANE.build(&[])?;
+        fs::write(map(folder), endpoint_map()).map_err(|error| format!("{}: {error}", folder.display()))?;
         settings::make_keys(&program, folder)?;
         let network = Network::new(HOSTS)?;
-        let mut hosts = Hosts {
-            manner,
-            program,
-            folder: folder.to_path_buf(),
-            daemons: (0..HOSTS).map(|_| Slot::default()).collect(),
-            tasks: (0..TASKS).map(|_| Slot::default()).collect(),
-            network,
-        };
-        (0..HOSTS).try_for_each(|host| hosts.start_daemon(host))?;
-        (0..TASKS).try_for_each(|task| hosts.start_task(task))?;
+        let [daemons, tasks] = [HOSTS, TASKS].map(|count| (0..count).map(|_| Slot::default()).collect());
+        let mut hosts = Hosts { manner, program, folder: folder.to_path_buf(), daemons, tasks, network };
+        let all = (0..HOSTS).map(Victim::Daemon).chain((0..TASKS).map(Victim::Task));
+        all.into_iter().try_for_each(|one| hosts.start_process(one))?;
         Ok(hosts)
     }
 
-    /// Starts the daemon of a host that has none.
-    pub(crate) fn start_daemon(&mut self, host: usize) -> Result<(), String> {
+    /// The processes of a victim, if it has any.
+    pub(crate) fn slot(&mut self, victim: Victim) -> Option<&mut Slot> {
+        match victim {
+            Victim::Daemon(host) => self.daemons.get_mut(host),
+            Victim::Task(task) => self.tasks.get_mut(task),
+            Victim::Cable(_) => None,
+        }
+    }
+
+    /// Starts a process of a daemon or task. One that it has is killed.
+    pub(crate) fn start_process(&mut self, whose: Victim) -> Result<(), String> {
+        let folder = self.folder.clone();
+        let (host, program, arguments) = match whose {
+            Victim::Daemon(host) => (host, self.program.clone(), self.daemon_arguments(host)),
+            Victim::Task(task) => {
+                let role = Role { task, life: self.tasks[task].lives, manner: self.manner, folder: folder.clone() };
+                let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
+                (host_of(task), own, role.arguments().into())
+            }
+            Victim::Cable(_) => return Ok(()),
+        };
+        let Some(slot) = self.slot(whose) else { return Ok(()) };
+        let log = folder.join(format!("{whose}.{}.log", slot.lives));
+        slot.start(&["ip", "netns", "exec", &network::namespace(host)], &program, &arguments, &log)
+    }
+
+    fn daemon_arguments(&self, host: usize) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = ["daemon", "--metrics", "off"].map(OsString::from).into();
         let mut flag = |name: &str, value: OsString| arguments.extend([name.into(), value]);
         flag("--endpoint-map", map(&self.folder).into());
         flag("--socket", socket(&self.folder, host).into());
-        for task in 0..TASKS {
-            if host_of(task) == host && !is_embedded(task) {
-                flag("--task", traffic::name(task).into());
-            }
+        for task in (0..TASKS).filter(|&task| host_of(task) == host && !is_embedded(task)) {
+            flag("--task", traffic::name(task).into());
         }
         for (name, value) in self.manner.settings(&self.folder, (network::address(host), PORT).into()) {
             flag("--set", format!("{name}={value}").into());
         }
-        let slot = &mut self.daemons[host];
-        let log = self.folder.join(format!("daemon{host}.{}.log", slot.lives));
-        slot.lives += 1;
-        // One that still drains holds the lock of its socket.
-        slot.process = None;
-        slot.process = Some(Process::start(&network::namespace(host), &self.program, &arguments, &log)?);
-        Ok(())
-    }
-
-    /// Starts a process of a task that has none.
-    pub(crate) fn start_task(&mut self, task: usize) -> Result<(), String> {
-        let life = self.tasks[task].lives;
-        let role = Role { task, life, manner: self.manner, folder: self.folder.clone() };
-        let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-        let log = self.folder.join(format!("task{task}.{life}.log"));
-        let process = Process::start(&network::namespace(host_of(task)), &own, &role.arguments(), &log)?;
-        self.tasks[task] = Slot { process: Some(process), lives: life + 1 };
-        Ok(())
+        arguments
     }
 
     /// A process that ended although nobody had it ended.
     pub(crate) fn fallen(&mut self) -> Option<String> {
-        let name = |what: &'static str| move |(number, slot)| (format!("{what}{number}"), slot);
-        let daemons = self.daemons.iter_mut().enumerate().map(name("daemon"));
-        let tasks = self.tasks.iter_mut().enumerate().map(name("task"));
-        daemons.chain(tasks).find_map(|(name, slot): (String, &mut Slot)| {
-            let ended = slot.process.as_mut()?.ended()?;
-            Some(format!("{name} ended by itself: {ended}; its log is {name}.*.log"))
+        let mut all = (0..HOSTS).map(Victim::Daemon).chain((0..TASKS).map(Victim::Task));
+        all.find_map(|one| {
+            let ended = self.slot(one)?.ended()?;
+            Some(format!("{one} ended by itself: {ended}; its log is {one}.*.log"))
         })
     }
 
     /// Tells the tasks to finish and waits until they have.
-    ///
-    /// # Errors
-    /// One does not end, or fails.
     pub(crate) fn finish(&mut self, order: Order) -> Result<(), String> {
         self.tasks.iter_mut().for_each(|task| task.order(order));
         let until = Instant::now() + FINISH_WITHIN;
-        for (number, task) in self.tasks.iter_mut().enumerate() {
-            let Some(mut process) = task.process.take() else { continue };
-            let Some(status) = process.wait_until(until) else {
+        for (number, task) in self.tasks.iter_mut().enumerate().filter(|(_, task)| task.id().is_some()) {
+            let Some(status) = task.wait_until(until) else {
                 return Err(format!("task{number} was told to finish and did not within {FINISH_WITHIN:?}"));
             };
             if !status.success() {
@@ -184,18 +161,5 @@ impl Hosts {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_task_has_a_host_and_a_line_in_the_map() {
-        assert_eq!((0..TASKS).map(host_of).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 0]);
-        let map = endpoint_map();
-        assert_eq!(map.lines().count(), 7);
-        assert!(map.ends_with(":7001\n") && map.starts_with("task0:2222="), "{map}");
     }
 }

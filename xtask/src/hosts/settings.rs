@@ -9,15 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::run;
 
-/// How long silence is believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Patience {
-    /// Shorter than most troubles: links are given up and made again.
-    Short,
-    /// The default, longer than all: links outlive their cables.
-    Long,
-}
-
 /// What peers show each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Shown {
@@ -32,7 +23,9 @@ pub(crate) enum Shown {
 /// How all hosts of a run behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manner {
-    pub(crate) patience: Patience,
+    /// Silence is believed for the default, longer than all troubles: links outlive their cables. Else for less than most of them last:
+    /// links are given up and made again.
+    pub(crate) is_patient: bool,
     pub(crate) shown: Shown,
 }
 
@@ -82,7 +75,7 @@ impl Manner {
             // Shorter than what is in flight may take, so that draining ends both ways.
             ("daemon.drain_timeout_ms", "500".to_owned()),
         ];
-        if self.patience == Patience::Short {
+        if !self.is_patient {
             settings.push(("transport.heartbeat_ms", millis(HEARTBEAT)));
             settings.push(("transport.peer_timeout_ms", millis(PEER_TIMEOUT)));
         }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The guest's first program: mounts what programs need, makes the device, runs the jobs of /lab one after the other, and powers off.
-# What jobs print goes out at the second serial port, and between it the lab's records (machine.rs), which begin with a byte that
+# What jobs print goes out at the second serial port, and between it the lab's records (rdma_lab.rs), which begin with a byte that
 # text does not use.
 say() { printf '\036lab %s\n' "$*"; }
 must() { "$@" || broken "$*"; }

@@ -5,13 +5,14 @@
 #   copy [PLACE PATH]...  copies files into the current folder, which is the root of a guest, with the libraries that they name
 #   image KERNEL WORK [PLACE PATH]...
 #                         makes WORK/image, the guest's file system, of WORK/root, the lab's own files and these
-#   start KERNEL WORK     becomes the emulated machine that boots it; the second serial port is standard output
+#   start KERNEL WORK SECONDS
+#                         becomes the emulated machine that boots it, for so long; the second serial port is standard output
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-# The emulator, what goes into the guest, and what building with the feature `verbs` needs.
-packages=(busybox-static cmake cpio gcc ibverbs-providers ibverbs-utils iproute2 kmod libc6-dev libclang-dev librdmacm1 make perftest
-    qemu-system-x86 util-linux)
+# The emulator, and what goes into the guest.
+packages=(busybox-static cpio gcc ibverbs-providers ibverbs-utils iproute2 kmod libc6-dev librdmacm1 perftest qemu-system-x86
+    util-linux)
 # The package that depends on the current kernel's.
 kernel_package=linux-image-amd64
 # What the guest loads, beside what these depend on. Soft-RoCE computes its checksums with `crc32`, whose driver it does not name as a
@@ -131,7 +132,7 @@ image() {
 
 start() {
     # The first serial port is the kernel's, the second the jobs'. The network leads nowhere.
-    exec setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 2048 \
+    exec setpriv --pdeathsig KILL timeout --foreground -s KILL "$3" setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 2048 \
         -nodefaults -display none -no-reboot -netdev hubport,id=n0,hubid=0 -device virtio-net-pci,netdev=n0,status=off,romfile= \
         -serial "file:$2/kernel.log" -chardev stdio,id=jobs,signal=off -serial chardev:jobs -kernel "$1/vmlinuz" -initrd "$2/image" \
         -append 'console=ttyS0 quiet panic=-1 oops=panic net.ifnames=0 tsc=reliable clocksource=tsc' 2>"$2/emulator.log"

@@ -2,8 +2,8 @@
 //! who is killed takes nothing of it along. Written by the task's threads, read by the chore when all is over.
 //!
 //! ```text
-//! {"Begin":{"call":17,"at":1000250,"until":4000250,"what":{"Recv":{"from":3,"step":10002,"key":1,"bytes":65536}}}}
-//! {"End":{"call":17,"at":1003999,"outcome":{"Got":{"life":0}}}}
+//! {"Begin":{"call":17,"at":1000250,"until":4000250,"what":{"kind":"Recv","peers":[3],"number":10002,"key":1}}}
+//! {"End":{"call":17,"at":1003999,"outcome":{"Got":0}}}
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -22,56 +22,44 @@ pub(crate) fn now_us() -> u64 {
     now.tv_sec() as u64 * 1_000_000 + now.tv_nsec() as u64 / 1000
 }
 
-/// What was called.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum What {
-    Send {
-        to: usize,
-        step: i64,
-        key: u32,
-        bytes: usize,
-    },
-    Recv {
-        from: usize,
-        step: i64,
-        key: u32,
-        bytes: usize,
-    },
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Send,
+    Recv,
     /// A recv of what nobody sends: it shows how soon the loss of a peer is told.
-    Stand {
-        from: usize,
-    },
+    Stand,
     /// A send that nobody asks for: it fills the pools.
-    Burst {
-        to: usize,
-        bytes: usize,
-    },
-    Publish {
-        version: i64,
-    },
-    Pull {
-        from: usize,
-        min: i64,
-    },
-    Push {
-        to: usize,
-        number: u64,
-        bytes: usize,
-    },
+    Burst,
+    Publish,
+    Pull,
+    Push,
     Accept,
-    /// Rows of the task's table.
-    Write {
-        version: i64,
-    },
-    /// Rows of the tables of two tasks.
-    PullRows {
-        from: [usize; 2],
-        min: i64,
-    },
-    PushRows {
-        to: [usize; 2],
-    },
+    /// Rows of the task's table are written, those of two others pulled, and rows pushed to both and accepted.
+    WriteRows,
+    PullRows,
+    PushRows,
     AcceptRows,
+    /// A stream is dialed, written to its end, and finished; another that was accepted is read to its end.
+    Stream,
+    Read,
+}
+
+/// A call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct What {
+    pub(crate) kind: Kind,
+    /// The other tasks of it.
+    pub(crate) peers: Vec<usize>,
+    /// A step, the number of a push or stream, or a version: of a pull, the oldest that will do.
+    pub(crate) number: i64,
+    pub(crate) key: u32,
+}
+
+impl What {
+    pub(crate) fn new(kind: Kind, peers: &[usize], number: i64) -> What {
+        What { kind, peers: peers.to_vec(), number, key: 0 }
+    }
 }
 
 /// How a call ended.
@@ -79,19 +67,13 @@ pub(crate) enum What {
 pub(crate) enum Outcome {
     Ok,
     /// A recv got the right bytes, of this process of its producer.
-    Got {
-        life: u32,
-    },
+    Got(u32),
     /// A pull got the right bytes: a version for each key or owner, or none where it failed.
     Pulled(Vec<Option<i64>>),
-    /// An accept took so many.
-    Took(usize),
     /// It was given up.
     Dropped,
-    Failed {
-        code: String,
-        reason: String,
-    },
+    /// The code, and the reason.
+    Failed(String, String),
     /// It got something else than it should.
     Wrong(String),
 }
@@ -104,30 +86,27 @@ impl From<Result<(), Error>> for Outcome {
 
 impl Outcome {
     pub(crate) fn failed(error: &Error) -> Outcome {
-        Outcome::Failed { code: format!("{:?}", error.code()), reason: error.to_string() }
+        Outcome::Failed(format!("{:?}", error.code()), error.to_string())
     }
 
     pub(crate) fn is_failed_with(&self, wanted: Code) -> bool {
-        matches!(self, Outcome::Failed { code, .. } if *code == format!("{wanted:?}"))
+        matches!(self, Outcome::Failed(code, _) if *code == format!("{wanted:?}"))
     }
 }
 
-/// What an engine that is embedded in the task holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Holdings {
-    pub(crate) slab_bytes: u64,
-    pub(crate) deposits: u64,
-    pub(crate) parked: u64,
-    pub(crate) published: u64,
-    pub(crate) links: u64,
+/// A push or stream whose every byte came to the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Arrival {
+    pub(crate) at: u64,
+    pub(crate) kind: Kind,
+    pub(crate) from: usize,
+    pub(crate) life: u32,
+    pub(crate) number: i64,
 }
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Line {
-    Attached {
-        at: u64,
-    },
     Begin {
         call: u64,
         at: u64,
@@ -139,23 +118,26 @@ pub(crate) enum Line {
         at: u64,
         outcome: Outcome,
     },
-    /// A tensor came out of the task's queue.
-    Accepted {
-        at: u64,
-        from: usize,
-        life: u32,
-        number: u64,
-    },
+    Arrived(Arrival),
     /// A thread was held up so long by making calls, and could not look after the others.
     Held {
         from: u64,
         until: u64,
     },
-    Holds {
-        at: u64,
-        holdings: Holdings,
-    },
+    /// What an engine that is embedded in the task holds.
+    Holds([u64; 5]),
 }
+
+/// What [`Line::Holds`] has, and how much more of each it may be in the end of a soak.
+pub(crate) const HOLDINGS: [(&str, Option<u64>); 5] = [
+    ("slabs in use, B", Some(0)),
+    ("deposits", Some(0)),
+    // One of each peer stands all the time; which of them have asked again after the last trouble varies.
+    ("parked requests", Some(6)),
+    // Of the key that is there in two versions of four, one on each shard.
+    ("published tensors", Some(2)),
+    ("links", Some(4)),
+];
 
 /// See the module.
 pub(super) struct Ledger {
@@ -171,8 +153,7 @@ impl Ledger {
 
     /// A call is about to begin, and has so long.
     pub(super) fn begin(&self, what: What, timeout: Duration) -> u64 {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        let at = now_us();
+        let (call, at) = (self.calls.fetch_add(1, Ordering::Relaxed), now_us());
         self.write(&Line::Begin { call, at, until: at + timeout.as_micros() as u64, what });
         call
     }
@@ -181,8 +162,10 @@ impl Ledger {
         self.write(&Line::End { call, at: now_us(), outcome: outcome.into() });
     }
 
-    pub(super) fn attached(&self) {
-        self.write(&Line::Attached { at: now_us() });
+    /// A call from its beginning to its end.
+    pub(super) fn call<Ended: Into<Outcome>>(&self, what: What, timeout: Duration, call: impl FnOnce() -> Ended) {
+        let number = self.begin(what, timeout);
+        self.end(number, call());
     }
 
     pub(super) fn write(&self, line: &Line) {
@@ -190,17 +173,5 @@ impl Ledger {
         line.push(b'\n');
         // A ledger that cannot be written would accuse the innocent.
         (&self.file).write_all(&line).expect("the ledger can be written");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_outcome_tells_its_code() {
-        let failed = Outcome::failed(&Error::unavailable("ps0:2222", "it is gone"));
-        assert!(failed.is_failed_with(Code::Unavailable) && !failed.is_failed_with(Code::Aborted));
-        assert!(!Outcome::Ok.is_failed_with(Code::Unavailable));
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
-use sealane::{Buffer, RecvOptions, RecvOutcome, SendOptions, Sending};
+use sealane::{RecvOptions, RecvOutcome, SendOptions, Sending};
 
-use super::ledger::{Line, Outcome, What, now_us};
-use super::tensors::{Kind, Label, Parcel, TICK_US, mix, parcels, read};
-use super::{Actor, name};
+use super::ledger::{Kind, Line, Outcome, What, now_us};
+use super::tensors::{Label, Parcel, TICK_US, mix, parcels};
+use super::{Actor, TRY_AGAIN, name};
 use crate::hosts::TASKS;
 
 /// Calls in flight at once, each direction: a tick that finds more begins none.
@@ -22,8 +22,9 @@ const UNDER_WAY_MAX: usize = 400;
 /// The step in which nobody sends, and of bursts for which nobody asks.
 const NEVER: i64 = -1;
 
-/// How long a recv stands that is never answered.
+/// How long a recv stands that is never answered, and between two looks whether all is over.
 const STAND: Duration = Duration::from_secs(60);
+const STAND_LOOK: Duration = Duration::from_millis(400);
 
 /// Sends of a burst wait so long for somebody who asks.
 const BURST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -45,12 +46,10 @@ pub(super) fn send(actor: &Actor) {
 
 fn send_one(actor: &Actor, to: usize, tick: u64, parcel: Parcel) -> impl Future<Output = ()> + use<'_> {
     let Parcel { key, bytes, timeout } = parcel;
-    let label = Label { kind: Kind::Sent, from: actor.me, life: actor.life, number: tick, key };
-    let call = actor.ledger.begin(What::Send { to, step: tick as i64, key, bytes }, timeout);
+    let call = actor.ledger.begin(What { key, ..What::new(Kind::Send, &[to], tick as i64) }, timeout);
     let options = SendOptions { timeout: Some(timeout) };
-    let began = label
-        .tensor(&actor.task, bytes)
-        .map(|tensor| actor.task.send_with(&name(to), tick as i64, &key.to_string(), tensor, options));
+    let began = actor.tensor(Kind::Send, tick, key, bytes);
+    let began = began.map(|tensor| actor.task.send_with(&name(to), tick as i64, &key.to_string(), tensor, options));
     async move {
         let outcome = match began {
             Ok(sending) => sending.await,
@@ -60,53 +59,45 @@ fn send_one(actor: &Actor, to: usize, tick: u64, parcel: Parcel) -> impl Future<
     }
 }
 
-/// Asks for each tick's tensors, and has a recv stand with every peer.
+/// Asks for each tick's tensors.
 pub(super) fn receive(actor: &Actor) {
-    let mut standing = FuturesUnordered::new();
-    let mut stood = vec![None; TASKS];
     let mut calls = FuturesUnordered::new();
     each_tick(actor, &mut calls, |calls, tick| {
         for peer in actor.peers() {
             calls.extend(receive_tick(actor, peer, tick));
         }
-        drive(&mut standing, Instant::now(), |(peer, call, outcome): (usize, u64, Outcome)| {
-            actor.ledger.end(call, outcome);
-            stood[peer] = None;
-        });
-        for peer in actor.peers() {
-            if stood[peer].is_none() {
-                let call = actor.ledger.begin(What::Stand { from: peer }, STAND);
-                stood[peer] = Some(call);
-                let options = RecvOptions { timeout: Some(STAND), destination: None };
-                let receiving = actor.task.recv_with(&name(peer), NEVER, "never", options);
-                standing.push(async move {
-                    let outcome = match receiving.await {
-                        Ok(_) => Outcome::Wrong("a tensor that nobody sent".into()),
-                        Err(unreceived) => Outcome::failed(&unreceived.error),
-                    };
-                    (peer, call, outcome)
-                });
-            }
-        }
     });
-    drop(standing);
-    stood.into_iter().flatten().for_each(|call| actor.ledger.end(call, Outcome::Dropped));
+}
+
+/// Has a recv stand with a peer that never answers it.
+pub(super) fn stand(actor: &Actor, peer: usize) {
+    while !actor.orders.is_over(now_us()) {
+        actor.ledger.call(What::new(Kind::Stand, &[peer], 0), STAND, || {
+            let options = RecvOptions { timeout: Some(STAND), destination: None, ..RecvOptions::default() };
+            let mut receiving = actor.task.recv_with(&name(peer), NEVER, "never", options);
+            let waiter = actor.task.waiter();
+            loop {
+                match waiter.block_on(&mut receiving, STAND_LOOK) {
+                    Some(Ok(_)) => return Outcome::Wrong("a tensor that nobody sent".into()),
+                    Some(Err(unreceived)) => return Outcome::failed(&unreceived.error),
+                    None if actor.orders.is_over(now_us()) => return Outcome::Dropped,
+                    None => {}
+                }
+            }
+        });
+        thread::sleep(TRY_AGAIN);
+    }
 }
 
 /// Asks for the parcels of a tick: for several with one call.
 fn receive_tick(actor: &Actor, from: usize, tick: u64) -> impl Iterator<Item = impl Future<Output = ()>> {
     let (mut asked, mut wanted) = (Vec::new(), Vec::new());
     for Parcel { key, bytes, timeout } in parcels(from, actor.me, tick) {
-        let label = Label { kind: Kind::Sent, from, life: 0, number: tick, key };
-        let call = actor.ledger.begin(What::Recv { from, step: tick as i64, key, bytes }, timeout);
-        // Into shared memory, into memory of this process, and wherever it lands.
-        let destination = match mix(tick, u64::from(key)) % 3 {
-            0 => actor.task.alloc(bytes).ok(),
-            1 => Some(Buffer::from_vec(vec![0; bytes])),
-            _ => None,
-        };
+        let label = Label::of(Kind::Send, from, tick, key);
+        let call = actor.ledger.begin(What { key, ..What::new(Kind::Recv, &[from], tick as i64) }, timeout);
+        let destination = actor.destination(mix(tick, u64::from(key)), bytes);
         asked.push((call, label, bytes));
-        wanted.push((key.to_string(), RecvOptions { timeout: Some(timeout), destination }));
+        wanted.push((key.to_string(), RecvOptions { timeout: Some(timeout), destination, ..RecvOptions::default() }));
     }
     let receivings = actor.task.recv_all(&name(from), tick as i64, wanted);
     asked.into_iter().zip(receivings).map(move |((call, label, bytes), receiving)| async move {
@@ -115,8 +106,8 @@ fn receive_tick(actor: &Actor, from: usize, tick: u64) -> impl Iterator<Item = i
 }
 
 fn received(outcome: RecvOutcome, label: Label, bytes: usize) -> Outcome {
-    match outcome.map(|tensor| read(&tensor, label, bytes)) {
-        Ok(Ok(Label { life, .. })) => Outcome::Got { life },
+    match outcome.map(|tensor| label.read(&tensor, bytes)) {
+        Ok(Ok(Label { life, .. })) => Outcome::Got(life),
         Ok(Err(how)) => Outcome::Wrong(how),
         Err(unreceived) => Outcome::failed(&unreceived.error),
     }
@@ -128,11 +119,10 @@ pub(super) fn burst(actor: &Actor, bytes: usize, count: usize) {
     let began = now_us();
     let mut sendings: Vec<(u64, Sending)> = Vec::new();
     for number in 0..count {
-        let call = actor.ledger.begin(What::Burst { to, bytes }, BURST_TIMEOUT);
-        let label = Label { kind: Kind::Sent, from: actor.me, life: actor.life, number: began, key: number as u32 };
+        let call = actor.ledger.begin(What::new(Kind::Burst, &[to], 0), BURST_TIMEOUT);
         let options = SendOptions { timeout: Some(BURST_TIMEOUT) };
         let key = format!("burst {began} {number}");
-        match label.tensor(&actor.task, bytes) {
+        match actor.tensor(Kind::Burst, began, number as u32, bytes) {
             Ok(tensor) => sendings.push((call, actor.task.send_with(&name(to), NEVER, &key, tensor, options))),
             Err(error) => actor.ledger.end(call, Err(error)),
         }
@@ -152,7 +142,7 @@ fn each_tick<F: Future<Output = ()>>(
     // A former process may have begun this tick.
     let mut tick = now_us() / TICK_US + 1;
     loop {
-        drive(calls, instant(tick * TICK_US), drop);
+        drive(calls, instant(tick * TICK_US));
         if actor.orders.is_over(tick * TICK_US) {
             break;
         }
@@ -167,7 +157,7 @@ fn each_tick<F: Future<Output = ()>>(
         tick = (tick + 1).max(now_us() / TICK_US);
     }
     while !calls.is_empty() {
-        drive(calls, Instant::now() + Duration::from_secs(1), drop);
+        drive(calls, Instant::now() + Duration::from_secs(1));
     }
 }
 
@@ -177,13 +167,11 @@ fn instant(at_us: u64) -> Instant {
 }
 
 /// Polls futures until then, or until there are none left, and at least once.
-fn drive<F: Future>(calls: &mut FuturesUnordered<F>, until: Instant, mut ended: impl FnMut(F::Output)) {
+fn drive<F: Future<Output = ()>>(calls: &mut FuturesUnordered<F>, until: Instant) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     loop {
-        while let Poll::Ready(Some(outcome)) = Pin::new(&mut *calls).poll_next(&mut context) {
-            ended(outcome);
-        }
+        while let Poll::Ready(Some(())) = Pin::new(&mut *calls).poll_next(&mut context) {}
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;

@@ -1,23 +1,24 @@
 //! What tasks do while their cluster is harmed: this very program in a hidden role, a process a task. It sends and receives,
-//! publishes and pulls, pushes and accepts, and writes a table of which others pull rows, without a pause, knows every byte that may come, and keeps a ledger of what it
-//! called and what it was told. Nobody agrees on anything: what two tasks exchange, and when, follows from their numbers and
-//! the clock, so that one which was killed or stopped meets the others again by itself.
+//! publishes and pulls, pushes and accepts, dials and reads streams, and writes a table of which others pull rows, without a
+//! pause, knows every byte that may come, and keeps a ledger of what it called and what it was told. Nobody agrees on anything:
+//! what two tasks exchange, and when, follows from their numbers and the clock, so that one which was killed or stopped meets the
+//! others again by itself.
 
 pub(crate) mod ledger;
 mod meet;
 mod orders;
 mod publish;
 mod push;
+mod streams;
 mod tables;
 mod tensors;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sealane::{Attach, EndpointMap, Engine, Error, Table, Task};
+use sealane::{AcceptOptions, Accepted, Attach, Buffer, EndpointMap, Engine, Error, Streams, Table, Task, Tensor};
 use sealane_cli::engine_settings::engine_settings;
 use sealane_cli::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -28,8 +29,9 @@ pub(crate) use tensors::TIMEOUT_MAX;
 
 use crate::Outcome;
 use crate::hosts::{self, Manner, TASKS, host_of, is_embedded};
-use ledger::{Holdings, Ledger, Line};
+use ledger::{Arrival, Kind, Ledger, Line, What};
 use orders::Orders;
+use tensors::Label;
 
 /// The role's name on the command line.
 pub(crate) const ROLE: &str = "traffic-of-a-task";
@@ -46,8 +48,19 @@ const FREE_WITHIN: Duration = Duration::from_secs(5);
 /// Between two looks at what an engine in this process holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Between two attempts to attach.
-const ATTACH_AGAIN: Duration = Duration::from_millis(50);
+/// Before what was refused is tried again: to attach, or to accept from a queue that could not be had.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// Tensors accepted at once, how long an accept waits, and how long what is pushed in the end is accepted.
+const ACCEPT_MOST: usize = 8;
+const ACCEPT_TIMEOUT: Duration = Duration::from_millis(400);
+const AFTERWARDS: Duration = Duration::from_secs(6);
+
+/// The deadline of pulls and pushes: longer than most troubles, so that calls outlast them.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Pulls without a pause would leave nobody else a processor.
+const PULL_PAUSE: Duration = Duration::from_millis(30);
 
 /// The task of a number, as the endpoint map has it.
 pub(crate) fn name(task: usize) -> String {
@@ -75,41 +88,41 @@ pub(crate) struct Role {
     pub(crate) folder: PathBuf,
 }
 
-/// How the chore hands it over.
-impl FromStr for Role {
-    type Err = serde_json::Error;
-
-    fn from_str(text: &str) -> Result<Role, serde_json::Error> {
-        serde_json::from_str(text)
-    }
-}
-
 impl Role {
     /// What starts this program as that task: the role's name, and all the rest as one word.
     pub(crate) fn arguments(&self) -> [OsString; 2] {
         [ROLE.into(), serde_json::to_string(self).expect("a role is plain data").into()]
     }
 
-    pub(crate) fn run(&self) -> Outcome {
+    /// Takes on the role that is in the arguments.
+    pub(crate) fn take_on(role: &str) -> Outcome {
+        serde_json::from_str::<Role>(role).map_err(|error| format!("no role: {error}"))?.run()
+    }
+
+    fn run(&self) -> Outcome {
         let ledger = hosts::ledger(&self.folder, self.task, self.life);
         let ledger = Ledger::create(&ledger).map_err(|error| format!("{}: {error}", ledger.display()))?;
-        let orders = Orders::default();
         let engine = if is_embedded(self.task) { Some(self.start_engine()?) } else { None };
         let task = match &engine {
             Some(engine) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
             None => self.attach(),
         };
-        ledger.attached();
-        let actor = &Actor { task, me: self.task, life: self.life, ledger, orders };
+        let actor = &Actor { task, me: self.task, life: self.life, ledger, orders: Orders::default() };
+        let dialed = &Streams::of(&actor.task);
         let table = thread::scope(|scope| {
             scope.spawn(|| meet::send(actor));
             scope.spawn(|| meet::receive(actor));
             scope.spawn(|| publish::publish(actor));
+            for peer in actor.peers() {
+                scope.spawn(move || meet::stand(actor, peer));
+            }
             for peer in owners(self.task) {
                 scope.spawn(move || publish::pull(actor, peer));
                 scope.spawn(move || push::push(actor, peer));
+                scope.spawn(move || streams::dial(actor, dialed, peer));
             }
             scope.spawn(|| push::accept(actor));
+            scope.spawn(move || streams::serve(actor, dialed, scope));
             let written = scope.spawn(|| tables::write(actor));
             scope.spawn(|| tables::pull(actor));
             scope.spawn(|| tables::push(actor));
@@ -138,15 +151,13 @@ impl Role {
     /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
     fn attach(&self) -> Task {
         let socket = hosts::socket(&self.folder, host_of(self.task));
-        let attach = || -> Result<Task, Error> {
-            Attach::new(&name(self.task)).socket(&socket).arena_bytes(ARENA_BYTES).timeout(ATTACH_TIMEOUT).attach()
-        };
         loop {
-            match attach() {
+            let attach = Attach::new(&name(self.task)).socket(&socket).arena_bytes(ARENA_BYTES);
+            match attach.timeout(ATTACH_TIMEOUT).attach() {
                 Ok(task) => return task,
                 Err(error) => eprintln!("{error}"),
             }
-            thread::sleep(ATTACH_AGAIN);
+            thread::sleep(TRY_AGAIN);
         }
     }
 }
@@ -156,14 +167,13 @@ fn sample(actor: &Actor, engine: &Engine) {
     while !actor.orders.is_over(now_us()) {
         thread::sleep(SAMPLE_INTERVAL);
         let Ok(shards) = engine.counters() else { continue };
-        let total = shards.iter().fold(Holdings::default(), |total, shard| Holdings {
-            slab_bytes: total.slab_bytes + shard.slab_send_bytes + shard.slab_receive_bytes,
-            deposits: total.deposits + shard.deposits,
-            parked: total.parked + shard.parked,
-            published: total.published + shard.published,
-            links: total.links + shard.links,
-        });
-        actor.ledger.write(&Line::Holds { at: now_us(), holdings: total });
+        let mut held = [0; 5];
+        for shard in shards {
+            let slabs = shard.slab_send_bytes + shard.slab_receive_bytes;
+            let more = [slabs, shard.deposits, shard.parked, shard.published, shard.links];
+            held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
+        }
+        actor.ledger.write(&Line::Holds(held));
     }
 }
 
@@ -180,17 +190,17 @@ impl Actor {
     /// When all calls have ended, no tensor of this process is in anybody's hands.
     fn arena_is_free(&self, mut table: Option<Table>) -> Outcome {
         let until = Instant::now() + FREE_WITHIN;
+        let mut free = || -> Result<(), Error> {
+            publish::withdraw(self)?;
+            // Its rows lie in the arena too.
+            table.take_if(|table| table.withdraw().is_ok());
+            self.task.alloc(ARENA_BYTES as usize).map(drop)
+        };
         loop {
-            let free =
-                publish::withdraw(self).and_then(|()| table.as_ref().map_or(Ok(()), Table::withdraw)).and_then(|()| {
-                    // Its rows lie in the arena too.
-                    table = None;
-                    self.task.alloc(ARENA_BYTES as usize)
-                });
-            match free {
-                Ok(_) => return Ok(true),
+            match free() {
+                Ok(()) => return Ok(true),
                 Err(error) if Instant::now() > until => return Err(format!("all is over, and yet: {error}")),
-                Err(_) => thread::sleep(ATTACH_AGAIN),
+                Err(_) => thread::sleep(TRY_AGAIN),
             }
         }
     }
@@ -198,15 +208,75 @@ impl Actor {
     fn peers(&self) -> impl Iterator<Item = usize> {
         (0..TASKS).filter(|&peer| peer != self.me)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// A tensor of this process.
+    fn tensor(&self, kind: Kind, number: u64, key: u32, bytes: usize) -> Result<Tensor, Error> {
+        Label { life: self.life, ..Label::of(kind, self.me, number, key) }.tensor(&self.task, bytes)
+    }
 
-    #[test]
-    fn a_name_tells_its_number() {
-        assert_eq!(number(&name(17)), Some(17));
-        assert_eq!(number("ps0:2222"), None);
+    /// Where something is to go: into shared memory, into memory of this process, or wherever it lands.
+    fn destination(&self, choice: u64, bytes: usize) -> Option<Buffer> {
+        match choice % 3 {
+            0 => self.task.alloc(bytes).ok(),
+            1 => Some(Buffer::from_vec(vec![0; bytes])),
+            _ => None,
+        }
+    }
+
+    /// Does something again and again, with a pause between, until all is over. It is told how often it was done.
+    fn again(&self, pause: Duration, mut act: impl FnMut(u64)) {
+        for times in 1.. {
+            if self.orders.is_over(now_us()) {
+                return;
+            }
+            thread::sleep(self.orders.rest_for());
+            act(times);
+            thread::sleep(pause);
+        }
+    }
+
+    /// Does something for every version: a tick of the clock, so that versions go up over processes as well.
+    fn each_version(&self, version_us: u64, mut act: impl FnMut(u64)) {
+        let mut version = now_us() / version_us + 1;
+        while !self.orders.is_over(now_us()) {
+            thread::sleep(Duration::from_micros((version * version_us).saturating_sub(now_us())));
+            thread::sleep(self.orders.silence_for());
+            act(version);
+            version = (version + 1).max(now_us() / version_us);
+        }
+    }
+
+    /// Notes that all of a push or stream has come from a task, if it is what that sends.
+    fn note_arrival(&self, kind: Kind, from: &str, bytes: &[u8], bytes_of: fn(u64) -> usize) -> Result<(), String> {
+        let sender = number(from).ok_or_else(|| format!("{kind:?} of {from}"))?;
+        // Its key tells whom it is for.
+        let read = Label::of(kind, sender, 0, self.me as u32).read_bytes(bytes);
+        let Label { life, number, .. } = read.map_err(|how| format!("{kind:?} of {from}: {how}"))?;
+        if bytes_of(number) != bytes.len() {
+            return Err(format!("{kind:?} {number} of {from} has {} bytes", bytes.len()));
+        }
+        let arrival = Arrival { at: now_us(), kind, from: sender, life, number: number as i64 };
+        self.ledger.write(&Line::Arrived(arrival));
+        Ok(())
+    }
+
+    /// Accepts what comes into a queue, and looks at it, until nothing can come any more.
+    fn accept(&self, kind: Kind, queue: &str, options: AcceptOptions, look: impl Fn(Accepted) -> Result<(), String>) {
+        let acceptor = self.task.acceptor(queue, options);
+        while !self.orders.is_over(now_us().saturating_sub(AFTERWARDS.as_micros() as u64)) {
+            thread::sleep(self.orders.deaf_for());
+            self.ledger.call(What::new(kind, &[], 0), ACCEPT_TIMEOUT, || {
+                match acceptor.accept_many(ACCEPT_MOST).wait_within(ACCEPT_TIMEOUT) {
+                    Ok(accepted) => {
+                        let wrong = accepted.into_iter().find_map(|accepted| look(accepted).err());
+                        wrong.map_or(ledger::Outcome::Ok, ledger::Outcome::Wrong)
+                    }
+                    Err(error) => {
+                        thread::sleep(TRY_AGAIN);
+                        ledger::Outcome::failed(&error)
+                    }
+                }
+            });
+        }
     }
 }

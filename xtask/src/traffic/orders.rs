@@ -1,15 +1,15 @@
 //! What the chore tells a task through its standard input. Read by the main thread, looked at by the others.
 
-use std::io::{BufRead, stdin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::stdin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::now_us;
 
-/// How long versions go on being published when all others rest.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long versions go on being published when all others rest: what they wait for still comes.
+const LAST_WORDS_US: u64 = 1_000_000;
 
 /// A line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,8 +24,8 @@ pub(crate) enum Order {
     Finish { at_us: u64 },
 }
 
-/// What was told so far, in microseconds of the clock.
-#[derive(Debug)]
+/// What was told so far, in microseconds of the clock; zero, if it was not.
+#[derive(Debug, Default)]
 pub(super) struct Orders {
     finish_at: AtomicU64,
     deaf_until: AtomicU64,
@@ -33,62 +33,47 @@ pub(super) struct Orders {
     rest_until: AtomicU64,
 }
 
-impl Default for Orders {
-    fn default() -> Self {
-        let never = || AtomicU64::new(0);
-        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: never(), rest_from: never(), rest_until: never() }
-    }
-}
-
 impl Orders {
     /// Reads orders until the one to finish. Without the chore there is no reason to go on.
     pub(super) fn obey(&self, mut burst: impl FnMut(usize, usize)) {
-        for line in stdin().lock().lines().map_while(Result::ok) {
+        for line in stdin().lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(Order::Burst { bytes, count }) => burst(bytes, count),
-                Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Ordering::Relaxed),
+                Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Relaxed),
                 Ok(Order::Rest { millis }) => {
-                    self.rest_from.store(now_us() + LAST_WORDS.as_micros() as u64, Ordering::Relaxed);
-                    self.rest_until.store(now_us() + millis * 1000, Ordering::Relaxed);
+                    self.rest_from.store(now_us(), Relaxed);
+                    self.rest_until.store(now_us() + millis * 1000, Relaxed);
                 }
-                Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us, Ordering::Relaxed),
+                Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us.max(1), Relaxed),
                 Err(error) => eprintln!("no order: {line} ({error})"),
             }
         }
-        self.finish_at.store(0, Ordering::Relaxed);
+        self.finish_at.store(1, Relaxed);
     }
 
     /// True if nothing is to begin any more at that time.
     pub(super) fn is_over(&self, at_us: u64) -> bool {
-        at_us >= self.finish_at.load(Ordering::Relaxed)
+        let finish_at = self.finish_at.load(Relaxed);
+        finish_at != 0 && at_us >= finish_at
     }
 
     /// How long nothing is to begin.
     pub(super) fn rest_for(&self) -> Duration {
-        Duration::from_micros(self.rest_until.load(Ordering::Relaxed).saturating_sub(now_us()))
+        left(&self.rest_until)
     }
 
-    /// How long nothing is to be published: what others have begun to wait for still comes.
+    /// How long nothing is to be published.
     pub(super) fn silence_for(&self) -> Duration {
-        let has_begun = now_us() >= self.rest_from.load(Ordering::Relaxed);
+        let has_begun = now_us() >= self.rest_from.load(Relaxed) + LAST_WORDS_US;
         if has_begun { self.rest_for() } else { Duration::ZERO }
     }
 
     /// How long nothing is to be accepted.
     pub(super) fn deaf_for(&self) -> Duration {
-        Duration::from_micros(self.deaf_until.load(Ordering::Relaxed).saturating_sub(now_us()))
+        left(&self.deaf_until)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_finish_counts_from_its_time_on() {
-        let orders = Orders::default();
-        assert!(!orders.is_over(u64::MAX - 1));
-        orders.finish_at.store(10, Ordering::Relaxed);
-        assert!(!orders.is_over(9) && orders.is_over(10));
-    }
+fn left(until: &AtomicU64) -> Duration {
+    Duration::from_micros(until.load(Relaxed).saturating_sub(now_us()))
 }

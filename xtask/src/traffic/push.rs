@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use sealane::{AcceptOptions, Accepted, SendOptions, Sending};
 
-use super::ledger::{Line, Outcome, What, now_us};
-use super::tensors::{HEAD_BYTES, Kind, Label, mix, read};
-use super::{Actor, name, number};
+use super::ledger::{Kind, What, now_us};
+use super::tensors::{HEAD_BYTES, mix};
+use super::{Actor, CALL_TIMEOUT, name};
 
 /// Every task accepts from one queue.
 const QUEUE: &str = "gradients";
@@ -16,25 +16,11 @@ const QUEUE: &str = "gradients";
 /// Small, so that pushers are held back at times.
 const OPTIONS: AcceptOptions = AcceptOptions { tensors_max: 48, bytes_max: 4 << 20 };
 
-const PUSH_TIMEOUT: Duration = Duration::from_secs(4);
-
 /// Pushes of a thread in flight at once.
 const UNDER_WAY: usize = 6;
 
 /// Between two pushes.
 const PUSH_PAUSE: Duration = Duration::from_millis(20);
-
-/// How long an accept waits.
-const ACCEPT_TIMEOUT: Duration = Duration::from_millis(400);
-
-/// Tensors taken at once.
-const ACCEPT_MOST: usize = 8;
-
-/// Before the queue is tried again that could not be had.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-
-/// How long what is pushed in the end is accepted.
-const AFTERWARDS: Duration = Duration::from_secs(6);
 
 fn bytes_of(number: u64) -> usize {
     match mix(number, 7) % 16 {
@@ -58,11 +44,9 @@ pub(super) fn push(actor: &Actor, to: usize) {
         }
         thread::sleep(actor.orders.rest_for());
         let bytes = bytes_of(number);
-        let call = actor.ledger.begin(What::Push { to, number, bytes }, PUSH_TIMEOUT);
-        // Its key tells whom it is for.
-        let label = Label { kind: Kind::Pushed, from: actor.me, life: actor.life, number, key: to as u32 };
-        let options = SendOptions { timeout: Some(PUSH_TIMEOUT) };
-        match label.tensor(&actor.task, bytes) {
+        let call = actor.ledger.begin(What::new(Kind::Push, &[to], number as i64), CALL_TIMEOUT);
+        let options = SendOptions { timeout: Some(CALL_TIMEOUT) };
+        match actor.tensor(Kind::Push, number, to as u32, bytes) {
             Ok(tensor) => under_way.push_back((call, actor.task.push_with(&name(to), QUEUE, tensor, options))),
             Err(error) => actor.ledger.end(call, Err(error)),
         }
@@ -77,38 +61,9 @@ pub(super) fn push(actor: &Actor, to: usize) {
     }
 }
 
-/// Accepts what comes, but for times when it is told to be deaf.
+/// Accepts what comes.
 pub(super) fn accept(actor: &Actor) {
-    let acceptor = actor.task.acceptor(QUEUE, OPTIONS);
-    while !actor.orders.is_over(now_us().saturating_sub(AFTERWARDS.as_micros() as u64)) {
-        thread::sleep(actor.orders.deaf_for());
-        let call = actor.ledger.begin(What::Accept, ACCEPT_TIMEOUT);
-        let accepted = acceptor.accept_many(ACCEPT_MOST).wait_within(ACCEPT_TIMEOUT);
-        let is_refused = accepted.is_err();
-        let outcome = match accepted {
-            Ok(accepted) => took(actor, &accepted),
-            Err(error) => Outcome::failed(&error),
-        };
-        actor.ledger.end(call, outcome);
-        if is_refused {
-            thread::sleep(ACCEPT_AGAIN);
-        }
-    }
-}
-
-fn took(actor: &Actor, accepted: &[Accepted]) -> Outcome {
-    for Accepted { from, tensor } in accepted {
-        let Some(pusher) = number(from) else { return Outcome::Wrong(format!("a push of {from}")) };
-        let wanted = Label { kind: Kind::Pushed, from: pusher, life: 0, number: 0, key: actor.me as u32 };
-        let bytes = tensor.bytes().len();
-        match read(tensor, wanted, bytes) {
-            Ok(label) if bytes_of(label.number) == bytes => {
-                let Label { from, life, number, .. } = label;
-                actor.ledger.write(&Line::Accepted { at: now_us(), from, life, number });
-            }
-            Ok(label) => return Outcome::Wrong(format!("push {} of {from} has {bytes} bytes", label.number)),
-            Err(how) => return Outcome::Wrong(format!("of {from}: {how}")),
-        }
-    }
-    Outcome::Took(accepted.len())
+    actor.accept(Kind::Accept, QUEUE, OPTIONS, |Accepted { from, tensor }| {
+        actor.note_arrival(Kind::Push, &from, tensor.bytes(), bytes_of)
+    });
 }

@@ -1,7 +1,7 @@
 //! Tables: every task writes rows of its own without a pause, pulls those of two others by one call, and pushes rows to both. A row
 //! says who wrote it, in which version; versions are ticks of the clock, and row 0 is written in each.
 
-use std::thread;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use sealane::{
@@ -9,9 +9,9 @@ use sealane::{
     ShardedTable, Sharding, SumRows, Table, TableOptions, TableRows, Tensor, TensorMeta, Unreceived,
 };
 
-use super::ledger::{Outcome, What, now_us};
-use super::tensors::{Kind, Label, fill, mix, read_bytes};
-use super::{Actor, name, number, owners};
+use super::ledger::{Kind, Outcome, What, now_us};
+use super::tensors::{Label, mix};
+use super::{Actor, CALL_TIMEOUT, PULL_PAUSE, name, number, owners};
 
 const KEY: &str = "table";
 const QUEUE: &str = "rows";
@@ -24,56 +24,93 @@ const ROW_BYTES: usize = 200;
 const VERSION_US: u64 = 40_000;
 const WRITTEN: u64 = 25;
 
+/// In one version of so many, the writer looks whether its rows are there as it wrote them.
+const COMPARED: u64 = 8;
+
 /// Rows of one pull or push; some are named twice.
 const NAMED: u64 = 120;
 
-/// Longer than most troubles.
-const TIMEOUT: Duration = Duration::from_secs(4);
+/// A daemon that stands still keeps nobody from writing for longer.
+const COMPARED_WITHIN: Duration = Duration::from_millis(200);
 
-/// Calls without a pause would leave nobody else a processor.
-const PULL_PAUSE: Duration = Duration::from_millis(30);
+/// Between two pushes.
 const PUSH_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long an accept waits, and how long what is pushed in the end is accepted.
-const ACCEPT_TIMEOUT: Duration = Duration::from_millis(400);
-const AFTERWARDS: Duration = Duration::from_secs(6);
 
 /// Numbers in a pushed row.
 const NUMBERS: usize = 8;
 
-/// Writes rows of a table, version after version, and gives it back.
+/// Writes rows of a table, version after version, and gives it back. What was written stays, whichever daemons came and went.
 pub(super) fn write(actor: &Actor) -> Option<Table> {
-    let mut table = None;
-    let mut version = now_us() / VERSION_US + 1;
-    while !actor.orders.is_over(now_us()) {
-        thread::sleep(Duration::from_micros((version * VERSION_US).saturating_sub(now_us())));
-        thread::sleep(actor.orders.silence_for());
-        let call = actor.ledger.begin(What::Write { version: version as i64 }, Duration::ZERO);
-        actor.ledger.end(call, write_version(actor, &mut table, version));
-        version = (version + 1).max(now_us() / VERSION_US);
-    }
-    table
+    let mut own = Own { table: None, written: vec![0..=0; ROWS as usize] };
+    actor.each_version(VERSION_US, |version| {
+        actor.ledger.call(What::new(Kind::WriteRows, &[], version as i64), Duration::ZERO, || {
+            let outcome = own.write(actor, version);
+            let lost = if version.is_multiple_of(COMPARED) { own.compare(actor) } else { None };
+            lost.map_or_else(|| outcome.into(), Outcome::Wrong)
+        });
+    });
+    own.table
 }
 
-fn write_version(actor: &Actor, table: &mut Option<Table>, version: u64) -> Result<(), Error> {
-    let Some(table) = table else {
-        let all: Vec<u64> = (0..ROWS).collect();
-        let options = TableOptions { version: version as i64, torn: false };
-        *table = Some(actor.task.publish_table(KEY, rows(actor, &all, version)?, options)?);
-        return Ok(());
-    };
-    let mut ids: Vec<u64> = (1..WRITTEN).map(|at| mix(version, at) % ROWS).collect();
-    ids.push(0);
-    table.update(&ids, &rows(actor, &ids, version)?)?;
-    table.set_version(version as i64)
+/// A task's table, and in which version each row was written; a write that failed may have been one.
+struct Own {
+    table: Option<Table>,
+    written: Vec<RangeInclusive<u64>>,
+}
+
+impl Own {
+    fn write(&mut self, actor: &Actor, version: u64) -> Result<(), Error> {
+        let Some(table) = &mut self.table else {
+            let all: Vec<u64> = (0..ROWS).collect();
+            let options = TableOptions { version: version as i64, torn: false };
+            self.table = Some(actor.task.publish_table(KEY, rows(actor, &all, version)?, options)?);
+            self.written.fill(version..=version);
+            return Ok(());
+        };
+        let mut ids: Vec<u64> = (1..WRITTEN).map(|at| mix(version, at) % ROWS).collect();
+        ids.push(0);
+        let rows = rows(actor, &ids, version)?;
+        let mut note = |from: Option<u64>| {
+            for &id in &ids {
+                let row = &mut self.written[id as usize];
+                *row = from.unwrap_or(*row.start())..=version;
+            }
+        };
+        note(None);
+        table.update(&ids, &rows)?;
+        note(Some(version));
+        table.set_version(version as i64)
+    }
+
+    /// A row of the table that is not as it was written, as others would pull it. Nobody else writes it.
+    fn compare(&self, actor: &Actor) -> Option<String> {
+        self.table.as_ref()?;
+        let sharding = Sharding::modulo(ROWS, 1).expect("it has rows and an owner");
+        let table = ShardedTable::new(KEY, [name(actor.me)], sharding).expect("an owner, and a short key");
+        let ids: Vec<u64> = (0..ROWS).collect();
+        let wanted = RowsWanted { table: &table, ids: &ids, out: None };
+        let options = RowsOptions { timeout: Some(COMPARED_WITHIN), ..RowsOptions::default() };
+        // Its daemon may be away.
+        let pulled = actor.task.pull_rows_into(wanted, &options).wait().ok()?;
+        for (id, (row, written)) in pulled.rows.bytes().chunks(ROW_BYTES).zip(&self.written).enumerate() {
+            let label = Label::of(Kind::WriteRows, actor.me, 0, id as u32);
+            match label.read_bytes(row) {
+                Ok(label) if written.contains(&label.number) => {}
+                Ok(label) => {
+                    return Some(format!("row {id} is of version {}, and was written in {written:?}", label.number));
+                }
+                Err(how) => return Some(format!("row {id}: {how}")),
+            }
+        }
+        None
+    }
 }
 
 fn rows(actor: &Actor, ids: &[u64], version: u64) -> Result<Tensor, Error> {
-    let mut bytes = vec![0; ids.len() * ROW_BYTES];
-    for (&id, row) in ids.iter().zip(bytes.chunks_mut(ROW_BYTES)) {
-        let label = Label { kind: Kind::Row, from: actor.me, life: actor.life, number: version, key: id as u32 };
-        fill(row, &label.head(ROW_BYTES));
-    }
+    let row = |&id: &u64| {
+        Label { life: actor.life, ..Label::of(Kind::WriteRows, actor.me, version, id as u32) }.bytes(ROW_BYTES)
+    };
+    let bytes = ids.iter().flat_map(row).collect();
     let meta = TensorMeta::new(DType::U8, &[ids.len() as u64, ROW_BYTES as u64])?;
     Tensor::new(meta, Buffer::from_vec(bytes))
 }
@@ -92,30 +129,22 @@ fn named(seed: u64) -> Vec<u64> {
 pub(super) fn pull(actor: &Actor) {
     let table = sharded(actor.me);
     let mut newest = [i64::MIN; 2];
-    let mut pulls = 0;
-    while !actor.orders.is_over(now_us()) {
-        thread::sleep(actor.orders.rest_for());
-        pulls += 1;
-        let min_version = if pulls % 2 == 0 { newest[0].min(newest[1]).saturating_add(1) } else { i64::MIN };
-        let ids = named(mix(now_us(), pulls));
-        // Into shared memory, into memory of this process, and wherever they land.
-        let bytes = ids.len() * ROW_BYTES;
-        let out = match pulls % 3 {
-            0 => actor.task.alloc(bytes).ok(),
-            1 => Some(Buffer::from_vec(vec![0; bytes])),
-            _ => None,
-        };
-        let options = RowsOptions { min_version, timeout: Some(TIMEOUT), partial: pulls % 4 == 0 };
-        let wanted = RowsWanted { table: &table, ids: &ids, out };
-        let call = actor.ledger.begin(What::PullRows { from: owners(actor.me), min: min_version }, TIMEOUT);
-        let outcome = judge(actor.me, &table, &ids, actor.task.pull_rows_into(wanted, &options).wait());
-        if let Outcome::Pulled(versions) = &outcome {
-            let seen = newest.iter_mut().zip(versions);
-            seen.for_each(|(newest, version)| *newest = version.map_or(*newest, |version| version.max(*newest)));
-        }
-        actor.ledger.end(call, outcome);
-        thread::sleep(PULL_PAUSE);
-    }
+    actor.again(PULL_PAUSE, |times| {
+        let min_version = if times % 2 == 0 { newest[0].min(newest[1]).saturating_add(1) } else { i64::MIN };
+        let ids = named(mix(now_us(), times));
+        let out = actor.destination(times, ids.len() * ROW_BYTES);
+        let (timeout, partial) = (Some(CALL_TIMEOUT), times % 4 == 0);
+        let options = RowsOptions { min_version, timeout, partial, ..RowsOptions::default() };
+        actor.ledger.call(What::new(Kind::PullRows, &owners(actor.me), min_version), CALL_TIMEOUT, || {
+            let wanted = RowsWanted { table: &table, ids: &ids, out };
+            let outcome = judge(actor.me, &table, &ids, actor.task.pull_rows_into(wanted, &options).wait());
+            if let Outcome::Pulled(versions) = &outcome {
+                let seen = newest.iter_mut().zip(versions);
+                seen.for_each(|(newest, version)| *newest = version.map_or(*newest, |version| version.max(*newest)));
+            }
+            outcome
+        });
+    });
 }
 
 /// What came of a pull: the version of row 0 of each owner, the error, or what is wrong.
@@ -134,8 +163,8 @@ fn judge(me: usize, table: &ShardedTable, ids: &[u64], pulled: Result<PulledRows
         if missing.contains(&(place as u32)) {
             continue;
         }
-        let wanted = Label { kind: Kind::Row, from: owners(me)[owner], life: 0, number: 0, key: local as u32 };
-        match read_bytes(row, wanted) {
+        let wanted = Label::of(Kind::WriteRows, owners(me)[owner], 0, local as u32);
+        match wanted.read_bytes(row) {
             Ok(label) if local == 0 => versions[owner] = Some(label.number as i64),
             Ok(_) => {}
             Err(how) => return Outcome::Wrong(format!("row {local} of task{}: {how}", wanted.from)),
@@ -147,43 +176,21 @@ fn judge(me: usize, table: &ShardedTable, ids: &[u64], pulled: Result<PulledRows
 /// Pushes rows to two owners at once, added up. The numbers of a row are its own in the whole table, and one.
 pub(super) fn push(actor: &Actor) {
     let table = sharded(actor.me);
-    while !actor.orders.is_over(now_us()) {
-        thread::sleep(actor.orders.rest_for());
+    actor.again(PUSH_PAUSE, |_| {
         let ids = named(now_us());
         let numbers: Vec<f32> = ids.iter().flat_map(|&id| [id as f32 + 1.; NUMBERS]).collect();
-        let options = SendOptions { timeout: Some(TIMEOUT) };
-        let call = actor.ledger.begin(What::PushRows { to: owners(actor.me) }, TIMEOUT);
-        let pushed = Tensor::from_elements(&[ids.len() as u64, NUMBERS as u64], &numbers)
-            .and_then(|rows| {
-                actor.task.push_rows(QUEUE, TableRows { table: &table, ids: &ids, rows: &rows }, SumRows::Yes, &options)
-            })
-            .and_then(|pushing| pushing.wait());
-        actor.ledger.end(call, pushed);
-        thread::sleep(PUSH_PAUSE);
-    }
+        let options = SendOptions { timeout: Some(CALL_TIMEOUT) };
+        actor.ledger.call(What::new(Kind::PushRows, &owners(actor.me), 0), CALL_TIMEOUT, || {
+            let rows = Tensor::from_elements(&[ids.len() as u64, NUMBERS as u64], &numbers)?;
+            let rows = TableRows { table: &table, ids: &ids, rows: &rows };
+            actor.task.push_rows(QUEUE, rows, SumRows::Yes, &options)?.wait()
+        });
+    });
 }
 
 /// Accepts rows that come.
 pub(super) fn accept(actor: &Actor) {
-    let acceptor = actor.task.acceptor(QUEUE, AcceptOptions::default());
-    let afterwards = AFTERWARDS.as_micros() as u64;
-    while !actor.orders.is_over(now_us().saturating_sub(afterwards)) {
-        let call = actor.ledger.begin(What::AcceptRows, ACCEPT_TIMEOUT);
-        let accepted = acceptor.accept_many(usize::MAX).wait_within(ACCEPT_TIMEOUT);
-        let is_refused = accepted.is_err();
-        let outcome = match accepted {
-            Ok(accepted) => {
-                let count = accepted.len();
-                let wrong = accepted.into_iter().find_map(|accepted| took(actor.me, accepted).err());
-                wrong.map_or(Outcome::Took(count), Outcome::Wrong)
-            }
-            Err(error) => Outcome::failed(&error),
-        };
-        actor.ledger.end(call, outcome);
-        if is_refused {
-            thread::sleep(PUSH_PAUSE);
-        }
-    }
+    actor.accept(Kind::AcceptRows, QUEUE, AcceptOptions::default(), |accepted| took(actor.me, accepted));
 }
 
 /// Looks at rows that were pushed to this task.
@@ -218,7 +225,7 @@ mod tests {
         for (&id, row) in ids.iter().zip(bytes.chunks_mut(ROW_BYTES)) {
             let (owner, local) = table.sharding().place(id);
             let from = owners(0)[owner];
-            fill(row, &Label { kind: Kind::Row, from, life: 1, number: 40 + id, key: local as u32 }.head(ROW_BYTES));
+            row.copy_from_slice(&Label::of(Kind::WriteRows, from, 40 + id, local as u32).bytes(ROW_BYTES));
         }
         change(&mut bytes);
         let rows = Tensor::from_elements(&[3, ROW_BYTES as u64], &bytes).unwrap();

@@ -3,7 +3,11 @@
 
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{RngCore, SeedableRng};
 use sealane::{Buffer, DType, Error, Task, Tensor, TensorMeta};
+
+use super::ledger::Kind;
 
 /// A tick, in microseconds: the step of sends and recvs.
 pub(super) const TICK_US: u64 = 100_000;
@@ -48,22 +52,10 @@ pub(super) fn mix(a: u64, b: u64) -> u64 {
     mixed ^ (mixed >> 32)
 }
 
-/// Words at the front of a tensor: a mark, who and which process, which one, and how long.
-const HEAD_WORDS: usize = 4;
+/// Bytes of a label at the front of a tensor: the shortest that has one.
+pub(super) const HEAD_BYTES: usize = 32;
 
-/// The shortest tensor that has room for them.
-pub(super) const HEAD_BYTES: usize = HEAD_WORDS * 8;
-
-/// What a tensor is for; part of its mark, so that none is taken for another kind's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Sent = 1,
-    Published = 2,
-    Pushed = 3,
-    Row = 4,
-}
-
-/// Which tensor of its kind: a step or version or number, and a key.
+/// Which tensor of its kind: of a process of a task, a step or version or number, and a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) kind: Kind,
@@ -74,75 +66,63 @@ pub(super) struct Label {
 }
 
 impl Label {
-    pub(super) fn head(self, bytes: usize) -> [u64; HEAD_WORDS] {
-        let mark = 0x5ea1_a9e0_0000_0000 | self.kind as u64;
-        let who = (self.from as u64) << 32 | u64::from(self.life);
-        [mark, who, self.number, u64::from(self.key) << 32 | bytes as u64]
+    /// Of the first process of a task, as is to be compared with what comes.
+    pub(super) fn of(kind: Kind, from: usize, number: u64, key: u32) -> Label {
+        Label { kind, from, life: 0, number, key }
     }
 
-    /// The tensor, in memory shared with the daemon where that has room, every other time.
-    pub(super) fn tensor(self, task: &Task, bytes: usize) -> Result<Tensor, Error> {
-        let meta = meta(self.life, bytes)?;
-        let shared = if self.number.is_multiple_of(2) { task.alloc(bytes).ok() } else { None };
-        let mut buffer = shared.unwrap_or_else(|| Buffer::from_vec(vec![0; bytes]));
-        fill(&mut buffer, &self.head(bytes));
+    /// So many bytes: the label, and then what follows from it, different for each.
+    pub(super) fn bytes(self, count: usize) -> Vec<u8> {
+        let who = (self.from as u64) << 32 | u64::from(self.life);
+        let head = [who, self.number, u64::from(self.key) << 8 | self.kind as u64, count as u64];
+        let mut bytes: Vec<u8> = head.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.resize(count, 0);
+        if let Some(rest) = bytes.get_mut(HEAD_BYTES..) {
+            SmallRng::seed_from_u64(head.into_iter().fold(0, mix)).fill_bytes(rest);
+        }
+        bytes
+    }
+
+    /// The tensor, in memory shared with the daemon where that has room, every other time. One without bytes has a shape that tells the
+    /// process.
+    pub(super) fn tensor(self, task: &Task, count: usize) -> Result<Tensor, Error> {
+        let shape = [count as u64, u64::from(self.life) + 1];
+        let meta = TensorMeta::new(DType::U8, if count == 0 { &shape } else { &shape[..1] })?;
+        let bytes = self.bytes(count);
+        let shared = if self.number.is_multiple_of(2) { task.alloc(count).ok() } else { None };
+        let buffer = match shared {
+            Some(mut buffer) => {
+                buffer.copy_from_slice(&bytes);
+                buffer
+            }
+            None => Buffer::from_vec(bytes),
+        };
         Tensor::new(meta, buffer)
     }
-}
 
-/// Bytes, or, where there are none, a shape that tells the process.
-fn meta(life: u32, bytes: usize) -> Result<TensorMeta, Error> {
-    match bytes {
-        0 => TensorMeta::new(DType::U8, &[0, u64::from(life) + 1]),
-        _ => TensorMeta::new(DType::U8, &[bytes as u64]),
+    /// What a tensor that should be this one says of its process (and, unless it was sent, of its number), if every byte is right.
+    pub(super) fn read(self, tensor: &Tensor, count: usize) -> Result<Label, String> {
+        let (shape, bytes) = (tensor.shape(), tensor.bytes());
+        if bytes.len() != count {
+            return Err(format!("{} bytes instead of {count}", bytes.len()));
+        }
+        if count == 0 {
+            let life = shape.get(1).and_then(|&life| u32::try_from(life).ok()?.checked_sub(1));
+            return life.map(|life| Label { life, ..self }).ok_or_else(|| format!("shape {shape:?}"));
+        }
+        self.read_bytes(bytes)
     }
-}
 
-/// Bytes that follow from the head: a different sequence for each tensor.
-pub(super) fn fill(bytes: &mut [u8], head: &[u64; HEAD_WORDS]) {
-    for (index, chunk) in bytes.chunks_mut(8).enumerate() {
-        chunk.copy_from_slice(&word(head, index).to_le_bytes()[..chunk.len()]);
-    }
-}
-
-fn word(head: &[u64; HEAD_WORDS], index: usize) -> u64 {
-    let seed = head[1] ^ head[2].rotate_left(21) ^ head[3].rotate_left(42);
-    match head.get(index) {
-        Some(&word) => word,
-        None => (seed ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-    }
-}
-
-/// What a tensor of `wanted` but its process (and, of a publication, its version) says of those, if every byte is right.
-pub(super) fn read(tensor: &Tensor, wanted: Label, bytes: usize) -> Result<Label, String> {
-    let (shape, data) = (tensor.shape(), tensor.bytes());
-    if data.len() != bytes {
-        return Err(format!("{} bytes instead of {bytes}", data.len()));
-    }
-    if bytes == 0 {
-        let life = shape.get(1).and_then(|&life| u32::try_from(life).ok()?.checked_sub(1));
-        return life.map(|life| Label { life, ..wanted }).ok_or_else(|| format!("shape {shape:?}"));
-    }
-    read_bytes(data, wanted)
-}
-
-/// [`read`] of bytes, of which there are some.
-pub(super) fn read_bytes(data: &[u8], wanted: Label) -> Result<Label, String> {
-    let bytes = data.len();
-    let mut head = [0; HEAD_WORDS];
-    for (word, chunk) in head.iter_mut().zip(data.chunks_exact(8)) {
-        *word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
-    }
-    let number = if wanted.kind == Kind::Sent { wanted.number } else { head[2] };
-    let label = Label { life: head[1] as u32, number, ..wanted };
-    if head != label.head(bytes) {
-        return Err(format!("it begins with {head:x?} instead of {:x?}", label.head(bytes)));
-    }
-    let wrong =
-        data.chunks(8).enumerate().find(|(index, chunk)| **chunk != word(&head, *index).to_le_bytes()[..chunk.len()]);
-    match wrong {
-        Some((index, _)) => Err(format!("it is another tensor from byte {} of {bytes} on", 8 * index)),
-        None => Ok(label),
+    /// The same of bytes, of which there are some.
+    pub(super) fn read_bytes(self, bytes: &[u8]) -> Result<Label, String> {
+        let Some((head, _)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
+            return Err(format!("{} bytes have no label", bytes.len()));
+        };
+        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+        let number = if self.kind == Kind::Send { self.number } else { word(8) };
+        let label = Label { life: word(0) as u32, number, ..self };
+        let wrong = label.bytes(bytes.len()).iter().zip(bytes).position(|(wanted, came)| wanted != came);
+        wrong.map_or(Ok(label), |at| Err(format!("it is another from byte {at} of {} on: {head:x?}", bytes.len())))
     }
 }
 
@@ -150,48 +130,29 @@ pub(super) fn read_bytes(data: &[u8], wanted: Label) -> Result<Label, String> {
 mod tests {
     use super::*;
 
-    const LABEL: Label = Label { kind: Kind::Sent, from: 3, life: 2, number: 77, key: 5 };
-
-    fn tensor(label: Label, bytes: usize, flip: Option<usize>) -> Tensor {
-        let mut data = vec![0; bytes];
-        fill(&mut data, &label.head(bytes));
-        if let Some(flip) = flip {
-            data[flip] ^= 1;
-        }
-        Tensor::new(meta(label.life, bytes).unwrap(), Buffer::from_vec(data)).unwrap()
-    }
-
     #[test]
-    fn a_tensor_tells_its_process() {
-        for bytes in [0, HEAD_BYTES, 64, 1001] {
-            let wanted = Label { life: 0, ..LABEL };
-            assert_eq!(read(&tensor(LABEL, bytes, None), wanted, bytes), Ok(LABEL), "{bytes}");
+    fn a_tensor_tells_its_process_and_any_other_bit_is_seen() {
+        let label = Label { life: 2, ..Label::of(Kind::Send, 3, 77, 5) };
+        let wanted = Label { life: 0, ..label };
+        for count in [HEAD_BYTES, 64, 1001] {
+            assert_eq!(wanted.read_bytes(&label.bytes(count)), Ok(label), "{count}");
         }
-    }
-
-    #[test]
-    fn any_other_bit_is_seen() {
         for flip in [0, 8, 15, 16, 24, HEAD_BYTES, 1000] {
+            let mut bytes = label.bytes(1001);
+            bytes[flip] ^= 1;
             // The process may be any, but then every byte that follows is another.
-            assert!(read(&tensor(LABEL, 1001, Some(flip)), LABEL, 1001).is_err(), "{flip}");
+            assert!(wanted.read_bytes(&bytes).is_err(), "{flip}");
         }
-        for other in [Label { kind: Kind::Pushed, ..LABEL }, Label { from: 4, ..LABEL }, Label { key: 6, ..LABEL }] {
-            assert!(read(&tensor(other, 64, None), LABEL, 64).is_err(), "{other:?}");
+        for other in [Label { kind: Kind::Push, ..label }, Label { from: 4, ..label }, Label { key: 6, ..label }] {
+            assert!(wanted.read_bytes(&other.bytes(64)).is_err(), "{other:?}");
         }
-        assert!(read(&tensor(LABEL, 64, None), LABEL, 65).is_err());
+        assert!(wanted.read_bytes(&label.bytes(65)[..64]).is_err());
     }
 
     #[test]
-    fn all_sizes_come_to_pass() {
-        let mut sizes: Vec<usize> = (0..2000).flat_map(|tick| parcels(0, 1, tick)).map(|parcel| parcel.bytes).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        assert_eq!(sizes.len(), 6, "{sizes:?}");
-    }
-
-    #[test]
-    fn both_directions_differ() {
-        let of = |from, to| (0..100).map(move |tick| parcels(from, to, tick).count()).collect::<Vec<_>>();
-        assert_ne!(of(0, 1), of(1, 0));
+    fn all_sizes_come_to_pass_and_both_directions_differ() {
+        let sizes = |from, to| (0..2000).flat_map(move |tick| parcels(from, to, tick)).map(|parcel| parcel.bytes);
+        assert_eq!(sizes(0, 1).collect::<std::collections::HashSet<_>>().len(), 6);
+        assert!(!sizes(0, 1).eq(sizes(1, 0)));
     }
 }

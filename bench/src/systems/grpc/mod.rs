@@ -6,11 +6,9 @@
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
 //! current-thread runtime on its pinned CPU which, with polling on, never sleeps.
 
+mod calls;
 mod codec;
-mod consumer;
-pub(super) mod rows;
 mod service;
-mod streaming;
 pub(super) mod training;
 
 use std::error::Error;
@@ -41,7 +39,7 @@ use crate::systems::sockets::{self, Meeting};
 use service::Ps;
 
 /// A producer that is called.
-struct Calls {
+struct Called {
     plan: Plan,
     /// Whether by one stream, or each tensor by a call of its own.
     is_stream: bool,
@@ -87,14 +85,13 @@ where
     let runtime = runtime()?;
     let channel = runtime.block_on(async { open(adopt()?).await })?;
     let is_stream = job.system == SystemName::GrpcStream;
-    let calls = Calls { plan: job.plan.clone(), is_stream, channel, runtime };
+    let calls = Called { plan: job.plan.clone(), is_stream, channel, runtime };
     Ok(System::new(job.system.as_str(), variant(&job.plan, is_stream), calls))
 }
 
-impl Rounds for Calls {
+impl Rounds for Called {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let measure = if self.is_stream { streaming::measure } else { consumer::measure };
-        measure(&self.runtime, &self.channel, &self.plan, length)
+        calls::measure(&self.runtime, &self.channel, &self.plan, self.is_stream, length)
     }
 }
 
@@ -148,7 +145,7 @@ fn one<C>(connection: C) -> impl Stream<Item = io::Result<C>> {
 /// The only ps of a measurement of one consumer.
 fn ps(plan: &Plan) -> Arc<Ps> {
     let sizes = if plan.step.is_empty() { std::slice::from_ref(&plan.size_bytes) } else { &plan.step };
-    Ps::new(sizes.iter().copied(), &[], 1)
+    Ps::new(sizes.iter().copied(), &[], 1, None)
 }
 
 /// What a request names as its host; nothing looks it up.

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::Either;
 use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,6 +24,7 @@ use super::codec::{Message, MessageCodec, number_in, version_in};
 use super::failed;
 use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
+use crate::systems::rows::Memory;
 
 /// The methods. One tensor: the one of the number that is the request's first bytes, by a call of its own, as the answer to one
 /// message of a stream, or again and again without being asked; or all of them in one message, out or in.
@@ -33,9 +34,13 @@ pub(super) const REPEAT: &str = "/sealane.bench.Tensors/Repeat";
 pub(super) const PULL_ALL: &str = "/sealane.bench.Tensors/PullAll";
 pub(super) const PUSH: &str = "/sealane.bench.Tensors/Push";
 pub(super) const PUSH_ALL: &str = "/sealane.bench.Tensors/PushAll";
+/// Rows of all tables, by their numbers.
+pub(super) const PULL_ROWS: &str = "/sealane.bench.Tensors/PullRows";
+
+/// Bytes of a row's number in a request.
+pub(super) const ID_BYTES: usize = 4;
 
 /// One ps.
-#[derive(Debug)]
 pub(super) struct Ps {
     tensors: Arc<[Bytes]>,
     /// Gradients that one worker pushes in a step, those of all workers, and bytes of one worker's.
@@ -45,11 +50,18 @@ pub(super) struct Ps {
     /// Gradients that have come.
     taken: AtomicUsize,
     version: watch::Sender<i64>,
+    /// Its part of all tables, if there are any.
+    tables: Option<Memory>,
 }
 
 impl Ps {
     /// A ps with tensors of these sizes, to which each of so many workers pushes gradients of those sizes in a step.
-    pub(super) fn new(sizes: impl Iterator<Item = usize>, gradients: &[usize], workers: usize) -> Arc<Self> {
+    pub(super) fn new(
+        sizes: impl Iterator<Item = usize>,
+        gradients: &[usize],
+        workers: usize,
+        tables: Option<Memory>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             tensors: sizes.map(|bytes| Bytes::from(vec![FILL; bytes])).collect(),
             pushed: gradients.len(),
@@ -57,6 +69,7 @@ impl Ps {
             largest: gradients.iter().sum(),
             taken: AtomicUsize::new(0),
             version: watch::Sender::new(0),
+            tables,
         })
     }
 
@@ -76,6 +89,24 @@ impl Ps {
     fn tensor(&self, request: &[u8]) -> Result<Bytes, Status> {
         let tensor = number_in(request).and_then(|number| self.tensors.get(number));
         tensor.cloned().ok_or_else(|| Status::not_found("no such tensor"))
+    }
+
+    /// The rows that a request names: for each table how many, and their numbers.
+    fn rows(&self, request: &[u8]) -> Result<Bytes, Status> {
+        let tables = self.tables.as_ref().ok_or_else(|| Status::not_found("no tables"))?;
+        let number = |bytes: &[u8; ID_BYTES]| u32::from_le_bytes(*bytes);
+        let mut named = request.as_chunks().0;
+        let mut rows = BytesMut::zeroed(named.len().saturating_sub(tables.tables()) * tables.row_bytes());
+        let mut target = &mut rows[..];
+        for table in 0..tables.tables() {
+            let (count, rest) = named.split_first().ok_or_else(|| Status::invalid_argument("too few tables"))?;
+            let ids = rest.get(..number(count) as usize).ok_or_else(|| Status::invalid_argument("too few rows"))?;
+            let room = target.split_off_mut(..ids.len() * tables.row_bytes());
+            let room = room.ok_or_else(|| Status::invalid_argument("too many rows"))?;
+            tables.gather(table, ids.iter().map(|id| number(id).into()), room);
+            named = &rest[ids.len()..];
+        }
+        Ok(rows.freeze())
     }
 
     /// Answers a request at once, or when there is the version that it wants.
@@ -103,25 +134,12 @@ pub(super) async fn serve<C>(ps: Arc<Ps>, connections: impl Stream<Item = io::Re
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    serve_with(Methods(ps), connections).await
-}
-
-/// The same by another service.
-pub(super) async fn serve_with<C, S>(
-    service: S,
-    connections: impl Stream<Item = io::Result<C>>,
-) -> Result<(), BenchError>
-where
-    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-{
     Server::builder()
         .initial_stream_window_size(GRPC_WINDOW_BYTES)
         .initial_connection_window_size(GRPC_WINDOW_BYTES)
         .http2_adaptive_window(Some(false))
         .max_frame_size(GRPC_FRAME_BYTES)
-        .serve_with_incoming(service, connections)
+        .serve_with_incoming(Methods(ps), connections)
         .await
         .map_err(failed("serve"))
 }
@@ -129,7 +147,7 @@ where
 type Answer<T> = Either<Ready<Result<Response<T>, Status>>, BoxFuture<Response<T>, Status>>;
 
 /// A ps as its workers see it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Methods(Arc<Ps>);
 
 impl Service<http::Request<Body>> for Methods {
@@ -171,6 +189,10 @@ impl Service<http::Request<Body>> for Methods {
                 PULL_ALL => {
                     let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()));
                     Grpc::new(MessageCodec::new(ps.tensors.bytes())).unary(service_fn(pull), request).await
+                }
+                PULL_ROWS => {
+                    let pull = |request: Request<Bytes>| ready(ps.rows(request.get_ref()).map(Response::new));
+                    grpc.max_decoding_message_size(usize::MAX).unary(service_fn(pull), request).await
                 }
                 method @ (PUSH | PUSH_ALL) => {
                     let count = if method == PUSH { 1 } else { ps.pushed };

@@ -1,50 +1,51 @@
-//! Workers that train with parameter servers through gRPC. All parameter servers are services in one process and runtime, each
-//! with a port of its own; every worker is a task in one runtime, with a channel for every ps and memory of its own. A call a
-//! tensor, or one call a ps, whose message has all tensors.
+//! Workers and parameter servers through gRPC, which train or pull rows of tables. All parameter servers are services in one
+//! process and runtime, each with a port of its own; every worker is a task in one runtime, with a channel for every ps and memory
+//! of its own. A call a tensor, or one call a ps, whose message has all tensors, or names all rows and is answered with them.
 
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, Stream};
+use sealane::Sharding;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use super::consumer::{Caller, Callers};
-use super::service::{self, Ps};
-use super::{NAME, runtime, spin};
+use super::calls::{Caller, Callers, MESSAGES_A_CALL, bounded};
+use super::service::{self, ID_BYTES, PULL_ROWS, Ps};
+use super::{NAME, adopt, open, runtime, spin};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, PeerReady, announce};
-use crate::plan::{Fuse, Mode, Plan, Training};
+use crate::plan::{Bench, Fuse, Mode, Plan, Tables};
 use crate::process::{self, Growth};
 use crate::system::System;
+use crate::systems::rows::{Memory, Wanted, tables};
+use crate::systems::sockets;
 use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
-use crate::systems::{grpc, sockets};
 
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
-    let training = training::of(plan);
-    let pairs = training.pairs();
+    let pairs = training::of(plan).pairs();
     process::allow_open_files("--workers x --ps", pairs, 1)?;
     System::with_peer(job, program, |peer| {
         let growth = Growth::of(peer.process_id())?;
         let runtime = runtime()?;
         let (channels, congestion) = connect(&runtime, plan, &peer.ready().ports)?;
         let each = growth.bytes_each(pairs)?;
-        let workers = Workers::new(runtime, channels, plan);
+        let workers = Workers::new(runtime, channels, plan)?;
         Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
     })
 }
 
 /// A channel of every worker with every ps, worker by worker.
-pub(super) fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
+fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
     let mut channels = Vec::new();
     let mut congestion = String::new();
     for _ in 0..training::of(plan).size.workers {
@@ -53,7 +54,7 @@ pub(super) fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(
             if channels.is_empty() {
                 congestion = sockets::congestion(&stream)?;
             }
-            channels.push(runtime.block_on(async { grpc::open(grpc::adopt(stream)?).await })?);
+            channels.push(runtime.block_on(async { open(adopt(stream)?).await })?);
         }
     }
     Ok((channels, congestion))
@@ -63,10 +64,17 @@ fn variant(plan: &Plan) -> String {
     let training = training::of(plan);
     let variant = training.variants[0];
     let waiting = if variant.polling { "polling" } else { "parking" };
-    match variant.fuse {
-        Fuse::Off => format!("{}, unary, {} calls, {waiting}", training.mode, variant.request_buffers),
+    match (plan.bench, variant.fuse) {
+        (Bench::Rows, _) => "one message a ps".to_owned(),
+        (_, Fuse::Off) => format!("{}, unary, {} calls, {waiting}", training.mode, variant.request_buffers),
         _ => format!("{}, one message, {waiting}", training.mode),
     }
+}
+
+/// How the rows of tables are spread, if there are any.
+fn sharding(plan: &Plan) -> Result<Option<Sharding>, BenchError> {
+    let of = |table: &Tables| Sharding::modulo(table.rows, training::of(plan).size.ps);
+    plan.tables.first().map(of).transpose().map_err(BenchError::sealane("shard tables"))
 }
 
 /// Serves workers until the process ends.
@@ -74,30 +82,32 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
     process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
+    let sharding = sharding(plan)?;
     runtime()?.block_on(async {
-        let _spinner = plan.polling.then(grpc::spin);
+        let _spinner = plan.polling.then(spin);
         let mut ports = Vec::new();
-        for share in training::shares(plan) {
-            let (listener, port) = listen(plan)?;
-            ports.push(port);
-            let ps = Ps::new(share.pulled.into_iter(), &share.pushed, training.size.workers);
-            tokio::spawn(serve_one(ps, listener));
+        for (number, share) in training::shares(plan).enumerate() {
+            let listener = sockets::listen(plan.congestion.as_deref())?;
+            ports.push(sockets::port(&listener)?);
+            let listener = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+            let listener = listener.map_err(BenchError::io("hand a listener to gRPC"))?;
+            let rows_of =
+                |all: &Sharding| Memory::new(plan, || (0..all.rows_of(number)).map(|local| all.row(number, local)));
+            let tables = sharding.as_ref().map(rows_of);
+            let ps = Ps::new(share.pulled.into_iter(), &share.pushed, training.size.workers, tables);
+            tokio::spawn(async {
+                if let Err(error) = service::serve(ps, connections(listener)).await {
+                    eprintln!("a ps no longer serves: {error}");
+                }
+            });
         }
         announce(PeerReady { port: 0, ports })?;
         pending().await
     })
 }
 
-/// A listener of the runtime that this is called in, and its port.
-pub(super) fn listen(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
-    let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
-    let port = sockets::port(&listener)?;
-    listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
-    Ok((TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?, port))
-}
-
 /// All connections that come.
-pub(super) fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
+fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
     Box::pin(stream::unfold(listener, async |listener| {
         let accepted = listener.accept().await.and_then(|(stream, _)| {
             stream.set_nodelay(true)?;
@@ -107,21 +117,12 @@ pub(super) fn connections(listener: TcpListener) -> impl Stream<Item = io::Resul
     }))
 }
 
-async fn serve_one(ps: Arc<Ps>, listener: TcpListener) {
-    if let Err(error) = service::serve(ps, connections(listener)).await {
-        eprintln!("a ps no longer serves: {error}");
-    }
-}
-
-/// A call's request and its answer.
-const MESSAGES_A_CALL: u64 = 2;
-
 /// All workers.
-pub(in crate::systems) struct Workers {
+struct Workers {
     /// Before the runtime, which runs their channels.
     workers: Vec<Worker>,
     runtime: Runtime,
-    training: Training,
+    polling: bool,
     /// Bytes of all workers' steps, each way.
     step_bytes: usize,
     calls: u64,
@@ -130,13 +131,18 @@ pub(in crate::systems) struct Workers {
 /// A worker; its steps so far.
 struct Worker {
     step: i64,
+    compute: Duration,
+    /// One a ps.
     pairs: Vec<Pair>,
+    rows: Option<Rows>,
 }
 
 /// A worker and a ps.
 struct Pair {
     /// As many as may be in flight at once.
     callers: Callers,
+    /// Where rows are pulled.
+    caller: Caller,
     pulled: Vec<Vec<u8>>,
     gradients: Arc<[Bytes]>,
     fused: bool,
@@ -144,52 +150,57 @@ struct Pair {
 }
 
 impl Workers {
-    pub(super) fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Self {
-        let training = training::of(plan).clone();
+    fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Result<Self, BenchError> {
+        let training = training::of(plan);
         let gradients = |share: &Share| share.pushed.iter().map(|&bytes| Bytes::from(vec![FILL; bytes])).collect();
         let shares: Vec<(Arc<[Bytes]>, Share)> =
             training::shares(plan).map(|share| (gradients(&share), share)).collect();
         let variant = training.variants[0];
+        let largest = |share: &Share| {
+            share.pulled.iter().sum::<usize>() + plan.tables.iter().map(Tables::step_bytes).sum::<usize>()
+        };
         let mut channels = channels.into_iter();
-        let mut pair = |(gradients, Share { pulled, pushed, .. }): &(Arc<[Bytes]>, Share)| {
+        let mut pair = |(gradients, share): &(Arc<[Bytes]>, Share)| {
             let channel = channels.next().expect("every worker is connected with every ps");
-            let caller = Caller::new(channel, pulled.iter().sum());
+            let (caller, Share { pulled, pushed, .. }) = (Caller::new(channel, largest(share)), share);
             Pair {
-                callers: Callers::new(caller, variant.request_buffers.min(pulled.len().max(pushed.len()))),
+                callers: Callers::new(caller.clone(), variant.request_buffers.min(pulled.len().max(pushed.len()))),
+                caller,
                 pulled: pulled.iter().map(|bytes| vec![0; *bytes]).collect(),
                 gradients: gradients.clone(),
                 fused: variant.fuse != Fuse::Off,
                 waits: training.mode == Mode::Sync && !pushed.is_empty(),
             }
         };
-        let worker = |_| Worker { step: 0, pairs: shares.iter().map(&mut pair).collect() };
-        let workers = (0..training.size.workers).map(worker).collect();
-        let step_bytes =
-            training.size.workers * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
-        Self { workers, runtime, training, step_bytes, calls: 0 }
+        let sharding = sharding(plan)?;
+        let mut worker = |number| Worker {
+            step: 0,
+            compute: Duration::from_micros(training.compute_us),
+            pairs: shares.iter().map(&mut pair).collect(),
+            rows: sharding.clone().map(|sharding| Rows::new(plan, number, sharding)),
+        };
+        let workers: Vec<Worker> = (0..training.size.workers).map(&mut worker).collect();
+        let step_bytes = workers.len() * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
+        Ok(Self { workers, runtime, polling: variant.polling, step_bytes, calls: 0 })
     }
 }
 
 impl Trainees for Workers {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        let compute = Duration::from_micros(self.training.compute_us);
-        let polling = self.training.variants[0].polling;
         let slowest = Duration::from_secs((self.step_bytes / SLOWEST_BYTES_PER_SECOND) as u64);
         let limit = (STALL_LIMIT + slowest).saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
         let workers = std::mem::take(&mut self.workers);
-        let trained = self.runtime.block_on(async {
+        let polling = self.polling;
+        let trained = bounded(&self.runtime, limit, async {
             let _spinner = polling.then(spin);
             // A task each, so that one that is woken wakes no other.
-            let tasks: Vec<_> = workers.into_iter().map(|worker| tokio::spawn(worker.train(steps, compute))).collect();
-            let all = try_join_all(tasks);
-            timeout(limit, all).await.map_err(|_| BenchError::Stalled { system: NAME, waited: limit })
+            let tasks: Vec<_> = workers.into_iter().map(|worker| tokio::spawn(worker.train(steps))).collect();
+            Ok(try_join_all(tasks).await.expect("no worker panics"))
         })?;
-        for (number, trained) in trained.expect("no worker panics").into_iter().enumerate() {
+        for (number, trained) in trained.into_iter().enumerate() {
             let (worker, times) = trained?;
-            for (began, ended) in times {
-                log.completed(number, began, ended);
-            }
-            self.calls += steps * worker.pairs.iter().map(Pair::calls).sum::<u64>();
+            log.completed_all(number, times);
+            self.calls += steps * worker.calls();
             self.workers.push(worker);
         }
         Ok(())
@@ -202,31 +213,44 @@ impl Trainees for Workers {
 
 impl Worker {
     /// So many steps; when each began and ended.
-    async fn train(mut self, steps: u64, compute: Duration) -> Result<(Self, Vec<(Instant, Instant)>), BenchError> {
+    async fn train(mut self, steps: u64) -> Result<(Self, Vec<(Instant, Instant)>), BenchError> {
         let mut times = Vec::new();
         for _ in 0..steps {
             let began = Instant::now();
-            let step = self.step;
-            self.step += 1;
-            if compute.is_zero() {
-                try_join_all(self.pairs.iter_mut().map(async |pair| {
-                    pair.pull(step).await?;
-                    pair.push().await
-                }))
-                .await?;
-            } else {
-                try_join_all(self.pairs.iter_mut().map(|pair| pair.pull(step))).await?;
-                sleep(compute).await;
-                try_join_all(self.pairs.iter_mut().map(Pair::push)).await?;
+            match &mut self.rows {
+                Some(rows) => rows.pull(&mut self.pairs).await?,
+                None => self.make_step().await?,
             }
             times.push((began, Instant::now()));
         }
+        self.rows.as_ref().map_or(Ok(()), |rows| rows.wanted.check_all(NAME, &rows.rows))?;
         Ok((self, times))
+    }
+
+    async fn make_step(&mut self) -> Result<(), BenchError> {
+        let step = self.step;
+        self.step += 1;
+        if self.compute.is_zero() {
+            try_join_all(self.pairs.iter_mut().map(async |pair| {
+                pair.pull(step).await?;
+                pair.push().await
+            }))
+            .await?;
+        } else {
+            try_join_all(self.pairs.iter_mut().map(|pair| pair.pull(step))).await?;
+            sleep(self.compute).await;
+            try_join_all(self.pairs.iter_mut().map(Pair::push)).await?;
+        }
+        Ok(())
+    }
+
+    /// Calls of a step.
+    fn calls(&self) -> u64 {
+        if self.rows.is_some() { self.pairs.len() as u64 } else { self.pairs.iter().map(Pair::calls).sum() }
     }
 }
 
 impl Pair {
-    /// Calls of a step.
     fn calls(&self) -> u64 {
         let calls = |tensors: usize| if self.fused { tensors.min(1) } else { tensors };
         (calls(self.pulled.len()) + calls(self.gradients.len())) as u64
@@ -247,5 +271,61 @@ impl Pair {
             true => self.callers.push_all(&self.gradients).await,
             false => self.callers.push_each(&self.gradients).await,
         }
+    }
+}
+
+/// The rows that a worker pulls: one call a ps, whose request has for each table how many rows, and their numbers of 32 bits each.
+struct Rows {
+    tables: Tables,
+    wanted: Wanted,
+    sharding: Sharding,
+    /// The rows of a step, of one table behind those of another.
+    rows: Vec<u8>,
+}
+
+impl Rows {
+    fn new(plan: &Plan, number: usize, sharding: Sharding) -> Self {
+        let tables = tables(plan);
+        Self { tables, wanted: Wanted::new(plan, number), sharding, rows: vec![0; tables.step_bytes()] }
+    }
+
+    async fn pull(&mut self, pairs: &mut [Pair]) -> Result<(), BenchError> {
+        let (row_bytes, ps) = (self.tables.row_bytes(), pairs.len());
+        let room = self.tables.rows_a_step() / ps * 5 / 4;
+        // What each ps is asked for, and where its rows go.
+        let part = |_| (BytesMut::with_capacity((room + self.tables.tables) * ID_BYTES), Vec::with_capacity(room));
+        let mut parts: Vec<(BytesMut, Vec<u32>)> = (0..ps).map(part).collect();
+        for (table, ids) in self.wanted.advance().iter().enumerate() {
+            let begin = |(request, _): &mut (BytesMut, Vec<u32>)| {
+                request.put_u32_le(0);
+                request.len()
+            };
+            let begun: Vec<usize> = parts.iter_mut().map(begin).collect();
+            for (place, &id) in ids.iter().enumerate() {
+                let (owner, local) = self.sharding.place(id);
+                let (request, places) = &mut parts[owner];
+                request.put_u32_le(local as u32);
+                places.push((table * self.tables.batch + place) as u32);
+            }
+            for ((request, _), begun) in parts.iter_mut().zip(begun) {
+                let count = (request.len() - begun) / ID_BYTES;
+                request[begun - ID_BYTES..begun].copy_from_slice(&(count as u32).to_le_bytes());
+            }
+        }
+        let calls = pairs.iter_mut().zip(parts).map(async |(pair, (request, places))| {
+            let answer = pair.caller.call(PULL_ROWS, request.freeze()).await?;
+            Ok::<_, BenchError>((places, answer))
+        });
+        for (places, answer) in try_join_all(calls).await? {
+            if ps == 1 && answer.len() == self.rows.len() {
+                // All in the order in which they were named.
+                self.rows.copy_from_slice(&answer);
+                continue;
+            }
+            for (place, row) in places.into_iter().zip(answer.chunks_exact(row_bytes)) {
+                self.rows[place as usize * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        }
+        Ok(())
     }
 }

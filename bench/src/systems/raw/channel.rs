@@ -1,7 +1,8 @@
-//! What the raw consumer and producer need of a link, and how long they wait for it; and both such links: a TCP connection,
-//! spinning or blocking, and two rings of bytes in one thread, the bare operation of a link that stays in memory, where a byte is
-//! copied into a ring by one side and out of it by the other.
+//! What both ends of the bare operation need of a link, and how long they wait for it; and both such links: a TCP connection,
+//! spinning or blocking, and two queues of bytes in one thread, the bare operation of a link that stays in memory, where a byte
+//! is copied into a queue by one side and out of it by the other.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -31,7 +32,9 @@ pub(in crate::systems) trait Channel {
     }
 
     /// Called when nothing moved: where both sides share a thread, the other side's turn.
-    fn idle(&mut self) -> io::Result<()>;
+    fn idle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Sends all of `source`.
@@ -80,10 +83,12 @@ impl Patience {
     #[inline]
     pub(super) fn idle_pass(&mut self) -> io::Result<()> {
         self.idle_passes = self.idle_passes.wrapping_add(1);
-        if self.idle_passes.is_multiple_of(IDLE_PASSES_A_LOOK) && self.is_over(Instant::now()) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(())
+        if self.idle_passes.is_multiple_of(IDLE_PASSES_A_LOOK) { self.look() } else { Ok(()) }
+    }
+
+    /// The same, with a look at the clock.
+    pub(super) fn look(&mut self) -> io::Result<()> {
+        if self.is_over(Instant::now()) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
     fn is_over(&mut self, now: Instant) -> bool {
@@ -150,10 +155,6 @@ impl Channel for TcpChannel {
         let outcome = not_ended(self.stream.read_vectored(targets));
         self.moved(outcome)
     }
-
-    fn idle(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn not_ended(outcome: io::Result<usize>) -> io::Result<usize> {
@@ -163,90 +164,50 @@ fn not_ended(outcome: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// A bounded queue of bytes.
-#[derive(Debug)]
-struct ByteRing {
-    bytes: Box<[u8]>,
-    /// Bytes ever written and read; their difference is what the ring holds.
-    written: usize,
-    read: usize,
+/// One end of two queues of bytes, each of which holds `RING_BYTES` at most.
+struct Queues<'a> {
+    outbound: &'a mut VecDeque<u8>,
+    inbound: &'a mut VecDeque<u8>,
 }
 
-impl ByteRing {
-    fn new() -> Self {
-        Self { bytes: vec![0; RING_BYTES].into_boxed_slice(), written: 0, read: 0 }
+impl Channel for Queues<'_> {
+    fn send(&mut self, source: &[u8]) -> io::Result<usize> {
+        let count = source.len().min(RING_BYTES - self.outbound.len());
+        self.outbound.write(&source[..count])
     }
 
-    fn write(&mut self, source: &[u8]) -> usize {
-        let room = self.bytes.len() - (self.written - self.read);
-        let count = source.len().min(room);
-        let at = self.written % self.bytes.len();
-        let before_the_seam = count.min(self.bytes.len() - at);
-        self.bytes[at..at + before_the_seam].copy_from_slice(&source[..before_the_seam]);
-        let after_the_seam = count - before_the_seam;
-        self.bytes[..after_the_seam].copy_from_slice(&source[before_the_seam..count]);
-        self.written += count;
-        count
-    }
-
-    fn read(&mut self, target: &mut [u8]) -> usize {
-        let count = target.len().min(self.written - self.read);
-        let at = self.read % self.bytes.len();
-        let before_the_seam = count.min(self.bytes.len() - at);
-        target[..before_the_seam].copy_from_slice(&self.bytes[at..at + before_the_seam]);
-        let after_the_seam = count - before_the_seam;
-        target[before_the_seam..count].copy_from_slice(&self.bytes[..after_the_seam]);
-        self.read += count;
-        count
+    fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.inbound.read(target)
     }
 }
 
-/// The consumer's end of the rings; when nothing moves, the producer gets a turn.
+/// The consumer's end of the queues; when nothing moves, the producer gets a turn.
 #[derive(Debug)]
 pub(super) struct MemoryChannel {
-    to_producer: ByteRing,
-    from_producer: ByteRing,
+    to_producer: VecDeque<u8>,
+    from_producer: VecDeque<u8>,
     producer: RawProducer,
 }
 
 impl MemoryChannel {
     pub(super) fn new(producer: RawProducer) -> Self {
-        Self { to_producer: ByteRing::new(), from_producer: ByteRing::new(), producer }
+        let queue = || VecDeque::with_capacity(RING_BYTES);
+        Self { to_producer: queue(), from_producer: queue(), producer }
     }
 }
 
 impl Channel for MemoryChannel {
     fn send(&mut self, source: &[u8]) -> io::Result<usize> {
-        Ok(self.to_producer.write(source))
+        Queues { outbound: &mut self.to_producer, inbound: &mut self.from_producer }.send(source)
     }
 
     fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        Ok(self.from_producer.read(target))
+        self.from_producer.read(target)
     }
 
     fn idle(&mut self) -> io::Result<()> {
-        let mut far = ProducerEnd { inbound: &mut self.to_producer, outbound: &mut self.from_producer };
+        let mut far = Queues { outbound: &mut self.from_producer, inbound: &mut self.to_producer };
         self.producer.turn(&mut far)
-    }
-}
-
-/// The other end of the same rings, for the length of one turn.
-struct ProducerEnd<'a> {
-    inbound: &'a mut ByteRing,
-    outbound: &'a mut ByteRing,
-}
-
-impl Channel for ProducerEnd<'_> {
-    fn send(&mut self, source: &[u8]) -> io::Result<usize> {
-        Ok(self.outbound.write(source))
-    }
-
-    fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        Ok(self.inbound.read(target))
-    }
-
-    fn idle(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -264,77 +225,29 @@ mod tests {
         assert!(patience.is_over(now + STALL_LIMIT));
     }
 
-    fn pair(spins: bool, limit: Option<Duration>) -> (TcpChannel, TcpChannel) {
-        let listener = sockets::listen(None).expect("a port is free");
-        let port = sockets::port(&listener).expect("bound");
-        let near = sockets::connect(port, None).expect("listening");
-        let far = sockets::accept(&listener).expect("connected");
-        let channel = |stream| TcpChannel::new(stream, spins, limit).expect("open");
-        (channel(near), channel(far))
-    }
-
     #[test]
-    fn an_empty_socket_is_no_failure_and_a_closed_one_is() {
-        for spins in [true, false] {
-            let (mut near, far) = pair(spins, None);
-            let mut target = [0; 8];
-            if spins {
-                assert_eq!(near.receive(&mut target).expect("open"), 0);
+    fn a_socket_that_is_empty_full_late_or_closed_says_so() {
+        for (spins, limit) in [(true, None), (false, Some(Duration::from_millis(1)))] {
+            let listener = sockets::listen(None).expect("a port is free");
+            let near = sockets::connect(sockets::port(&listener).expect("bound"), None).expect("listening");
+            let far = sockets::accept(&listener).expect("connected");
+            let mut near = TcpChannel::new(near, spins, limit).expect("open");
+            match near.receive(&mut [0; 8]) {
+                Ok(count) => assert!(spins && count == 0),
+                Err(error) => assert!(!spins && error.kind() == io::ErrorKind::TimedOut, "{error}"),
             }
+            let chunk = vec![0; 1 << 20];
+            while near.send(&chunk).unwrap_or(0) > 0 {}
             drop(far);
             let error = loop {
-                match near.receive(&mut target) {
+                match near.receive(&mut [0; 8]) {
                     Ok(0) => {}
                     Ok(_) => panic!("nothing was sent"),
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
                     Err(error) => break error,
                 }
             };
-            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+            assert!(super::super::is_end(&error), "{error}");
         }
-    }
-
-    #[test]
-    fn a_blocking_channel_waits_no_longer_than_its_limit() {
-        let (mut near, _far) = pair(false, Some(Duration::from_millis(1)));
-        let error = near.receive(&mut [0; 8]).expect_err("nothing was sent");
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[test]
-    fn a_full_socket_takes_nothing_more() {
-        let (mut near, _far) = pair(true, None);
-        let chunk = vec![0; 1 << 20];
-        while near.send(&chunk).expect("open") > 0 {}
-    }
-
-    #[test]
-    fn bytes_come_out_in_order_across_the_seam() {
-        let mut ring = ByteRing::new();
-        let mut target = vec![0; RING_BYTES];
-        let (mut next_in, mut next_out) = (0_u8, 0_u8);
-        for length in [1, 1000, RING_BYTES - 7, 64, RING_BYTES, 3].into_iter().cycle().take(60) {
-            let source: Vec<u8> = (0..length)
-                .map(|_| {
-                    next_in = next_in.wrapping_add(1);
-                    next_in
-                })
-                .collect();
-            assert_eq!(ring.write(&source), length);
-            assert_eq!(ring.read(&mut target), length);
-            for byte in &target[..length] {
-                next_out = next_out.wrapping_add(1);
-                assert_eq!(*byte, next_out);
-            }
-        }
-    }
-
-    #[test]
-    fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
-        let mut ring = ByteRing::new();
-        assert_eq!(ring.read(&mut [0; 8]), 0);
-        assert_eq!(ring.write(&vec![1; RING_BYTES + 5]), RING_BYTES);
-        assert_eq!(ring.write(&[1]), 0);
-        assert_eq!(ring.read(&mut [0; 8]), 8);
-        assert_eq!(ring.write(&[1; 9]), 8);
     }
 }

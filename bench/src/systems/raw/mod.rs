@@ -1,17 +1,16 @@
 //! The baseline `raw`: the bare operation on the same work, with nothing around it.
 //!
-//! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block
-//! when polling is off. Over shm: see `shared`. Over verbs: see `verbs`. Over loopback: two rings of bytes in one thread, so that every byte is
-//! copied in and out once and nothing else happens.
+//! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block when polling is off. Over shm:
+//! see `shm`. Over verbs: see `verbs`. Over loopback: two queues of bytes in one thread, so that every byte is copied in and out
+//! once and nothing else happens.
 
 mod channel;
-mod consumer;
-pub(super) mod fanin;
+mod many;
 mod pieces;
 mod producer;
 pub(super) mod rows;
-mod shared;
-mod verbs;
+pub(super) mod shm;
+pub(super) mod verbs;
 
 use std::io;
 use std::time::Duration;
@@ -22,41 +21,46 @@ use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::{self, sockets};
-use channel::{MemoryChannel, NAME, TcpChannel, explained};
-use pieces::Pieces;
+use crate::systems::client::{check_arrival, measure_now};
+use crate::systems::sockets;
+use channel::{MemoryChannel, NAME, TcpChannel};
+use producer::{RawConsumer, RawProducer};
 
 pub(super) use channel::Channel;
-pub(super) use fanin::{Zeros, serve as serve_many};
-pub(super) use producer::RawProducer;
-pub(super) use shared::{serve as serve_shm, start as over_shm};
-pub(super) use verbs::start as over_verbs;
+pub(super) use many::{Zeros, fan_in, serve_many};
 
 /// The bare operation over a channel.
-struct Raw<C> {
+pub(super) struct Raw<C> {
     plan: Plan,
-    channel: C,
+    consumer: RawConsumer<C>,
+}
+
+impl<C: Channel> Raw<C> {
+    pub(super) fn new(plan: &Plan, channel: C) -> Self {
+        Self { plan: plan.clone(), consumer: RawConsumer::new(channel, plan) }
+    }
 }
 
 /// Raw sockets, the producer in a process of its own.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let plan = job.plan.clone();
+    let plan = &job.plan;
     System::with_peer(job, program, |peer| {
         let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-        Ok(System::new(NAME, variant(&plan), Raw { plan, channel }).with_congestion(congestion))
+        Ok(System::new(NAME, variant(plan), Raw::new(plan, channel)).with_congestion(congestion))
     })
 }
 
-/// Rings of bytes, both sides in the calling thread.
+/// Queues of bytes, both sides in the calling thread.
 pub(super) fn in_memory(plan: &Plan) -> System {
-    System::new(NAME, "memory", Raw { plan: plan.clone(), channel: MemoryChannel::new(RawProducer::new(plan)) })
+    System::new(NAME, "memory", Raw::new(plan, MemoryChannel::new(RawProducer::new(plan))))
 }
 
 impl<C: Channel> Rounds for Raw<C> {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        measure(&mut self.channel, &self.plan, length)
+        let sample = measure_now(&mut self.consumer, &self.plan, length)?;
+        check_arrival(NAME, self.consumer.pieces.tensors()).map(|()| sample)
     }
 }
 
@@ -64,46 +68,34 @@ impl<C: Channel> Rounds for Raw<C> {
 pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
     announce(sockets::port(&listener)?)?;
-    let mut channel = TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?;
+    serve_channel(plan, TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?)
+}
+
+/// The same over any channel.
+pub(super) fn serve_channel(plan: &Plan, mut channel: impl Channel) -> Result<(), BenchError> {
     let mut producer = RawProducer::new(plan);
     loop {
         match producer.turn(&mut channel) {
-            Ok(_) => {}
+            Ok(()) => {}
             Err(gone) if is_end(&gone) => return Ok(()),
             Err(failure) => return Err(BenchError::io("serve the consumer")(failure)),
         }
     }
 }
 
+/// Whether the other side has gone, which ends a producer.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | BrokenPipe | ConnectionReset)
 }
 
-/// A round of what the plan measures, over any channel.
-pub(super) fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
-    if plan.bench == Bench::Fuse {
-        let mut pieces = Pieces::new(&plan.step, 0);
-        let sample = consumer::steps(channel, plan, &mut pieces, length).map_err(explained)?;
-        return systems::check_arrival(NAME, pieces.tensors()).map(|()| sample);
-    }
-    let sample = match plan.bench {
-        Bench::Latency => consumer::round_trips(channel, plan, length),
-        Bench::Rate => consumer::rate(channel, plan, length),
-        Bench::Bandwidth => consumer::bandwidth(channel, plan, length),
-        none => none.is_measured_elsewhere(),
-    };
-    sample.map_err(explained)
-}
-
 fn variant(plan: &Plan) -> String {
     let waiting = if plan.polling { "polling" } else { "blocking" };
     match (plan.bench, plan.fuse) {
-        (Bench::Latency, _) => waiting.to_owned(),
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
-        (Bench::Rate, Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push) => format!("{waiting}, fused writes"),
+        (Bench::Rate, _) => format!("{waiting}, fused writes"),
         (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
         (Bench::Fuse, _) => format!("{waiting}, one request"),
-        (none, _) => none.is_measured_elsewhere(),
+        _ => waiting.to_owned(),
     }
 }

@@ -1,166 +1,247 @@
-//! The raw producer: a state machine that answers requests or streams tensors, one bounded turn at
-//! a time, over any channel. What the bytes say is the same for all tensors, so that it need not
-//! know where in one a write ended.
+//! Both ends of the bare operation, as state machines over any channel. What the bytes say is the same for all tensors, so
+//! that nobody needs to know where in one a write ended.
 
 use std::io;
 
-use super::channel::Channel;
+use super::channel::{Channel, Patience, explained, receive_exact, send_all};
 use super::pieces::Pieces;
+use crate::error::BenchError;
 use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Bench, Fuse, Plan};
+use crate::systems::client::Client;
 
-/// First byte of a streamed tensor: more follow.
-pub(super) const MORE: u8 = 0;
-/// First byte of a streamed tensor: it is the last of the round.
-pub(super) const LAST: u8 = 1;
-/// Asks the producer to stream until [`STOP`].
-pub(super) const GO: [u8; 1] = [2];
-/// Asks the producer to end the stream with one last tensor.
-pub(super) const STOP: [u8; 1] = [3];
+/// First byte of a streamed tensor: more follow, or it is the last of the round.
+const MORE: u8 = 0;
+const LAST: u8 = 1;
+/// Asks the producer to stream until [`STOP`], which asks for one last tensor.
+const GO: [u8; 1] = [2];
+const STOP: [u8; 1] = [3];
 
-/// The producer of any raw measurement.
+/// What one end says and hears: messages of one size each way. All connections of that end share it.
 #[derive(Debug)]
-pub(in crate::systems) enum RawProducer {
-    /// For latency and rate.
-    Answers(Answers),
-    /// For bandwidth.
-    Streams(Streams),
-    /// For fuse.
-    Steps(Steps),
+pub(super) struct Words {
+    /// As many whole messages as one write may carry, at least one.
+    said: Box<[u8]>,
+    said_bytes: usize,
+    heard: Box<[u8]>,
+    heard_bytes: usize,
+    /// Whether a write may carry more than what is left of one message.
+    fused: bool,
+}
+
+impl Words {
+    pub(super) fn new(said_bytes: usize, heard_bytes: usize, fuse: Fuse) -> Self {
+        let at_once = (FUSED_BYTES_MAX / said_bytes).max(1);
+        Self {
+            said: vec![FILL; at_once * said_bytes].into(),
+            said_bytes,
+            heard: vec![0; FUSED_BYTES_MAX.max(heard_bytes)].into(),
+            heard_bytes,
+            fused: fuse != Fuse::Off,
+        }
+    }
+}
+
+/// How far one connection is.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    /// Bytes still to be sent.
+    pub(super) owed: usize,
+    /// Bytes of a message that has not come whole.
+    pub(super) came: usize,
+}
+
+impl Flow {
+    /// Owes so many more messages.
+    pub(super) fn owe(&mut self, words: &Words, count: usize) {
+        self.owed += count * words.said_bytes;
+    }
+
+    /// Sends what is owed, as far as the channel takes it; how many bytes.
+    pub(super) fn send(&mut self, words: &Words, channel: &mut impl Channel) -> io::Result<usize> {
+        let before = self.owed;
+        while self.owed > 0 {
+            let write =
+                if words.fused { self.owed.min(words.said.len()) } else { (self.owed - 1) % words.said_bytes + 1 };
+            match channel.send(&words.said[..write])? {
+                0 => break,
+                sent => self.owed -= sent,
+            }
+        }
+        Ok(before - self.owed)
+    }
+
+    /// Receives once; how many bytes, and how many messages are whole with them.
+    pub(super) fn receive(&mut self, words: &mut Words, channel: &mut impl Channel) -> io::Result<(usize, usize)> {
+        let received = channel.receive(&mut words.heard[self.came..])?;
+        let came = self.came + received;
+        self.came = came % words.heard_bytes;
+        Ok((received, came / words.heard_bytes))
+    }
+}
+
+/// The producer of any raw measurement: takes what came in and sends what is owed, one bounded turn at a time.
+#[derive(Debug)]
+pub(super) enum RawProducer {
+    /// For latency and rate: answers each request with a tensor.
+    Answers(Flow, Words),
+    /// For bandwidth: streams tensors from [`GO`] to [`STOP`] as fast as the channel, which must not block, takes them. How
+    /// many bytes of the current one are sent; `None` outside a round.
+    Streams(Option<usize>, Box<[u8]>),
+    /// For fuse: answers each request, of which there is one at a time, with all tensors of a step. How many bytes of it came.
+    Steps(usize, Pieces),
 }
 
 impl RawProducer {
-    pub(in crate::systems) fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         match plan.bench {
-            Bench::Latency | Bench::Rate => Self::Answers(Answers::new(plan)),
-            Bench::Bandwidth => Self::Streams(Streams::new(plan.size_bytes)),
-            Bench::Fuse => Self::Steps(Steps::new(&plan.step)),
-            none => none.is_measured_elsewhere(),
+            Bench::Bandwidth => Self::Streams(None, vec![FILL; plan.size_bytes].into()),
+            Bench::Fuse => Self::Steps(0, Pieces::new(&plan.step, FILL)),
+            _ => Self::Answers(Flow::default(), Words::new(plan.size_bytes, REQUEST_BYTES, plan.fuse)),
         }
     }
 
-    /// Takes what came in and sends what is owed, as far as the channel lets it.
-    pub(in crate::systems) fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
+    pub(super) fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
         match self {
-            Self::Answers(answers) => answers.turn(channel),
-            Self::Streams(streams) => streams.turn(channel),
-            Self::Steps(steps) => steps.turn(channel),
-        }
-    }
-}
-
-/// Answers each request of `REQUEST_BYTES` with a tensor.
-#[derive(Debug)]
-pub(in crate::systems) struct Answers {
-    size: usize,
-    fuse: Fuse,
-    /// Where requests land.
-    inbox: Box<[u8]>,
-    /// As many whole tensors as one fused write may carry, at least one.
-    tensors: Box<[u8]>,
-    /// Bytes of requests that came in and are not answered yet; less than a whole one may remain.
-    asked_bytes: usize,
-    /// Bytes of tensors still to be sent.
-    owed_bytes: usize,
-}
-
-impl Answers {
-    fn new(plan: &Plan) -> Self {
-        let at_once = (FUSED_BYTES_MAX / plan.size_bytes).max(1);
-        Self {
-            size: plan.size_bytes,
-            fuse: plan.fuse,
-            inbox: vec![0; FUSED_BYTES_MAX].into_boxed_slice(),
-            tensors: vec![FILL; at_once * plan.size_bytes].into_boxed_slice(),
-            asked_bytes: 0,
-            owed_bytes: 0,
-        }
-    }
-
-    fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
-        self.asked_bytes += channel.receive(&mut self.inbox)?;
-        self.owed_bytes += self.asked_bytes / REQUEST_BYTES * self.size;
-        self.asked_bytes %= REQUEST_BYTES;
-        while self.owed_bytes > 0 {
-            let write = match self.fuse {
-                // What is left of the tensor that the last write may have cut.
-                Fuse::Off => (self.owed_bytes - 1) % self.size + 1,
-                Fuse::Turn | Fuse::Receive | Fuse::ReceiveWaitAll | Fuse::Plan | Fuse::Push => {
-                    self.owed_bytes.min(self.tensors.len())
+            Self::Answers(flow, words) => {
+                let (_, asked) = flow.receive(words, channel)?;
+                flow.owe(words, asked);
+                flow.send(words, channel).map(drop)
+            }
+            Self::Streams(sent, tensor) => stream(sent, tensor, channel),
+            Self::Steps(asked, pieces) => {
+                if *asked < REQUEST_BYTES {
+                    *asked += channel.receive(&mut [0; REQUEST_BYTES][*asked..])?;
+                    if *asked < REQUEST_BYTES {
+                        return Ok(());
+                    }
+                    pieces.gather();
                 }
-            };
-            let sent = channel.send(&self.tensors[..write])?;
-            if sent == 0 {
-                break;
+                let sent = channel.send_vectored(&pieces.left_to_send())?;
+                pieces.advance(sent);
+                if pieces.is_done() {
+                    *asked = 0;
+                }
+                Ok(())
             }
-            self.owed_bytes -= sent;
         }
+    }
+}
+
+fn stream(progress: &mut Option<usize>, tensor: &mut [u8], channel: &mut impl Channel) -> io::Result<()> {
+    let mut word = [0; 1];
+    let Some(sent) = *progress else {
+        if channel.receive(&mut word)? == 1 && word == GO {
+            tensor[0] = MORE;
+            *progress = Some(0);
+        }
+        return Ok(());
+    };
+    if sent == 0 && channel.receive(&mut word)? == 1 && word == STOP {
+        tensor[0] = LAST;
+    }
+    let sent = sent + channel.send(&tensor[sent..])?;
+    *progress = match (sent == tensor.len(), tensor[0]) {
+        (false, _) => Some(sent),
+        (true, LAST) => None,
+        (true, _) => Some(0),
+    };
+    Ok(())
+}
+
+/// A request and an answer.
+const MESSAGES_A_STEP: u64 = 2;
+
+/// The consumer of any raw measurement.
+pub(super) struct RawConsumer<C> {
+    channel: C,
+    flow: Flow,
+    words: Words,
+    /// Of bandwidth: where each tensor goes, and whether the producer streams.
+    tensor: Option<(Vec<u8>, bool)>,
+    /// Of steps: where their tensors go.
+    pub(super) pieces: Pieces,
+    messages: u64,
+}
+
+impl<C: Channel> RawConsumer<C> {
+    pub(super) fn new(channel: C, plan: &Plan) -> Self {
+        Self {
+            channel,
+            flow: Flow::default(),
+            words: Words::new(REQUEST_BYTES, plan.size_bytes, plan.fuse),
+            tensor: (plan.bench == Bench::Bandwidth).then(|| (vec![0; plan.size_bytes], false)),
+            pieces: Pieces::new(&plan.step, 0),
+            messages: 0,
+        }
+    }
+
+    fn take_answers(&mut self) -> io::Result<usize> {
+        let mut patience = Patience::default();
+        loop {
+            let sent = self.flow.send(&self.words, &mut self.channel)?;
+            let (received, complete) = self.flow.receive(&mut self.words, &mut self.channel)?;
+            if complete > 0 {
+                return Ok(complete);
+            }
+            patience.passed(&mut self.channel, sent + received)?;
+        }
+    }
+
+    fn take_step(&mut self) -> io::Result<()> {
+        send_all(&mut self.channel, &[0; REQUEST_BYTES])?;
+        self.pieces.rewind();
+        let mut patience = Patience::default();
+        while !self.pieces.is_done() {
+            let received = self.channel.receive_vectored(&mut self.pieces.left_to_fill())?;
+            self.pieces.advance(received);
+            patience.passed(&mut self.channel, received)?;
+        }
+        self.pieces.scatter();
         Ok(())
     }
 }
 
-/// Streams tensors from [`GO`] to [`STOP`] as fast as the channel, which must not block, takes them.
-#[derive(Debug)]
-pub(in crate::systems) struct Streams {
-    tensor: Box<[u8]>,
-    /// Bytes of the current tensor that are sent; `None` outside a round.
-    sent: Option<usize>,
-}
-
-impl Streams {
-    fn new(size: usize) -> Self {
-        Self { tensor: vec![FILL; size].into_boxed_slice(), sent: None }
-    }
-
-    fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
-        let mut word = [0; 1];
-        let Some(sent) = self.sent else {
-            if channel.receive(&mut word)? == 1 && word == GO {
-                self.tensor[0] = MORE;
-                self.sent = Some(0);
+impl<C: Channel> Client for RawConsumer<C> {
+    fn ask(&mut self, count: usize) -> Result<(), BenchError> {
+        match &mut self.tensor {
+            None => self.flow.owe(&self.words, count),
+            Some((_, true)) => {}
+            Some((_, streams)) => {
+                *streams = true;
+                send_all(&mut self.channel, &GO).map_err(explained)?;
             }
-            return Ok(());
-        };
-        if sent == 0 && channel.receive(&mut word)? == 1 && word == STOP {
-            self.tensor[0] = LAST;
         }
-        let sent = sent + channel.send(&self.tensor[sent..])?;
-        self.sent = match (sent == self.tensor.len(), self.tensor[0]) {
-            (false, _) => Some(sent),
-            (true, LAST) => None,
-            (true, _) => Some(0),
-        };
         Ok(())
     }
-}
 
-/// Answers each request of `REQUEST_BYTES`, of which there is one at a time, with all tensors of a step.
-#[derive(Debug)]
-pub(in crate::systems) struct Steps {
-    pieces: Pieces,
-    request: [u8; REQUEST_BYTES],
-    /// Bytes of the request that came in.
-    asked_bytes: usize,
-}
-
-impl Steps {
-    fn new(sizes: &[usize]) -> Self {
-        Self { pieces: Pieces::new(sizes, FILL), request: [0; REQUEST_BYTES], asked_bytes: 0 }
+    async fn take(&mut self) -> Result<usize, BenchError> {
+        match &mut self.tensor {
+            Some((tensor, _)) => receive_exact(&mut self.channel, tensor).map(|()| 1).map_err(explained),
+            None => self.take_answers().map_err(explained),
+        }
     }
 
-    fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
-        if self.asked_bytes < REQUEST_BYTES {
-            self.asked_bytes += channel.receive(&mut self.request[self.asked_bytes..])?;
-            if self.asked_bytes < REQUEST_BYTES {
-                return Ok(());
-            }
-            self.pieces.gather();
-        }
-        let sent = channel.send_vectored(&self.pieces.left_to_send())?;
-        self.pieces.advance(sent);
-        if self.pieces.is_done() {
-            self.asked_bytes = 0;
+    fn is_one_way(&self) -> bool {
+        self.tensor.is_some()
+    }
+
+    async fn end(&mut self) -> Result<(), BenchError> {
+        let Some((tensor, streams)) = &mut self.tensor else { return Ok(()) };
+        *streams = false;
+        send_all(&mut self.channel, &STOP).map_err(explained)?;
+        while tensor[0] != LAST {
+            receive_exact(&mut self.channel, tensor).map_err(explained)?;
         }
         Ok(())
+    }
+
+    async fn step(&mut self) -> Result<(), BenchError> {
+        self.messages += MESSAGES_A_STEP;
+        self.take_step().map_err(explained)
+    }
+
+    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
+        Ok(Some(self.messages))
     }
 }

@@ -1,8 +1,8 @@
 //! The least that rows cost: over TCP, a gather in one process and one message with all rows of a step; over shm, a gather in the
 //! process that wants them, as `numpy.take` does it. Rows that are named twice are gathered twice.
 
+use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use super::channel::{NAME, TcpChannel, explained, receive_exact, send_all};
 use crate::error::BenchError;
@@ -12,7 +12,7 @@ use crate::plan::{Link, Plan};
 use crate::system::System;
 use crate::systems::rows::{Memory, Wanted, tables};
 use crate::systems::sockets;
-use crate::systems::training::{self, Moved, StepLog, Trainees};
+use crate::systems::training::{self, Threads, Worker};
 
 /// The request for a step, which both sides know.
 const REQUEST: [u8; 8] = *b"the next";
@@ -20,22 +20,21 @@ const REQUEST: [u8; 8] = *b"the next";
 /// See the module.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
-    let workers = training::of(plan).size.workers;
     System::with_peer(job, program, |peer| {
-        if plan.link == Link::Shm {
-            let here = Here { memory: Memory::new(plan, || 0..tables(plan).rows), workers: self::workers(plan) };
-            return training::system((NAME, "gather in one process".to_owned()), plan, here, 0.0, peer);
-        }
-        let connect = |_| {
-            TcpChannel::new(
-                sockets::connect(peer.ready().port, plan.congestion.as_deref())?,
-                spins(plan),
-                Some(STALL_LIMIT),
-            )
+        let here = plan.link == Link::Shm;
+        let memory = here.then(|| Arc::new(Memory::new(plan, || 0..tables(plan).rows)));
+        let place = || match &memory {
+            Some(memory) => Ok(Place::Here(memory.clone())),
+            None => {
+                let socket = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+                TcpChannel::new(socket, spins(plan), Some(STALL_LIMIT)).map(Place::There)
+            }
         };
-        let channels = (0..workers).map(connect).collect::<Result<Vec<_>, BenchError>>()?;
-        let messages = Messages(channels.into_iter().zip(self::workers(plan)).collect());
-        training::system((NAME, "gather, one message".to_owned()), plan, messages, 0.0, peer)
+        let puller = |(wanted, rows)| Ok(Puller { wanted, rows, place: place()? });
+        let workers = pulls(plan).into_iter().map(puller).collect::<Result<_, BenchError>>()?;
+        let variant = if here { "gather in one process" } else { "gather, one message" };
+        let threads = Threads { workers, moved: Box::new(|| Ok(None)) };
+        training::system((NAME, variant.to_owned()), plan, threads, 0.0, peer)
     })
 }
 
@@ -44,9 +43,10 @@ fn spins(plan: &Plan) -> bool {
     plan.polling && training::of(plan).size.workers == 1
 }
 
-fn workers(plan: &Plan) -> Vec<(Wanted, Vec<u8>)> {
-    let worker = |worker| (Wanted::new(plan, worker), vec![0; tables(plan).step_bytes()]);
-    (0..training::of(plan).size.workers).map(worker).collect()
+/// What each worker names, and memory for the rows of a step.
+fn pulls(plan: &Plan) -> Vec<(Wanted, Vec<u8>)> {
+    let of = |worker| (Wanted::new(plan, worker), vec![0; tables(plan).step_bytes()]);
+    (0..training::of(plan).size.workers).map(of).collect()
 }
 
 /// Serves the workers, each by a thread, until the process ends.
@@ -57,16 +57,16 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         until_ended();
     }
     let memory = Memory::new(plan, || 0..tables(plan).rows);
-    let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
+    let listener = sockets::listen(plan.congestion.as_deref())?;
     announce(sockets::port(&listener)?)?;
     thread::scope(|scope| {
-        for (mut wanted, mut rows) in workers(plan) {
+        for (mut wanted, mut rows) in pulls(plan) {
             let mut channel = TcpChannel::new(sockets::accept(&listener)?, spins(plan), None)?;
             let memory = &memory;
             scope.spawn(move || -> Result<(), BenchError> {
                 loop {
                     receive_exact(&mut channel, &mut [0; REQUEST.len()]).map_err(explained)?;
-                    gather(memory, &mut wanted, &mut rows);
+                    gather(memory, wanted.advance(), &mut rows);
                     send_all(&mut channel, &rows).map_err(explained)?;
                 }
             });
@@ -75,67 +75,40 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     })
 }
 
-/// Gathers the rows of the next step, of one table behind those of another.
-fn gather(memory: &Memory, wanted: &mut Wanted, rows: &mut [u8]) {
-    let ids = wanted.advance();
-    let bytes = rows.len() / ids.len();
-    for ((table, ids), target) in ids.iter().enumerate().zip(rows.chunks_exact_mut(bytes)) {
+/// Gathers the rows of a step, of one table behind those of another.
+fn gather(memory: &Memory, named: &[Vec<u64>], rows: &mut [u8]) {
+    let bytes = rows.len() / named.len();
+    for ((table, ids), target) in named.iter().enumerate().zip(rows.chunks_exact_mut(bytes)) {
         memory.gather(table, ids.iter().copied(), target);
     }
 }
 
-fn check(wanted: &Wanted, rows: &[u8], tables: usize) -> Result<(), BenchError> {
-    rows.chunks_exact(rows.len() / tables).enumerate().try_for_each(|(table, rows)| wanted.check(NAME, table, rows))
+/// Where the tables are.
+enum Place {
+    Here(Arc<Memory>),
+    There(TcpChannel),
 }
 
-/// Workers that have the tables.
-struct Here {
-    memory: Memory,
-    workers: Vec<(Wanted, Vec<u8>)>,
+struct Puller {
+    wanted: Wanted,
+    rows: Vec<u8>,
+    place: Place,
 }
 
-impl Trainees for Here {
-    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        let Self { memory, workers } = self;
-        training::in_threads(workers, log, |(wanted, rows)| {
-            let mut tables = 0;
-            let mut times = Vec::new();
-            for _ in 0..steps {
-                let began = Instant::now();
-                gather(memory, wanted, rows);
-                times.push((began, Instant::now()));
-                tables = memory.tables();
-            }
-            check(wanted, rows, tables)?;
-            Ok(times)
-        })
-    }
-
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
-        Ok(None)
-    }
-}
-
-/// Workers with a connection each.
-struct Messages(Vec<(TcpChannel, (Wanted, Vec<u8>))>);
-
-impl Trainees for Messages {
-    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        training::in_threads(&mut self.0, log, |(channel, (wanted, rows))| {
-            let (mut tables, mut times) = (0, Vec::new());
-            for _ in 0..steps {
-                let began = Instant::now();
-                tables = wanted.advance().len();
+impl Worker for Puller {
+    fn step(&mut self) -> Result<(), BenchError> {
+        let named = self.wanted.advance();
+        match &mut self.place {
+            Place::Here(memory) => gather(memory, named, &mut self.rows),
+            Place::There(channel) => {
                 send_all(channel, &REQUEST).map_err(explained)?;
-                receive_exact(channel, rows).map_err(explained)?;
-                times.push((began, Instant::now()));
+                receive_exact(channel, &mut self.rows).map_err(explained)?;
             }
-            check(wanted, rows, tables)?;
-            Ok(times)
-        })
+        }
+        Ok(())
     }
 
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
-        Ok(None)
+    fn check(&self) -> Result<(), BenchError> {
+        self.wanted.check_all(NAME, &self.rows)
     }
 }

@@ -2,7 +2,7 @@
 //! between two processes on the device and port that Sealane uses. Latency is `ib_send_lat` with its single exchanges, of
 //! which it gives half; bandwidth is `ib_write_bw` with as many RDMA WRITEs outstanding as the window, but at least two.
 
-use std::io::{self, Read};
+use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -76,32 +76,25 @@ impl OverVerbs {
             // A process that is started inherits where its parent's thread may run.
             let _pinned = self.server_cpu.map(Pinned::to).transpose()?;
             let mut server = self.command(port, exchanges);
-            Ended(server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| not_run(&server, &error))?)
+            Server(
+                server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| not_run(&server, &error))?,
+            )
         };
         let begun = Instant::now();
-        let limit = STALL_LIMIT + self.exchange.unwrap_or_default().mul_f64(4.0 * exchanges as f64);
         loop {
             let mut client = self.command(port, exchanges);
-            let mut client = Ended(
-                client
-                    .arg("127.0.0.1")
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::piped())
-                    .spawn()
-                    .map_err(|e| not_run(&client, &e))?,
-            );
-            let (printed, said) = client.output().map_err(|error| failed("read what perftest says", &error))?;
-            match client.0.wait() {
-                Ok(status) if status.success() => return Ok(printed),
-                _ if (printed + &said).contains(TOO_EARLY) && begun.elapsed() < limit => {
-                    if let Ok(Some(status)) = server.0.try_wait() {
-                        return Err(failed("run perftest's server", &format!("it ended with {status}")));
-                    }
-                    std::thread::sleep(RETRY_EVERY);
-                }
-                Ok(status) => return Err(failed("run perftest", &format!("{status}: {}", said.trim()))),
-                Err(error) => return Err(failed("run perftest", &error)),
+            let ended = client.arg("127.0.0.1").output().map_err(|error| not_run(&client, &error))?;
+            let [printed, said] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            if ended.status.success() {
+                return Ok(printed);
             }
+            if !(printed + &said).contains(TOO_EARLY) || begun.elapsed() > STALL_LIMIT {
+                return Err(failed("run perftest", &format!("{}: {}", ended.status, said.trim())));
+            }
+            if let Ok(Some(status)) = server.0.try_wait() {
+                return Err(failed("run perftest's server", &format!("it ended with {status}")));
+            }
+            std::thread::sleep(RETRY_EVERY);
         }
     }
 }
@@ -120,22 +113,9 @@ impl Rounds for OverVerbs {
 }
 
 /// A child that does not outlive what waits for it.
-struct Ended(Child);
+struct Server(Child);
 
-impl Ended {
-    /// All that it prints and says until it ends.
-    fn output(&mut self) -> io::Result<(String, String)> {
-        let (mut printed, mut said) = (Vec::new(), Vec::new());
-        let (mut out, mut err) = (self.0.stdout.take(), self.0.stderr.take());
-        std::thread::scope(|scope| {
-            scope.spawn(|| err.as_mut().map(|err| err.read_to_end(&mut said)));
-            out.as_mut().map_or(Ok(0), |out| out.read_to_end(&mut printed))
-        })?;
-        Ok([printed, said].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).into())
-    }
-}
-
-impl Drop for Ended {
+impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

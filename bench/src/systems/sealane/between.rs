@@ -6,45 +6,53 @@
 
 use std::time::Duration;
 
+use sealane::Task;
 use sealane_fusion::Engine;
 use sealane_transport::tcp::congestion_of;
 
 use super::consumer::{self, Lane};
-use super::engine::{self, Links, NAME, PATIENCE, PS, Resting, WORKER, lanes, map};
-use super::producer;
+use super::engine::{self, Links, Measured, NAME, PATIENCE, PS, WORKER, lanes, map};
+use super::{producer, streams};
 use crate::error::BenchError;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
-use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security};
+use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security, SystemName};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems;
+use crate::systems::client::check_arrival;
 
 /// An engine that consumes.
 struct Sealane {
     name: &'static str,
     plan: Plan,
-    engine: Engine,
+    measured: Measured,
     lanes: Vec<Lane>,
     rounds: i64,
-    resting: Resting,
 }
 
 /// Two processes; one TCP connection, or one pair of queues and a TCP connection that only greets.
 pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let (listener, port) = engine::listener(&job.plan)?;
-    let congestion = (job.plan.link == Link::Tcp).then(|| congestion_of(&listener));
-    let keys = Keys::make(job.plan.security, &[PS, WORKER])?;
+    let plan = streams::rested(job);
+    let (listener, port) = engine::listener(&plan)?;
+    let congestion = (plan.link == Link::Tcp).then(|| congestion_of(&listener));
+    let keys = Keys::make(plan.security, &[PS, WORKER])?;
     let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
     System::with_peer(&job, program, |peer| {
         let map = map(peer.ready().port, port);
-        let (verbs, opened) = engine::verbs_settings(&job.plan).unzip();
+        let (verbs, opened) = engine::verbs_settings(&plan).unzip();
         let links = Links { listener, verbs, keys: job.keys.as_ref() };
-        let engine = engine::start_pair(&job.plan, map, &[WORKER], links, request_timeout(&job.plan))?;
-        let name = job.system.as_str();
-        let rounds = Sealane::new(name, &job.plan, engine)?;
+        let is_stream = job.system == SystemName::Stream;
+        let timeout = if is_stream { PATIENCE } else { request_timeout(&plan) };
+        let engine = engine::start_pair(&plan, map, &[WORKER], links, timeout)?;
         let device = opened.and_then(|opened| opened.get().cloned());
-        Ok(System::new(name, variant(&job.plan), rounds).with_congestion(congestion).with_device(device))
+        let system = if is_stream {
+            let task = Task::from(engine.task(WORKER).map_err(BenchError::sealane("start"))?);
+            streams::dial(&plan, &task, Some(engine))?
+        } else {
+            let name = job.system.as_str();
+            System::new(name, variant(&plan), Sealane::new(name, &plan, engine)?)
+        };
+        Ok(system.with_congestion(congestion).with_device(device))
     })
 }
 
@@ -58,12 +66,9 @@ pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
 }
 
 impl Sealane {
-    /// One that rests.
     fn new(name: &'static str, plan: &Plan, engine: Engine) -> Result<Self, BenchError> {
         let lanes = consumer::lanes(&engine, plan)?;
-        let mut system = Self { name, plan: plan.clone(), engine, lanes, rounds: 0, resting: Resting::default() };
-        system.rest();
-        Ok(system)
+        Ok(Self { name, plan: plan.clone(), measured: Measured::new(engine), lanes, rounds: 0 })
     }
 }
 
@@ -74,39 +79,36 @@ impl Rounds for Sealane {
         if is_step {
             lanes.iter_mut().for_each(Lane::wipe);
         }
-        let (sample, lanes) = consumer::round(&self.engine, &self.plan, lanes, self.rounds, length)?;
+        let (sample, lanes) = consumer::round(&self.measured.engine, &self.plan, lanes, self.rounds, length)?;
         self.lanes = lanes;
         self.rounds += 1;
         let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
-        systems::check_arrival(self.name, tensors).map(|()| sample)
+        check_arrival(self.name, tensors).map(|()| sample)
     }
 
     fn resume(&mut self) {
-        self.resting.end();
+        self.measured.resume();
     }
 
     fn rest(&mut self) {
-        self.resting.begin(&self.engine);
-    }
-}
-
-impl Drop for Sealane {
-    fn drop(&mut self) {
-        self.resting.end();
-        if let Err(error) = self.engine.stop() {
-            eprintln!("the measured engine did not stop cleanly: {error}");
-        }
+        self.measured.rest();
     }
 }
 
 /// The producer's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    let (listener, port) = engine::listener(&job.plan)?;
+    let plan = streams::rested(job);
+    let (listener, port) = engine::listener(&plan)?;
     let map = map(port, job.consumer_port.unwrap_or(port));
-    let (verbs, _) = engine::verbs_settings(&job.plan).unzip();
+    let (verbs, _) = engine::verbs_settings(&plan).unzip();
     let links = Links { listener, verbs, keys: job.keys.as_ref() };
-    let engine = engine::start_pair(&job.plan, map, &[PS], links, PATIENCE)?;
-    producer::start(&engine, &job.plan)?;
+    let engine = engine::start_pair(&plan, map, &[PS], links, PATIENCE)?;
+    if job.system == SystemName::Stream {
+        let task = Task::from(engine.task(PS).map_err(BenchError::sealane("start"))?);
+        announce(port)?;
+        return streams::serve_dialer(&plan, &task);
+    }
+    producer::start(&engine, &plan)?;
     announce(port)?;
     until_ended()
 }
@@ -120,7 +122,6 @@ pub(super) fn request_timeout(plan: &Plan) -> Duration {
 fn variant(plan: &Plan) -> String {
     let waiting = if plan.polling { "polling" } else { "parking" };
     let way = match (plan.bench, plan.fuse) {
-        (Bench::Latency, _) => waiting.to_owned(),
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
         (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
@@ -132,7 +133,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),
         (Bench::Fuse, Fuse::Off) => format!("{waiting}, a write each, window {}", plan.window),
         (Bench::Fuse, Fuse::Turn) => format!("{waiting}, fused turns, window {}", plan.window),
-        (none, _) => none.is_measured_elsewhere(),
+        _ => waiting.to_owned(),
     };
     match (plan.verbs(), plan.security) {
         (Some((transfer, registration)), _) => format!("{way}, {transfer}, {registration}"),

@@ -82,34 +82,52 @@ pub(super) fn on_shard<T: Send + 'static>(
     ended.map_err(BenchError::sealane(operation))
 }
 
-/// What has moved between these engines and their peers, as they show it once that is newer than the question.
-pub(super) fn moved<'a>(engines: impl Iterator<Item = &'a Engine> + Clone) -> Result<Moved, BenchError> {
-    let pass = |engine: &Engine| engine.on_shard(0, async |shard| shard.shard().sleep(2 * SHOW_INTERVAL).await);
-    let passing: Vec<_> = engines.clone().map(pass).collect();
-    passing.into_iter().try_for_each(|job| job.wait().map_err(BenchError::sealane("train")))?;
-    let peers = engines.flat_map(Engine::figures).flat_map(|shard| shard.peers);
+/// What has moved between an engine and its peers, as it shows it once that is newer than the question.
+pub(super) fn moved(engine: &Engine) -> Result<Moved, BenchError> {
+    let pass = engine.on_shard(0, async |shard| shard.shard().sleep(2 * SHOW_INTERVAL).await);
+    pass.wait().map_err(BenchError::sealane("train"))?;
+    let figures = engine.figures();
+    let peers = figures.iter().flat_map(|shard| &shard.peers);
     Ok(peers.fold(Moved::default(), |moved, peer| Moved {
         messages: moved.messages + peer.counters.messages_sent + peer.counters.messages_received,
         bytes: moved.bytes + peer.counters.bytes_sent + peer.counters.bytes_received,
     }))
 }
 
-/// Engines that rest in this process: a spinning shard would take its CPU from whoever is measured next, so its thread is
-/// held.
-#[derive(Default)]
-pub(super) struct Resting(Vec<mpsc::Sender<()>>);
+/// An engine of this process that rests while others are measured: a spinning shard would take its CPU from them, so its thread is
+/// held. Dropping it stops it.
+pub(super) struct Measured {
+    pub(super) engine: Engine,
+    resume: Option<mpsc::Sender<()>>,
+}
 
-impl Resting {
-    pub(super) fn begin(&mut self, engine: &Engine) {
+impl Measured {
+    /// One that rests.
+    pub(super) fn new(engine: Engine) -> Self {
+        let mut measured = Self { engine, resume: None };
+        measured.rest();
+        measured
+    }
+
+    pub(super) fn rest(&mut self) {
         let (resume, resumed) = mpsc::channel::<()>();
-        self.0.push(resume);
-        drop(engine.on_shard(0, async move |_| {
+        self.resume = Some(resume);
+        drop(self.engine.on_shard(0, async move |_| {
             let _ = resumed.recv();
         }));
     }
 
-    pub(super) fn end(&mut self) {
-        self.0.clear();
+    pub(super) fn resume(&mut self) {
+        self.resume = None;
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.resume();
+        if let Err(error) = self.engine.stop() {
+            eprintln!("the measured engine did not stop cleanly: {error}");
+        }
     }
 }
 

@@ -1,20 +1,17 @@
 //! The system under test: see `between` for engines over tcp, verbs or loopback, `attached` for clients of one engine over
-//! shm, `streams` for what carries bytes, and `fanin`, `peers` and `training` for what has many peers.
+//! shm, `streams` for what carries bytes, and `peers` and `training` for what has many peers.
 
 mod attached;
 mod between;
 mod consumer;
 mod engine;
-pub(super) mod fanin;
 mod peers;
 mod producer;
-pub(super) mod rows;
-pub(super) mod streams;
+mod streams;
 #[cfg(test)]
 mod tests;
 pub(super) mod training;
-mod wire;
 
 pub(super) use attached::{serve as serve_attached, start as attached};
 pub(super) use between::{between_processes, in_memory, serve};
-pub(super) use peers::{Workers, greeting_bytes, idle, serve as serve_peers};
+pub(super) use peers::{Greeters, greeting_bytes, idle};

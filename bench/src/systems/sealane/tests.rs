@@ -11,7 +11,7 @@ use super::producer;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
 use crate::sample::{Metric, Sample};
-use crate::systems;
+use crate::systems::client::check_arrival;
 
 const LENGTH: Duration = Duration::from_millis(20);
 
@@ -39,7 +39,7 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
         let (sample, filled) = consumer::round(&worker, plan, lanes, number, LENGTH).expect("tensors move");
         // What latency and rate send is whatever lies in the slab.
         if matches!(plan.bench, Bench::Bandwidth | Bench::Fuse) {
-            systems::check_arrival(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
+            check_arrival(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
         }
         samples.push(sample);
         lanes = filled;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// Most bytes that are read of a file: the longest lists of CPUs of the largest machines.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// Most CPUs of a host: the kernel's own limit (NR_CPUS).
-const CPUS_MAX: usize = 8192;
+/// Numbers in lists are smaller: those of ports, of which there are more than of CPUs.
+const LISTED_MAX: usize = 65_536;
 
 /// The files of a kernel.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl Kernel {
         self.text(below)?.split_whitespace().map(|word| word.parse().ok()).collect()
     }
 
-    /// The CPUs that a file lists, such as `0-3,8`, in ascending order.
-    pub(super) fn cpus(&self, below: impl AsRef<Path>) -> Option<Vec<usize>> {
+    /// The CPUs or ports that a file lists, such as `0-3,8`, in ascending order.
+    pub(super) fn listed(&self, below: impl AsRef<Path>) -> Option<Vec<usize>> {
         parse_list(&self.text(below)?)
     }
 
@@ -67,18 +67,18 @@ impl Kernel {
 }
 
 fn parse_list(text: &str) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
+    let mut numbers = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= CPUS_MAX {
+        if last >= LISTED_MAX {
             return None;
         }
-        cpus.extend(first..=last);
+        numbers.extend(first..=last);
     }
-    cpus.sort_unstable();
-    cpus.dedup();
-    Some(cpus)
+    numbers.sort_unstable();
+    numbers.dedup();
+    Some(numbers)
 }
 
 /// Shows runs of neighbours as the kernel does: `0-3,8`.
@@ -117,25 +117,18 @@ mod tests {
             ("a/cpus", "2-3,0,8"),
             ("a/none", ""),
             ("a/choice", "always [madvise] never"),
+            ("huge", "0-99999999"),
         ]);
         assert_eq!(kernel.number("a/number"), Some(42u64));
         assert_eq!(kernel.number("a/negative"), Some(-1i32));
         assert_eq!(kernel.numbers("a/numbers"), Some(vec![4096, 131_072, 6_291_456]));
-        assert_eq!(kernel.cpus("a/cpus"), Some(vec![0, 2, 3, 8]));
-        assert_eq!(kernel.cpus("a/none"), Some(vec![]));
+        assert_eq!(kernel.listed("a/cpus"), Some(vec![0, 2, 3, 8]));
+        assert_eq!(kernel.listed("a/none"), Some(vec![]));
         assert_eq!(kernel.chosen("a/choice").as_deref(), Some("madvise"));
         assert_eq!(kernel.names("a").len(), 6);
-    }
-
-    #[test]
-    fn what_is_missing_or_says_something_else_is_nothing() {
-        let (_directory, kernel) = laid_out(&[("a", "x"), ("huge", "0-99999999")]);
-        assert_eq!(kernel.number::<u64>("a"), None);
-        assert_eq!(kernel.numbers("a"), None);
-        assert_eq!(kernel.cpus("a"), None);
-        assert_eq!(kernel.cpus("huge"), None);
-        assert_eq!(kernel.chosen("a"), None);
-        assert_eq!(kernel.text("b"), None);
+        // What is missing or says something else is nothing.
+        assert_eq!((kernel.text("b"), kernel.number::<u64>("a/cpus"), kernel.numbers("a/choice")), (None, None, None));
+        assert_eq!((kernel.listed("huge"), kernel.listed("a/choice"), kernel.chosen("a/cpus")), (None, None, None));
         assert!(kernel.names("b").is_empty());
     }
 

@@ -1,10 +1,16 @@
-//! The RDMA devices of this host with their ports and GIDs, as sysfs shows them. Bounded by
-//! `GIDS_MAX` for each port.
+//! The RDMA devices of this host with their ports and GIDs, as sysfs shows them, bounded by `GIDS_MAX` for each port; whether an
+//! engine of this program could use one; and what joins this host to others.
 
+use std::net::Ipv6Addr;
+
+use sealane_transport::verbs::device::Attributes;
+use sealane_transport::verbs::{self, VerbsSettings};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::kernel::Kernel;
 use super::verdict::{Finding, advice};
+use crate::settings::Require;
 
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "sys/class/infiniband";
@@ -98,12 +104,97 @@ fn ports(kernel: &Kernel, directory: &str) -> Vec<Port> {
     ports
 }
 
+/// What an engine finds that would use RDMA verbs.
+#[derive(Debug)]
+pub(super) struct Verbs {
+    /// Whether libibverbs could be loaded.
+    library: bool,
+    /// The device that it would use, or why none and what to do about it.
+    pub(super) opened: Result<Attributes, String>,
+}
+
+impl Verbs {
+    /// Opens what the settings name or imply as a shard would, and closes it again.
+    pub(super) fn look(settings: &VerbsSettings) -> Verbs {
+        let library = !verbs::ibverbs::devices().is_err_and(|error| error.reason.starts_with("libibverbs"));
+        let opened = verbs::open(settings).map(|device| device.attributes().clone());
+        Verbs { library, opened: opened.map_err(|error| error.to_string()) }
+    }
+
+    /// Why that device, or why none.
+    fn reason(&self) -> &str {
+        self.opened.as_ref().map_or_else(|reason| reason, |device| &device.chosen)
+    }
+
+    /// For scripts. Every build has verbs.
+    pub(super) fn facts(&self) -> Value {
+        let device = self.opened.as_ref().ok().map(|device| {
+            json!({
+                "name": device.device, "port": device.port, "gid_index": device.gid_index,
+                "gid": Ipv6Addr::from(device.gid).to_string(), "mtu_bytes": device.mtu,
+                "device_memory_copied": device.direct.as_ref().err(),
+            })
+        });
+        json!({ "built_in": true, "library": self.library, "device": device, "reason": self.reason() })
+    }
+
+    /// What is to be said of them. `asked` is what `transport.require` is, `has_device` that the kernel has one.
+    pub(super) fn finding(&self, require: Require, asked: &str, has_device: bool) -> Finding {
+        const NAME: &str = "verbs";
+        let reason = match &self.opened {
+            Ok(Attributes { device, port, gid_index, gid, mtu, chosen, direct, .. }) => {
+                let gid = Ipv6Addr::from(*gid);
+                let mut path = format!("{device} port {port}, GID {gid_index} ({gid}), MTU {mtu}");
+                if let Err(reason) = direct {
+                    path += &format!(", devices' memory is copied ({reason})");
+                }
+                return match require {
+                    Require::Tcp => Finding::ok(NAME, format!("not used: {asked}; available: {path}")),
+                    _ => Finding::ok(NAME, format!("{path}; {chosen}")),
+                };
+            }
+            Err(reason) => reason,
+        };
+        let remedy = match (self.library, has_device) {
+            (false, _) => "sudo apt-get install libibverbs1 ibverbs-providers",
+            (true, false) => "sudo modprobe mlx5_ib  # or your card's driver",
+            (true, true) => "rdma link show",
+        };
+        match (require, has_device) {
+            (Require::Verbs, _) => Finding::fails(NAME, format!("{asked}, but {reason}"), remedy),
+            (Require::Auto, true) => Finding::better(NAME, format!("not available: {reason}"), remedy),
+            (Require::Auto, false) => {
+                Finding::ok(NAME, format!("not available: {reason}; links between hosts use TCP"))
+            }
+            (Require::Tcp, _) => Finding::ok(NAME, format!("not used: {asked}")),
+        }
+    }
+
+    /// The link that joins this host to others, `none` where what is required cannot be had, and why it is that one.
+    pub(super) fn network(&self, (require, asked): (Require, String)) -> (&'static str, String) {
+        let reason = self.reason();
+        match (require, &self.opened) {
+            (Require::Tcp, _) => ("tcp", asked),
+            (Require::Auto, Err(_)) => ("tcp", format!("no verbs here: {reason}")),
+            (Require::Auto, Ok(_)) => ("verbs", format!("if the peer has them too, else tcp; {reason}")),
+            (Require::Verbs, Ok(_)) => ("verbs", format!("{asked}; {reason}")),
+            (Require::Verbs, Err(_)) => ("none", format!("{asked}, but {reason}")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use sealane_fusion::TlsFiles;
+    use sealane_transport::verbs::PLAINTEXT_REFUSED;
+
     use super::super::kernel::laid_out;
+    use super::super::verdict::Verdict::{CouldBeBetter, Ok as Fine, WillNotWork};
     use super::*;
+    use crate::engine_settings::link_wanted;
+    use crate::settings::{Peers, Settings};
 
     #[test]
     fn reads_devices_ports_and_used_gids() {
@@ -144,5 +235,85 @@ mod tests {
         let (_directory, kernel) = laid_out(&[]);
         assert_eq!(Device::look(&kernel), []);
         assert_eq!(finding(&[]).says, "none");
+    }
+
+    const CHOSEN: &str = "device rxe0 (the first with an active port)";
+    const MISSING: &str = "ibv_get_device_list: libibverbs.so.1 could not be loaded";
+
+    /// A device that was opened.
+    fn found() -> Verbs {
+        let attributes = Attributes {
+            device: "rxe0".to_owned(),
+            port: 1,
+            gid_index: 1,
+            gid: std::net::Ipv4Addr::new(10, 9, 0, 1).to_ipv6_mapped().octets(),
+            lid: 0,
+            mtu: 1024,
+            reads: 16,
+            has_windows: true,
+            work_bytes_max: 1 << 30,
+            send_depth: 128,
+            receive_depth: 1024,
+            completion_depth: 5120,
+            chosen: CHOSEN.to_owned(),
+            direct: Err("ibv_reg_dmabuf_mr: not supported".to_owned()),
+        };
+        Verbs { library: true, opened: Ok(attributes) }
+    }
+
+    /// A host without the library.
+    fn missing() -> Verbs {
+        Verbs { library: false, opened: Err(MISSING.to_owned()) }
+    }
+
+    #[test]
+    fn what_was_chosen_or_is_missing_is_told_with_the_reason() {
+        let device = &found().facts()["device"];
+        assert_eq!((&device["name"], &device["gid"]), (&"rxe0".into(), &"::ffff:10.9.0.1".into()));
+        assert_eq!(missing().facts()["device"], Value::Null);
+        let path = "rxe0 port 1, GID 1 (::ffff:10.9.0.1), MTU 1024, devices' memory is copied (ibv_reg_dmabuf_mr: not supported)";
+        let install = "sudo apt-get install libibverbs1 ibverbs-providers";
+        for (verbs, require, has_device, verdict, says, remedy) in [
+            (found(), Require::Auto, true, Fine, format!("{path}; {CHOSEN}"), ""),
+            (found(), Require::Tcp, true, Fine, format!("not used: it is so; available: {path}"), ""),
+            (missing(), Require::Auto, true, CouldBeBetter, format!("not available: {MISSING}"), install),
+            (missing(), Require::Verbs, false, WillNotWork, format!("it is so, but {MISSING}"), install),
+            (missing(), Require::Tcp, true, Fine, "not used: it is so".to_owned(), ""),
+            (
+                missing(),
+                Require::Auto,
+                false,
+                Fine,
+                format!("not available: {MISSING}; links between hosts use TCP"),
+                "",
+            ),
+        ] {
+            let finding = verbs.finding(require, "it is so", has_device);
+            assert_eq!((finding.verdict, finding.says.as_str(), finding.remedy()), (verdict, says.as_str(), remedy));
+        }
+        let here = Verbs::look(&VerbsSettings::default());
+        assert!(here.library || here.reason().contains("libibverbs"), "{here:?}");
+    }
+
+    #[test]
+    fn the_network_is_what_is_asked_for_and_can_be_had() {
+        let mut settings = Settings::of::<&str, &str>([]).unwrap();
+        let verbs_required = "transport.require is verbs (default)";
+        for (require, verbs, link, reason) in [
+            (Require::Tcp, found(), "tcp", "transport.require is tcp (default)".to_owned()),
+            (Require::Auto, missing(), "tcp", format!("no verbs here: {MISSING}")),
+            (Require::Auto, found(), "verbs", format!("if the peer has them too, else tcp; {CHOSEN}")),
+            (Require::Verbs, found(), "verbs", format!("{verbs_required}; {CHOSEN}")),
+            (Require::Verbs, missing(), "none", format!("{verbs_required}, but {MISSING}")),
+        ] {
+            settings.transport.require.value = require;
+            assert_eq!(verbs.network(link_wanted(&settings)), (link, reason));
+        }
+        let [certificate, key, authorities] = ["c", "k", "a"].map(Into::into);
+        settings.security.peers = Peers::Tls(TlsFiles { certificate, key, authorities });
+        settings.transport.require.value = Require::Auto;
+        assert_eq!(found().network(link_wanted(&settings)), ("tcp", PLAINTEXT_REFUSED.to_owned()));
+        settings.security.plaintext_rdma.value = true;
+        assert_eq!(found().network(link_wanted(&settings)).0, "verbs");
     }
 }

@@ -92,6 +92,16 @@ impl Finding {
         Finding { name, verdict: Verdict::CouldBeBetter, says: says.into(), remedy: Some(remedy.into()) }
     }
 
+    /// A daemon would not start: `sentence` says what is wrong, and then what to do.
+    pub(super) fn refused(name: &'static str, sentence: &str) -> Finding {
+        let (says, remedy) = match (sentence.split_once(": set "), sentence.split_once("; ")) {
+            (Some((says, set)), _) => (says, format!("set {set}")),
+            (None, Some((says, remedy))) => (says, remedy.to_owned()),
+            (None, None) => (sentence, "sealane daemon says more".to_owned()),
+        };
+        Finding::fails(name, says, advice(remedy))
+    }
+
     /// It will not work.
     pub(super) fn fails(name: &'static str, says: impl Into<String>, remedy: impl Into<Remedy>) -> Finding {
         Finding { name, verdict: Verdict::WillNotWork, says: says.into(), remedy: Some(remedy.into()) }

@@ -25,8 +25,8 @@ use super::signals::{Signals, Wish};
 use super::socket::ClientSocket;
 use super::tasks::{self, list};
 use super::watch::{Unwatched, Watch};
-use crate::Failure;
 use crate::settings::Security;
+use crate::{Failure, counted};
 
 /// How often the engine is looked at, which stops where a part fails that it cannot do without.
 const ENGINE_LOOK: Duration = Duration::from_secs(1);
@@ -123,23 +123,27 @@ impl Control {
 
     /// For the service manager and for people.
     pub(super) fn status(&self) -> String {
-        let (tasks, addresses) = (self.engine.tasks().len(), list(self.engine.addresses(), "no address"));
-        let (clients, known) = (self.connections.clients(), self.map.snapshot().len());
+        let (tasks, addresses) =
+            (counted(self.engine.tasks().len(), "task"), list(self.engine.addresses(), "no address"));
+        let clients = counted(self.connections.clients(), "client");
+        let known = counted(self.map.snapshot().len(), "task");
         let doing = match (&self.drain, &self.heir) {
             (None, _) => "serves",
             (Some(_), None) => "drains",
             (Some(_), Some(_)) => "hands over",
         };
-        format!("{doing} {tasks} tasks at {addresses}; {clients} clients attached; {known} tasks in the endpoint map")
+        format!("{doing} {tasks} at {addresses}; {clients} attached; {known} in the endpoint map")
     }
 
     /// False if it has to end at once.
     fn obey_signals(&mut self, now: Instant) -> bool {
         while let Some(wish) = self.signals.next() {
             match wish {
-                Wish::Stop if self.drain.is_some() => {
-                    tracing::warn!("second signal: the daemon exits without waiting");
-                    return false;
+                Wish::Stop if let Some(drain) = &self.drain => {
+                    if drain.is_not_enough(now) {
+                        tracing::warn!("second signal: the daemon exits without waiting");
+                        return false;
+                    }
                 }
                 Wish::Stop => self.begin_drain(now, "a signal"),
                 Wish::Reload => {
@@ -324,6 +328,7 @@ impl Control {
         self.gate.may_attach(wish, clients)?;
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
+        let wish = &Attach { arena_bytes: self.gate.arena_bytes(wish), ..wish.clone() };
         let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket, &mut self.spares).map_err(failed)?;
         let id = self.engine.admit(ends)?;
         let process = process(peer.pid);

@@ -12,6 +12,10 @@ const LOOK_EVERY_MAX: Duration = Duration::from_millis(10);
 /// waits reads it at once, so that the calls it makes later wait for the next daemon.
 const NOTICE: Duration = Duration::from_millis(20);
 
+/// How long after the first a second signal is the same request: `timeout`, a terminal and a supervisor signal a process and
+/// its group.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
+
 /// A drain that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
@@ -43,6 +47,11 @@ impl Drain {
         Drain { noticed: Some(now + NOTICE.min(timeout)), begun: now, until: now + timeout }
     }
 
+    /// True if a signal that comes now asks for more than the drain that has begun.
+    pub(super) fn is_not_enough(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.begun) > SAME_REQUEST
+    }
+
     /// Where the drain stands with that many calls in progress, and all clients `aware` of it or not.
     pub(super) fn look(&mut self, now: Instant, aware: bool, under_way: usize) -> Progress {
         match self.noticed {
@@ -72,6 +81,7 @@ mod tests {
         let mut drain = Drain::begin(now, Duration::from_millis(45));
         let after = |ms| now + Duration::from_millis(ms);
         assert_eq!(drain.look(now, false, 0), Progress::Notice(after(1)));
+        assert_eq!([0, 500, 501].map(|ms| drain.is_not_enough(after(ms))), [false, false, true]);
         assert_eq!(drain.look(after(20), false, 3), Progress::Close);
         assert_eq!(drain.look(after(20), false, 0), Progress::Over { left: 0 });
         assert_eq!(drain.look(after(20), true, 3), Progress::Wait(after(25)));

@@ -4,6 +4,7 @@ use sealane_transport::Error;
 use sealane_transport::shm::attach::Attach;
 
 use super::connections::OPENING_MAX;
+use crate::counted;
 use crate::settings::Daemon;
 
 /// The superuser: it can read the daemon's memory and stop it in any case.
@@ -60,15 +61,20 @@ impl Gate {
     /// Whether one that may ask may attach as a task, now that `attached` clients are.
     pub(super) fn may_attach(&self, wish: &Attach, attached: usize) -> Result<(), Error> {
         if attached >= self.clients_max {
-            return Err(Error::full("daemon.clients_max", format!("{attached} clients are attached")));
+            return Err(Error::full("daemon.clients_max", format!("{} attached", counted(attached, "client"))));
         }
         let (wanted, limit) = (wish.arena_bytes, self.arena_bytes_max);
-        if wanted > limit {
+        if wanted > limit && !wish.or_less {
             let reason =
                 format!("it is {limit} bytes, and the client wants an arena of {wanted}; ask for less, or raise it");
             return Err(Error::full("daemon.arena_bytes_max", reason));
         }
         Ok(())
+    }
+
+    /// The arena that a client gets which may attach.
+    pub(super) fn arena_bytes(&self, wish: &Attach) -> u64 {
+        wish.arena_bytes.min(self.arena_bytes_max)
     }
 
     /// Whether a process of that user may end the daemon. Those who may merely attach may not.
@@ -146,13 +152,21 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_say_how_large_its_arena_is_gets_what_there_is() {
+        let any = Attach { or_less: true, ..Attach::new("a:1", 1 << 30) };
+        gate(&[]).may_attach(&any, 0).unwrap();
+        assert_eq!(gate(&[]).arena_bytes(&any), 4096);
+        assert_eq!(gate(&[]).arena_bytes(&Attach::new("a:1", 100)), 100);
+    }
+
+    #[test]
     fn a_limit_that_is_reached_is_named() {
         let of = |arena_bytes, attached| {
             let error = gate(&[]).may_attach(&Attach::new("a:1", arena_bytes), attached).unwrap_err();
             assert_eq!(error.code(), Code::ResourceExhausted);
             error.to_string()
         };
-        assert_eq!(of(1, 2), "daemon.clients_max is full: 2 clients are attached");
+        assert_eq!(of(1, 2), "daemon.clients_max is full: 2 clients attached");
         assert!(of(4097, 0).starts_with("daemon.arena_bytes_max is full: it is 4096 bytes, "), "{}", of(4097, 0));
     }
 }

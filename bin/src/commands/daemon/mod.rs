@@ -10,6 +10,7 @@ mod instruments;
 pub(super) mod metrics;
 mod next;
 mod readiness;
+mod rehearsal;
 mod reload;
 mod service_manager;
 mod signals;
@@ -31,7 +32,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid, getppid};
 use sealane_fusion::{Engine, EngineSettings, Portion, SpareArenas};
-use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
+use sealane_transport::endpoint_map::TaskName;
 
 use self::connections::Connections;
 use self::control::Control;
@@ -40,16 +41,16 @@ use self::instruments::Instruments;
 use self::metrics::{Metrics, MetricsListener};
 use self::next::NextDaemon;
 use self::readiness::Readiness;
+pub(crate) use self::rehearsal::{Rehearsal, rehearse};
 use self::reload::MapInUse;
 use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
 use self::take_over::{Predecessor, Serving};
 use self::watch::{Unwatched, Watch};
-use crate::engine_settings::{engine_settings, engine_settings_beside};
 use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
-use crate::{Context, Failure, locked_memory};
+use crate::{Context, Failure};
 
 /// Run the daemon that carries the tensors of this host's tasks
 #[derive(Debug, clap::Args)]
@@ -105,28 +106,29 @@ pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 ///
 /// The settings or the endpoint map are wrong, the socket or a transport address is in use, or the shards cannot be
 /// started or stopped.
-pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Failure> {
     let metrics = args.metrics.as_ref().map(|address| Override::new("--metrics", "daemon.metrics", address));
     let overrides = socket_override(args.socket.as_ref())?.into_iter().chain(metrics);
     let settings = context.settings_with(&args.settings, overrides)?;
+    if let Some((says, remedy)) = settings.unread_variables() {
+        tracing::warn!("{says}; {remedy}");
+    }
     // Before any thread starts.
     let signals = Signals::take()?;
     args.end_with_parent()?;
     let listeners = args.listeners()?;
     allow_many_descriptors();
-    let file = &settings.transport.endpoint_map.value;
-    let map = SharedEndpointMap::load(file)?;
-    let tasks = tasks::served(&map.snapshot(), file, &args.task)?;
+    let map = rehearsal::map(&settings)?;
+    let map_now = map.snapshot();
+    let tasks = rehearsal::tasks(&map_now, &settings, &args.task)?;
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let who = format!("sealane daemon of {}", names.join(", "));
     let tracing = args.trace.as_ref().map(|path| TraceFile::begin(path, &who)).transpose()?;
     // Kept until the engine has stopped, so that the file has all of it.
     let (trace, _trace_file) = tracing.unzip();
-    let settled = |engine: EngineSettings| -> Result<EngineSettings, Failure> {
-        locked_memory::check(&engine)?;
-        Ok(EngineSettings { trace, ..engine })
+    let settled = |shared: &[usize]| -> Result<EngineSettings, Failure> {
+        Ok(EngineSettings { trace, ..rehearsal::engine(&settings, &map_now, &tasks, shared)? })
     };
-    let map_now = (*map.snapshot()).clone();
     let gate = Gate::new(&settings.daemon, geteuid().as_raw());
     let open_to_others = gate.is_open_to_others();
     // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
@@ -135,20 +137,20 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let serving = match found {
         Err(claim) => {
             let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
-            let engine = settled(engine_settings(&settings, map_now, &names)?)?;
+            let engine = settled(&[])?;
             let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
             Serving { engine, socket: claim.listen(open_to_others)?, metrics, spares: SpareArenas::default() }
         }
         Ok(mut predecessor) => {
             let metrics = predecessor.bind_metrics(&settings)?;
-            let engine = settled(engine_settings_beside(&settings, map_now, &names, predecessor.cpus())?)?;
+            let engine = settled(predecessor.cpus())?;
             let prepared = predecessor.prepare(engine, settings.daemon.clients_max.value)?;
             predecessor.take_over(prepared, metrics, (&settings, &signals, open_to_others))?
         }
     };
     let engine = serving.engine.clone();
     let map = MapInUse::new(map, args.task.is_empty());
-    let served = serve(&settings, serving, gate, map, signals);
+    let served = serve(&settings, serving, gate, map, signals, log_is_json);
     let stopped = engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop cleanly: {error}")));
     // Clients hear from the engine how their calls ended before they see their connection end.
     drop(served?);
@@ -193,10 +195,11 @@ fn serve(
     gate: Gate,
     map: MapInUse,
     signals: Signals,
+    log_is_json: bool,
 ) -> Result<Control, Failure> {
     let instruments = Instruments::new(engine.clone());
     let metrics = metrics.map(|listener| listener.serve(instruments.clone())).transpose()?;
-    announce(&engine, &map, &socket, metrics.as_ref());
+    announce(&engine, &map, &socket, metrics.as_ref(), log_is_json);
     let mut control = Control {
         portion: Portion {
             shards: engine.shards(),
@@ -244,14 +247,19 @@ fn watch(settings: &Settings) -> Option<Watch> {
     }
 }
 
-/// One line for people who start the daemon by hand.
-fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Option<&Metrics>) {
+/// One line for people who start the daemon by hand, and for programs in the log's own form.
+fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Option<&Metrics>, is_json: bool) {
     let serves = tasks::by_address(&map.snapshot(), &engine.tasks());
     let path = socket.path().display();
-    // With standard error gone, there is nobody to read it.
     let metrics =
         metrics.map_or_else(String::new, |metrics| format!("; metrics at http://{}/metrics", metrics.address()));
-    let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
+    let line = format!("{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
+    if is_json {
+        tracing::info!("{line}");
+    } else {
+        // With standard error gone, there is nobody to read it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
 }
 
 /// What a flag with the daemon's socket gives.

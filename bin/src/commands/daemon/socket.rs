@@ -1,19 +1,24 @@
-//! The socket that clients attach at: taken by one daemon at a time, and removed by the one that made it.
+//! The socket that clients attach at: looked at without being touched, taken by one daemon at a time, and removed by the one
+//! that made it.
 //!
 //! A lock file beside the socket says whose it is, since the kernel releases a lock whatever end its holder meets. Without
 //! one, two daemons that start at once could both find a dead daemon's socket and both replace it: to make the new one
 //! under another name and rename it makes the change whole, but does not tell the first of the two that it has lost.
 
+use std::fmt;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use sealane_transport::shm::attach;
 
 use crate::Failure;
+use crate::files::{directory_of, may_create_in};
 
 /// Added to the socket's name for its lock file.
 const LOCK_SUFFIX: &str = ".lock";
@@ -36,6 +41,57 @@ pub(crate) fn lock_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(LOCK_SUFFIX);
     name.into()
+}
+
+/// The process that listens for clients at `path`: connects, and hangs up without a word. EAGAIN if too many others wait there.
+pub(crate) fn listener(path: &Path) -> Result<i32, Errno> {
+    let address = UnixAddr::new(path)?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(socket.as_raw_fd(), &address)?;
+    attach::credentials(&socket).map(|listener| listener.pid).map_err(|_| Errno::ENOTCONN)
+}
+
+/// The daemon that serves at a path, if one does. Changes nothing there.
+///
+/// # Errors
+/// None does, and none could.
+pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
+    match listener(path) {
+        Ok(process) => return Ok(Some(Holder(format!(" (process {process})")))),
+        Err(Errno::EAGAIN) => return Ok(Some(Holder(String::new()))),
+        Err(Errno::EACCES) => return Ok(Some(Holder(" of another user".to_owned()))),
+        Err(error @ Errno::ENAMETOOLONG) => return Err(unusable(path, &error.into())),
+        // What lies there is looked at more closely.
+        Err(_) => {}
+    }
+    let directory = directory_of(path);
+    // If it alone is missing, it is made.
+    let made_in = if directory.exists() { directory } else { directory_of(directory) };
+    may_create_in(made_in).map_err(|error| unusable(directory, &error))?;
+    is_stale(path).map(|_| None)
+}
+
+/// Whether there is a socket whose program is gone.
+///
+/// # Errors
+/// There is something else.
+fn is_stale(path: &Path) -> Result<bool, Failure> {
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        found => found.map_err(|error| unusable(path, &error))?,
+    };
+    if !found.file_type().is_socket() {
+        return Err(Failure::work(format!("{} is not a socket; name another path with --socket", path.display())));
+    }
+    // Only a socket without its program refuses; a program that listens for connections of another kind says so.
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
+        _ => Err(Failure::work(format!(
+            "another program listens on {}; stop it, or name another path with --socket",
+            path.display()
+        ))),
+    }
 }
 
 /// The right to serve at a path: no other daemon has it until this is dropped.
@@ -64,35 +120,20 @@ impl Claim {
     /// # Errors
     /// Another program serves at the path, or it cannot be used.
     pub(super) fn take_if_free(path: &Path) -> Result<Result<Claim, Holder>, Failure> {
+        if let Some(holder) = look(path)? {
+            return Ok(Err(holder));
+        }
         make_directory(path)?;
         let lock = match lock(path)? {
             Ok(lock) => lock,
             Err(holder) => return Ok(Err(holder)),
         };
         let claim = Claim { lock, path: path.to_owned(), is_given_away: false };
-        claim.remove_stale()?;
+        // Looked at again, now that no other daemon can change it.
+        if is_stale(path)? {
+            fs::remove_file(path).map_err(|error| unusable(path, &error))?;
+        }
         Ok(Ok(claim))
-    }
-
-    fn remove_stale(&self) -> Result<(), Failure> {
-        let path = &self.path;
-        let found = match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            found => found.map_err(|error| unusable(path, &error))?,
-        };
-        if !found.file_type().is_socket() {
-            return Err(Failure::work(format!("{} is not a socket; name another path with --socket", path.display())));
-        }
-        // Only a socket without its program refuses; a program that listens for connections of another kind says so.
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(|error| unusable(path, &error))
-            }
-            _ => Err(Failure::work(format!(
-                "another program listens on {}; stop it, or name another path with --socket",
-                path.display()
-            ))),
-        }
     }
 
     /// Listens for clients: of this user, or of all.
@@ -112,9 +153,15 @@ impl Claim {
     }
 }
 
-/// The daemon that serves at a path, as far as its lock file says.
+/// The daemon that serves at a path, as far as its socket or its lock file says.
 #[derive(Debug)]
 pub(super) struct Holder(String);
+
+impl fmt::Display for Holder {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "a daemon{}", self.0)
+    }
+}
 
 impl Holder {
     fn of(lock: &mut File) -> Holder {
@@ -129,9 +176,9 @@ impl Holder {
 
     /// Why no other daemon can serve at the path.
     fn serves(&self, path: &Path) -> Failure {
-        let (Holder(process), socket) = (self, path.display());
+        let socket = path.display();
         Failure::work(format!(
-            "a daemon{process} already serves {socket}; stop it with `sealane drain --socket {socket}`, take its place with \
+            "{self} already serves {socket}; stop it with `sealane drain --socket {socket}`, take its place with \
              --take-over, or name another path with --socket"
         ))
     }
@@ -246,7 +293,7 @@ fn name_holder(lock: &mut File) -> io::Result<()> {
 
 /// Makes the last directory of the path, as a service manager would (`RuntimeDirectory=`).
 fn make_directory(path: &Path) -> Result<(), Failure> {
-    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else { return Ok(()) };
+    let directory = directory_of(path);
     match DirBuilder::new().mode(0o755).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unusable(directory, &error)),
         _ => Ok(()),

@@ -1,19 +1,20 @@
-//! The demo's tasks and daemons as their parent sees them. A task is a child process that takes orders and reports; a
-//! daemon serves until it is told to stop. One thread for each reads what it says. None outlives this: standard inputs of
-//! tasks close, daemons get a signal, and who does not end then is killed. Signals that end a demo are events here: the tasks,
-//! which a terminal interrupts as well, leave them to the parent.
+//! The demo's tasks and daemons as their parent sees them. One thread for each reads what it says. None outlives this: standard
+//! inputs of tasks close, daemons get a signal, and who does not end then is killed. Signals that end a demo are events here: the
+//! tasks, which a terminal interrupts as well, leave them to the parent.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
-use std::process::{ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::protocol::{Order, Report};
+use super::task::Order;
 use crate::Failure;
 use crate::commands::daemon::ANNOUNCEMENT;
 use crate::progress::write_line;
@@ -29,11 +30,14 @@ const END_TIME: Duration = Duration::from_secs(5);
 const LAST_WORDS_MAX: usize = 3;
 /// What ends a program in good order: a terminal's interrupt, a terminal that goes away, and a plain `kill`.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGHUP, Signal::SIGTERM];
+/// What a task answers that has nothing to tell; a daemon that serves counts as one.
+const DONE: &str = r#"{"Ok":null}"#;
 
 enum Event {
-    Report(usize, Report),
-    /// What it says ended, and so the process; the last lines, where they were not for reports.
-    Closed(usize, VecDeque<String>),
+    /// A child wrote a line.
+    Said(usize, String),
+    /// What it says ended, and so the process.
+    Closed(usize),
     Signal(Signal),
 }
 
@@ -42,19 +46,20 @@ struct Child {
     process: std::process::Child,
     /// `None` once it is told to end, and for a daemon.
     orders: Option<ChildStdin>,
-    closed: bool,
+    is_closed: bool,
     last_words: VecDeque<String>,
 }
 
 /// The child processes of a demo: first the tasks, then the daemons.
 pub(super) struct Children {
+    /// What they are doing, for errors: `in step 3`.
+    pub(super) doing: String,
     children: Vec<Child>,
     tasks: usize,
     events: Receiver<Event>,
-    /// For those who read what daemons say.
     sender: Sender<Event>,
-    /// What they are doing, for errors.
-    doing: String,
+    /// Whether what daemons log is shown.
+    shows_log: bool,
     order_time: Duration,
     end_time: Duration,
 }
@@ -64,76 +69,64 @@ impl Children {
     ///
     /// # Errors
     /// A process cannot be started; those that were are ended.
-    pub(super) fn start(names: &[String], mut command: impl FnMut() -> Command) -> Result<Children, Failure> {
+    pub(super) fn start(
+        names: &[String],
+        shows_log: bool,
+        command: impl Fn(usize) -> Command,
+    ) -> Result<Children, Failure> {
         let (sender, events) = mpsc::channel();
         take_signals(sender.clone())?;
-        let mut children = Children {
-            children: Vec::new(),
-            tasks: names.len(),
-            events,
-            sender,
-            doing: "while it started".to_owned(),
-            order_time: ORDER_TIME,
-            end_time: END_TIME,
-        };
+        let (doing, children, tasks) = ("while it started".to_owned(), Vec::new(), names.len());
+        let (order_time, end_time) = (ORDER_TIME, END_TIME);
+        let mut all = Children { doing, children, tasks, events, sender, shows_log, order_time, end_time };
         for (index, name) in names.iter().enumerate() {
-            let mut process = spawn(name, command().stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-            let orders = process.stdin.take();
-            let reports = process.stdout.take().expect("piped above");
-            children.add(name, process, orders);
-            let sender = children.sender.clone();
-            std::thread::spawn(move || read_reports(index, reports, &sender));
+            all.spawn(name, command(index).stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         }
-        Ok(children)
+        Ok(all)
     }
 
-    /// Starts a daemon and waits until it serves. What it logs is shown with `show`, or if it ends.
+    /// Starts a daemon and waits until it serves.
     ///
     /// # Errors
     /// The process cannot be started, or a child ended meanwhile; or a signal came.
-    pub(super) fn start_daemon(&mut self, name: &str, mut command: Command, show: bool) -> Result<u32, Failure> {
+    pub(super) fn start_daemon(&mut self, name: &str, mut command: Command) -> Result<u32, Failure> {
         let index = self.children.len();
-        let mut process = spawn(name, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
-        let words = process.stderr.take().expect("piped above");
-        self.add(name, process, None);
-        let sender = self.sender.clone();
-        std::thread::spawn(move || listen_to_daemon(index, words, show, &sender));
-        self.reports_of(index..index + 1)?;
+        self.spawn(name, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        self.wait_for(index..index + 1, false)?;
         Ok(self.process_id(index))
     }
 
-    fn add(&mut self, name: &str, process: std::process::Child, orders: Option<ChildStdin>) {
-        let name = name.to_owned();
-        self.children.push(Child { name, process, orders, closed: false, last_words: VecDeque::new() });
+    fn spawn(&mut self, name: &str, command: &mut Command) -> Result<(), Failure> {
+        let started = command.spawn();
+        let mut process = started.map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))?;
+        let (index, events) = (self.children.len(), self.sender.clone());
+        if let Some(log) = process.stderr.take() {
+            std::thread::spawn(move || read(index, log, &events));
+        } else if let Some(answers) = process.stdout.take() {
+            std::thread::spawn(move || read(index, answers, &events));
+        }
+        let (name, orders, last_words) = (name.to_owned(), process.stdin.take(), VecDeque::new());
+        self.children.push(Child { name, process, orders, is_closed: false, last_words });
+        Ok(())
     }
 
-    /// The process of a task.
+    /// The process of a child.
     pub(super) fn process_id(&self, index: usize) -> u32 {
         self.children[index].process.id()
     }
 
-    /// Says what the tasks are doing, for errors: `in step 3`.
-    pub(super) fn set_doing(&mut self, doing: String) {
-        self.doing = doing;
-    }
-
-    /// Gives an order to some tasks and waits for the report of each, in their order.
+    /// Gives an order to some tasks and waits for the answer of each, in their order.
     ///
     /// # Errors
     /// A task ended, failed, or took too long; or a signal came.
-    pub(super) fn ask(&mut self, who: Range<usize>, order: &Order) -> Result<Vec<Report>, Failure> {
-        for index in who.clone() {
-            self.tell(index, order);
-        }
-        self.reports_of(who)
-    }
-
-    /// As [`ask`](Self::ask), with an order for each task.
-    pub(super) fn ask_each(&mut self, orders: &[Order]) -> Result<Vec<Report>, Failure> {
-        for (index, order) in orders.iter().enumerate() {
-            self.tell(index, order);
-        }
-        self.reports_of(0..orders.len())
+    pub(super) fn ask<T: DeserializeOwned>(
+        &mut self,
+        who: Range<usize>,
+        order: impl Fn(usize) -> Order,
+    ) -> Result<Vec<T>, Failure> {
+        who.clone().for_each(|index| self.tell(index, &order(index)));
+        let unread = |error| Failure::work(format!("a task gave a wrong answer ({error}); run the demo again"));
+        self.wait_for(who, false)?.into_iter().map(|answer| serde_json::from_value(answer).map_err(unread)).collect()
     }
 
     /// Tells all tasks to finish, then all daemons, and waits until they have.
@@ -141,33 +134,14 @@ impl Children {
     /// # Errors
     /// One did not end well, or a signal came.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        for index in 0..self.tasks {
-            self.tell(index, &Order::Finish);
-        }
-        self.see_end_well(0..self.tasks)?;
+        (0..self.tasks).for_each(|index| self.tell(index, &Order::Finish));
+        self.wait_for(0..self.tasks, true)?;
         self.stop_daemons();
-        self.see_end_well(self.tasks..self.children.len())
-    }
-
-    fn see_end_well(&mut self, who: Range<usize>) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.order_time;
-        while let Some(open) = who.clone().find(|index| !self.children[*index].closed) {
-            match self.next(deadline) {
-                Ok(Event::Closed(index, _)) if who.contains(&index) => {
-                    let status = self.wait(index);
-                    if !status.as_ref().is_ok_and(ExitStatus::success) {
-                        return Err(self.ended(index, status));
-                    }
-                }
-                Ok(event) => return Err(self.trouble(event)),
-                Err(_) => return Err(self.late(open)),
-            }
-        }
-        Ok(())
+        self.wait_for(self.tasks..self.children.len(), true).map(|_| ())
     }
 
     fn stop_daemons(&self) {
-        for daemon in self.children.iter().skip(self.tasks).filter(|daemon| !daemon.closed) {
+        for daemon in self.children.iter().skip(self.tasks).filter(|daemon| !daemon.is_closed) {
             // One that has ended since is still ours, and no other process has its number.
             let _ = kill(Pid::from_raw(daemon.process.id() as i32), Signal::SIGTERM);
         }
@@ -182,51 +156,78 @@ impl Children {
         }
     }
 
-    fn reports_of(&mut self, who: Range<usize>) -> Result<Vec<Report>, Failure> {
+    /// Waits until each has answered, or has ended well. Gives the answers.
+    fn wait_for(&mut self, who: Range<usize>, is_end: bool) -> Result<Vec<Value>, Failure> {
         let deadline = Instant::now() + self.order_time;
-        let mut reports: Vec<Option<Report>> = who.clone().map(|_| None).collect();
-        while let Some(missing) = reports.iter().position(Option::is_none) {
-            match self.next(deadline) {
-                Ok(Event::Report(index, report))
-                    if who.contains(&index) && !matches!(report, Report::Failed { .. }) =>
-                {
-                    reports[index - who.start] = Some(report);
+        let mut answers = vec![None; who.len()];
+        while let Some(missing) = answers.iter().position(Option::is_none) {
+            let event = self.next(deadline);
+            let event = event.ok_or_else(|| {
+                let reason = format!("it did not answer within {} s", self.order_time.as_secs());
+                self.failed(who.start + missing, &reason)
+            })?;
+            let (index, answer) = match &event {
+                Event::Said(index, line) if !is_end => {
+                    (*index, serde_json::from_str::<Result<Value, String>>(line).ok().and_then(Result::ok))
                 }
-                Ok(event) => return Err(self.trouble(event)),
-                Err(_) => return Err(self.late(who.start + missing)),
+                Event::Closed(index) if is_end && self.has_ended_well(*index) => (*index, Some(Value::Null)),
+                _ => return Err(self.trouble(event)),
+            };
+            match answers.get_mut(index.wrapping_sub(who.start)) {
+                Some(missing @ None) if answer.is_some() => *missing = answer,
+                _ => return Err(self.trouble(event)),
             }
         }
-        Ok(reports.into_iter().flatten().collect())
+        Ok(answers.into_iter().flatten().collect())
     }
 
-    fn next(&mut self, deadline: Instant) -> Result<Event, RecvTimeoutError> {
-        let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
-        let Event::Closed(index, last_words) = event else { return Ok(event) };
-        let child = &mut self.children[index];
-        (child.closed, child.last_words) = (true, last_words);
-        Ok(Event::Closed(index, VecDeque::new()))
+    fn has_ended_well(&mut self, index: usize) -> bool {
+        self.children[index].process.wait().is_ok_and(|status| status.success())
+    }
+
+    /// The next event, if there is one until then. What a daemon logs is none.
+    fn next(&mut self, deadline: Instant) -> Option<Event> {
+        loop {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()? {
+                Event::Said(index, line) if index >= self.tasks => {
+                    if line.starts_with(ANNOUNCEMENT) {
+                        return Some(Event::Said(index, DONE.to_owned()));
+                    }
+                    if self.shows_log {
+                        write_line(&line);
+                    }
+                    let words = &mut self.children[index].last_words;
+                    words.push_back(line.trim().to_owned());
+                    words.drain(..words.len().saturating_sub(LAST_WORDS_MAX));
+                }
+                Event::Closed(index) => {
+                    self.children[index].is_closed = true;
+                    return Some(Event::Closed(index));
+                }
+                event => return Some(event),
+            }
+        }
     }
 
     /// What an event that nobody waits for means.
     fn trouble(&mut self, event: Event) -> Failure {
         match event {
-            Event::Closed(index, _) => {
-                let status = self.wait(index);
-                self.ended(index, status)
-            }
+            Event::Closed(index) => self.ended(index),
             Event::Signal(signal) => {
                 Failure::work(format!("{signal} was received {}; the demo has stopped its tasks", self.doing))
             }
-            Event::Report(index, Report::Failed { reason }) => {
-                let deadline = Instant::now() + ROOT_CAUSE_TIME;
-                while let Ok(event) = self.next(deadline) {
-                    if let Event::Closed(..) | Event::Signal(_) = event {
-                        return self.trouble(event);
+            Event::Said(index, line) => match serde_json::from_str::<Result<(), String>>(&line) {
+                Ok(Err(reason)) => {
+                    let deadline = Instant::now() + ROOT_CAUSE_TIME;
+                    while let Some(event) = self.next(deadline) {
+                        if let Event::Closed(..) | Event::Signal(_) = event {
+                            return self.trouble(event);
+                        }
                     }
+                    self.failed(index, &reason)
                 }
-                self.failed(index, &reason)
-            }
-            Event::Report(index, report) => self.failed(index, &format!("it reported {report:?} unasked")),
+                _ => self.failed(index, &format!("it answered {line} when something else was expected")),
+            },
         }
     }
 
@@ -234,40 +235,26 @@ impl Children {
         Failure::work(format!("{} failed {}: {reason}", self.children[index].name, self.doing))
     }
 
-    fn late(&self, index: usize) -> Failure {
-        self.failed(index, &format!("it did not answer within {} s", self.order_time.as_secs()))
-    }
-
-    fn ended(&self, index: usize, status: io::Result<ExitStatus>) -> Failure {
-        let Child { name, process, last_words, .. } = &self.children[index];
-        let how = match status {
+    fn ended(&mut self, index: usize) -> Failure {
+        let Child { name, process, last_words, .. } = &mut self.children[index];
+        let how = match process.wait() {
             Ok(status) => format!("before its work was done: {status}"),
             Err(error) => format!("for an unknown reason ({error})"),
         };
-        let said = match &last_words.iter().map(|line| line.trim()).collect::<Vec<_>>()[..] {
+        let said = match &last_words.make_contiguous()[..] {
             [] => String::new(),
             lines => format!("; its last output: {}", lines.join(" | ")),
         };
         Failure::work(format!("{name} (process {}) ended {}, {how}{said}", process.id(), self.doing))
     }
-
-    fn wait(&mut self, index: usize) -> io::Result<ExitStatus> {
-        self.children[index].process.wait()
-    }
 }
 
 impl Drop for Children {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            child.orders = None;
-        }
+        self.children.iter_mut().for_each(|child| child.orders = None);
         self.stop_daemons();
         let deadline = Instant::now() + self.end_time;
-        while self.children.iter().any(|child| !child.closed) {
-            if self.next(deadline).is_err() {
-                break;
-            }
-        }
+        while self.children.iter().any(|child| !child.is_closed) && self.next(deadline).is_some() {}
         for child in &mut self.children {
             // One that has ended is not harmed; one that cannot be killed is the kernel's.
             let _ = child.process.kill();
@@ -276,45 +263,16 @@ impl Drop for Children {
     }
 }
 
-fn spawn(name: &str, command: &mut Command) -> Result<std::process::Child, Failure> {
-    command.spawn().map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))
-}
-
-fn read_reports(index: usize, reports: impl Read, events: &Sender<Event>) {
-    for line in BufReader::new(reports).lines().map_while(Result::ok) {
-        let garbled = |_| Report::Failed { reason: format!("it wrote an invalid report: {line}") };
-        if events.send(Event::Report(index, serde_json::from_str(&line).unwrap_or_else(garbled))).is_err() {
-            return;
-        }
+fn read(index: usize, said: impl Read, events: &Sender<Event>) {
+    // A child must not wait for a reader, even if nobody listens any more because the demo has ended.
+    for line in BufReader::new(said).lines().map_while(Result::ok) {
+        let _ = events.send(Event::Said(index, line));
     }
-    // Nobody listens any more where the demo has ended.
-    let _ = events.send(Event::Closed(index, VecDeque::new()));
-}
-
-fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<Event>) {
-    let mut last_words = VecDeque::new();
-    for line in BufReader::new(words).lines().map_while(Result::ok) {
-        if line.starts_with(ANNOUNCEMENT) {
-            // Nobody listens any more where the demo has ended; the daemon must not wait for a reader all the same.
-            let _ = events.send(Event::Report(index, Report::Serving));
-            continue;
-        }
-        if show {
-            write_line(&line);
-        }
-        if last_words.len() == LAST_WORDS_MAX {
-            last_words.pop_front();
-        }
-        last_words.push_back(line);
-    }
-    let _ = events.send(Event::Closed(index, last_words));
+    let _ = events.send(Event::Closed(index));
 }
 
 /// From now on, signals that end a program become events. Threads and processes that are started later inherit that
 /// they do not see them.
-///
-/// # Errors
-/// The kernel refuses.
 fn take_signals(events: Sender<Event>) -> Result<(), Failure> {
     let ending: SigSet = ENDING.into_iter().collect();
     ending.thread_block().map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))?;
@@ -329,4 +287,81 @@ fn take_signals(events: Sender<Event>) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    /// Tasks that follow a shell script. Starting them blocks signals of the test's thread, which is its own.
+    fn start(scripts: &[&str]) -> Children {
+        let names: Vec<_> = (0..scripts.len()).map(|index| format!("task{index}")).collect();
+        let command = |index: usize| {
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(scripts[index]);
+            command
+        };
+        let mut children = Children::start(&names, false, command).unwrap();
+        children.doing = "in step 3".to_owned();
+        children
+    }
+
+    fn ask(scripts: &[&str]) -> Result<Vec<u32>, String> {
+        start(scripts).ask(0..scripts.len(), |_| Order::Fill(3)).map_err(|failure| failure.to_string())
+    }
+
+    const WAIT: &str = "cat > /dev/null";
+    const FAIL: &str = "echo '{\"Err\":\"no luck\"}'; cat > /dev/null";
+
+    #[test]
+    fn every_task_answers_or_is_named() {
+        let ok = "read order; echo '{\"Ok\":7}'; cat > /dev/null";
+        assert_eq!(ask(&[ok, ok]), Ok(vec![7, 7]));
+        let cases: [(&[&str], &str, &str); 5] = [
+            (&["read order; exit 7", WAIT], "task0 (", " ended in step 3, before its work was done: exit status: 7"),
+            (&[WAIT, "kill -9 $$"], "task1 (process ", "signal: 9 (SIGKILL)"),
+            (&[FAIL, WAIT], "task0 failed in step 3: no luck", ""),
+            (&["echo hello; cat"], "task0 failed in step 3: it answered hello when something else was expected", ""),
+            // A task that dies is the reason why another one fails.
+            (&[FAIL, "exit 1"], "task1 (process ", "exit status: 1"),
+        ];
+        for (scripts, begins, ends) in cases {
+            let failure = ask(scripts).unwrap_err();
+            assert!(failure.starts_with(begins) && failure.ends_with(ends), "{failure}");
+        }
+        let failure = Children::start(&["task0".to_owned()], false, |_| Command::new("/none/sealane")).err().unwrap();
+        assert!(failure.to_string().starts_with("task0 cannot be started ("), "{failure}");
+    }
+
+    #[test]
+    fn finishing_waits_for_a_good_end_and_not_for_ever() {
+        start(&["read order", "read order"]).finish().unwrap();
+        let failure = start(&["read order", "read order; exit 3"]).finish().unwrap_err().to_string();
+        assert!(failure.contains("task1") && failure.ends_with("exit status: 3"), "{failure}");
+        let mut children = start(&["exec tail -f /dev/null"]);
+        (children.order_time, children.end_time) = (Duration::ZERO, Duration::ZERO);
+        let process = children.process_id(0);
+        let late = children.finish().unwrap_err().to_string();
+        assert_eq!(late, "task0 failed in step 3: it did not answer within 0 s");
+        assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "it was killed");
+    }
+
+    /// A daemon that follows a shell script, after it has said a line of its log.
+    fn start_daemon(children: &mut Children, script: &str) -> Result<u32, String> {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("echo a line of the log >&2; {script}"));
+        children.start_daemon("daemon", command).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_daemon_is_waited_for_and_stopped_after_the_tasks() {
+        // A shell inherits that signals are blocked; some take them all the same. One that does not can see that one waits.
+        let until_stopped = "while ! grep -q '^ShdPnd:.*4000$' /proc/$$/status; do :; done";
+        for code in [0, 3] {
+            let mut children = start(&["read order"]);
+            let script = format!("trap 'exit {code}' TERM; echo '{ANNOUNCEMENT}' >&2; {until_stopped}; exit {code}");
+            start_daemon(&mut children, &script).unwrap();
+            let finished = children.finish().map_err(|failure| failure.to_string());
+            assert_eq!(finished.is_ok(), code == 0);
+            let named = |text: String| text.ends_with("exit status: 3; its last output: a line of the log");
+            assert!(finished.err().is_none_or(named));
+        }
+    }
+}

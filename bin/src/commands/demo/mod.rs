@@ -3,46 +3,51 @@
 //! the tasks what to do step by step, and adds up what they measured; it moves nothing itself.
 
 mod children;
-mod daemons;
-mod figures;
 mod outcome;
-mod page;
 mod pattern;
-mod play;
-mod protocol;
-mod share;
 mod task;
 
+use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
-use std::time::{Instant, SystemTime};
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use clap::ValueEnum;
-use sealane_bench::Machine;
+use indicatif::DecimalBytes;
 use sealane_runtime::allowed_cpus;
+use sealane_transport::{endpoint_map, verbs};
 
 pub use self::task::{TaskArgs, run_task};
 
-use self::daemons::{Setup, expected_network, may_spin, settings_of_demo};
-use self::figures::Figures;
-use self::outcome::{Outcome, Parameters, shown_bytes};
-use self::protocol::{Job, Part, task_name};
-use self::share::Share;
-use crate::arena_size::arena_bytes;
-use crate::links::Links;
-use crate::output_file::{self, OutputFile};
-use crate::settings::VERBS_BUILT_IN;
+use self::children::Children;
+use self::outcome::Outcome;
+use self::task::{Fetched, Job, Order, Part, REQUEST_TIMEOUT};
+use super::stat;
+use crate::figures::Shard;
+use crate::machine::Machine;
+use crate::output_file::{OutputFile, ReportOutput};
+use crate::progress::{Bar, write_line};
+use crate::settings::{Settings, Source};
 use crate::workload::Workload;
-use crate::{Context, Failure, host};
+use crate::{Context, Failure, host, trace};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
 const TASKS_MAX: u64 = 64;
 /// Most steps of a demo.
 const STEPS_MAX: u64 = 1_000_000;
-/// Steps before those that count: they make the connections.
-const WARMUP_STEPS: u64 = 1;
-/// Where the kernel says which congestion control its sockets have.
-const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+/// Lines of a whole demo where there is no bar, at most.
+const LINES_MAX: u64 = 5;
+/// One CPU of so many is for each daemon's shards: with two daemons, half of them are left to the tasks.
+const CPUS_PER_SHARD: usize = 4;
+/// Slabs of a demo's engine: tensors bring their own memory.
+const SLAB_BYTES: u64 = 1 << 20;
+/// How long a daemon of a demo that has failed waits for calls in progress, all of which have lost their tasks.
+const DRAIN_TIMEOUT_MS: u64 = 500;
 
 /// Move a real model's tensors between processes on this machine, and verify every byte
 #[derive(Debug, clap::Args)]
@@ -76,7 +81,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
 
-    /// Write a report with plots, all figures and the machine: one self-contained page
+    /// Write a report with all figures and the machine: one self-contained page
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
@@ -109,40 +114,6 @@ enum Link {
     Verbs,
 }
 
-impl Link {
-    /// The setting that asks every process of the demo for this link.
-    fn setting(self) -> Option<String> {
-        match self {
-            Link::Auto | Link::Shm => None,
-            Link::Tcp => Some("transport.require=tcp".to_owned()),
-            Link::Verbs => Some("transport.require=verbs".to_owned()),
-        }
-    }
-}
-
-impl Args {
-    fn setup(&self) -> Result<Setup, Failure> {
-        match (self.embedded, self.link) {
-            (_, Link::Verbs) if !VERBS_BUILT_IN => Err(Failure::input(
-                "--link verbs asks for RDMA verbs, and this build has none; build it with `--features verbs`, or name \
-                 another link",
-            )),
-            (true, Link::Shm) => Err(Failure::input(
-                "--embedded gives every task its own engine, and --link shm does not connect engines; \
-                 drop one of the two",
-            )),
-            (true, _) => Ok(Setup::Embedded),
-            (false, Link::Shm) => Ok(Setup::OneDaemon),
-            (false, _) => Ok(Setup::TwoDaemons),
-        }
-    }
-
-    /// The settings given to every process; what the link asks for is the last word.
-    fn set(&self) -> Vec<String> {
-        self.set.iter().cloned().chain(self.link.setting()).collect()
-    }
-}
-
 /// Runs `sealane demo`.
 ///
 /// # Errors
@@ -150,115 +121,323 @@ impl Args {
 /// The arguments, a setting or the workload is wrong; a task ended or failed; a byte was not what it should be; or a
 /// signal came.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let (start, made) = (Instant::now(), SystemTime::now());
+    let start = Instant::now();
+    let output = ReportOutput::to(args.json.as_ref())?;
     let report_file = OutputFile::named("--report", args.report.as_ref())?;
     let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
     let (demo, mut outcome) = Demo::plan(args, context)?;
     let played = demo.play(&mut outcome);
     outcome.seconds = start.elapsed().as_secs_f64();
-    if let Some(file) = report_file {
-        let written = file.write(&outcome.to_page(played.as_ref().err(), made).to_html());
-        // Why the demo failed is more than that its report did as well.
-        played.as_ref().map_or_else(|_| Ok(()), |_| written)?;
-    }
-    if let Some((file, trace)) = trace_file.zip(played?) {
-        file.write(&trace)?;
-    }
-    output_file::report(context, args.json.as_deref(), &outcome.to_json(), &outcome.to_text())
+    // Why the demo failed is more than that its report did as well.
+    let report_written = report_file.map_or(Ok(()), |file| file.write(&outcome.to_html(played.as_ref().err())));
+    let played = played?;
+    output.write(context, &outcome.to_json(), &outcome.to_text())?;
+    report_written?;
+    trace_file.zip(played).map_or(Ok(()), |(file, trace)| file.write(&trace))
 }
 
 /// A demo that can be played: all arguments are read and checked.
 struct Demo<'a> {
     args: &'a Args,
     context: &'a Context,
-    setup: Setup,
-    /// Whether the processes have a CPU each, so that one may spin.
-    spin: bool,
     /// One for each task: first the ps, then the workers.
     jobs: Vec<Job>,
-    /// For each part, what its daemon is told beyond the settings of the demo itself.
-    settings: [(Part, Vec<String>); 2],
+    /// Together they serve all tasks; none if each task has an engine of its own.
+    daemons: Vec<Daemon>,
+    /// What the processes of ps and of workers are told with `--set`.
+    set: [Vec<String>; 2],
+}
+
+struct Daemon {
+    name: &'static str,
+    /// Whose settings it reads.
+    part: Part,
+    /// The tasks that it serves.
+    jobs: Range<usize>,
+}
+
+/// An engine of the demo.
+struct Engine {
+    /// The task, or the daemon.
+    name: String,
+    address: SocketAddr,
+    /// Of a daemon: where it is asked.
+    socket: Option<PathBuf>,
 }
 
 impl<'a> Demo<'a> {
     /// Also gives its outcome, of which nothing is known yet.
-    fn plan(args: &'a Args, context: &'a Context) -> Result<(Demo<'a>, Outcome), Failure> {
+    fn plan(args: &'a Args, context: &'a Context) -> Result<(Demo<'a>, Outcome<'a>), Failure> {
         let (workers, ps) = (args.workers as usize, args.ps as usize);
-        let setup = args.setup()?;
+        let tasks = workers + ps;
+        let daemon = |name, part, jobs| Daemon { name, part, jobs };
+        let daemons = match (args.embedded, args.link) {
+            (true, Link::Shm) => {
+                return Err(Failure::input(
+                    "--embedded gives every task its own engine, and --link shm does not connect engines; \
+                     drop one of the two",
+                ));
+            }
+            (true, _) => vec![],
+            (false, Link::Shm) => vec![daemon("daemon", Part::Ps, 0..tasks)],
+            (false, _) => vec![daemon("ps-daemon", Part::Ps, 0..ps), daemon("worker-daemon", Part::Worker, ps..tasks)],
+        };
+        let require = match args.link {
+            Link::Auto | Link::Shm => None,
+            Link::Tcp => Some("transport.require=tcp".to_owned()),
+            Link::Verbs => Some("transport.require=verbs".to_owned()),
+        };
+        // What the link asks for is the last word.
+        let given: Vec<String> = args.set.iter().cloned().chain(require).collect();
         let text = Workload::text(&args.workload)?;
         let workload = Workload::parse(&text, &args.workload)?;
         // What is wrong with the settings of a part is said here, before any process is started.
-        let set = args.set();
-        let [of_ps, of_workers] =
-            [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &set, context));
-        let (of_ps, of_workers) = (of_ps?, of_workers?);
+        let settings = |part: Part| part.settings(&args.config, &given, context);
+        let (of_ps, of_workers) = (settings(Part::Ps)?, settings(Part::Worker)?);
         let allowed = allowed_cpus().map_err(Failure::work)?;
         let cpus = allowed.len();
-        let (pin, spin) = (cpus >= workers + ps, may_spin(setup, workers + ps, cpus));
-        let parts = [(Part::Ps, ps), (Part::Worker, workers)];
-        let jobs = parts.into_iter().flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
-        let jobs: Vec<Job> = jobs
-            .map(|(part, index)| {
-                let flip_bit = args.flip_bit.as_deref() == Some(&task_name(part, index));
-                Job { part, index, workers, ps, workload: text.clone(), pin, flip_bit }
-            })
-            .collect();
+        let has_cpu = cpus >= tasks + daemons.len();
+        let parts = [(Part::Ps, ps), (Part::Worker, workers)].into_iter();
+        let jobs = parts.flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
+        let job = |(part, index): (Part, usize)| {
+            let flip_bit = args.flip_bit.as_ref() == Some(&part.task(index));
+            let (is_embedded, workload) = (args.embedded, text.clone());
+            Job { part, index, workers, ps, workload, is_embedded, pin: has_cpu, flip_bit }
+        };
+        let jobs: Vec<Job> = jobs.map(job).collect();
         if let Some(task) = &args.flip_bit
             && !jobs.iter().any(|job| job.flip_bit)
         {
             let tasks = jobs.iter().map(Job::task).collect::<Vec<_>>().join(", ");
             return Err(Failure::input(format!("--flip-bit {task} is not a task of this demo; name one of {tasks}")));
         }
-        let memory: Vec<u64> = jobs.iter().map(|job| memory_bytes(setup, job, &workload)).collect();
-        check_memory(&workload, workers, memory.iter().sum())?;
-        let largest = memory.into_iter().max().unwrap_or(0);
-        let of_daemon = |settings| settings_of_demo(settings, workers * ps, cpus, spin, largest);
-        let kernels = || fs::read_to_string(CONGESTION).map_or("unknown".to_owned(), |name| name.trim().to_owned());
-        let parameters = Parameters {
-            workers,
-            ps,
-            steps: args.steps,
-            warmup_steps: WARMUP_STEPS,
-            window: of_workers.transport.window.value,
-            pull_tensors: workload.pull.len(),
-            push_tensors: workload.push.len(),
-            pull_bytes: workload.pull_bytes(),
-            push_bytes: workload.push_bytes(),
-            congestion: of_workers.tcp.wanted_congestion().map_or_else(kernels, str::to_owned),
+        let memory: Vec<u64> = jobs.iter().map(|job| job.memory_bytes(&workload)).collect();
+        let needed = memory.iter().sum();
+        if let Some(available) = host::available_bytes().filter(|available| needed > *available) {
+            return Err(Failure::input(format!(
+                "{} with {workers} workers needs {} of memory and {} are free; use fewer workers or a smaller workload",
+                workload.name,
+                DecimalBytes(needed),
+                DecimalBytes(available)
+            )));
+        }
+        let arena_bytes_max = memory.into_iter().max().unwrap_or(0);
+        let shards = if args.embedded { 1 } else { (cpus / CPUS_PER_SHARD).clamp(1, workers * ps) };
+        let set = [&of_ps, &of_workers].map(|settings| {
+            let ours = settings_of_demo(settings, shards, has_cpu, arena_bytes_max);
+            given.iter().cloned().chain(ours).collect()
+        });
+        let (machine, window) =
+            (Machine::look(&allowed, None).map_err(Failure::work)?, of_workers.transport.window.value);
+        let outcome = Outcome::new(args, workload, daemons.len(), window, machine);
+        Ok((Demo { args, context, jobs, daemons, set }, outcome))
+    }
+
+    /// Starts the tasks, plays all steps, and ends the tasks. Gives what the daemons traced, if that was asked for.
+    ///
+    /// # Errors
+    /// A task or a daemon failed, or a signal came; `outcome` has what was found out until then.
+    fn play(&self, outcome: &mut Outcome) -> Result<Option<String>, Failure> {
+        let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
+            Failure::work(format!("no temporary directory can be created ({error}); set TMPDIR to one with free space"))
+        })?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::work(format!("this program's executable cannot be found ({error})")))?;
+        let names: Vec<String> = self.jobs.iter().map(Job::task).collect();
+        let mut children = Children::start(&names, self.context.log_is_wanted(), |index| {
+            let mut command = Command::new(&program);
+            command.arg("demo-task").args(self.settings_of(self.jobs[index].part));
+            command
+        })?;
+        let steps = self.args.steps;
+        let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
+        let engines = self.start(&mut children, &program, directory.path(), &bar)?;
+        for number in 0..=steps {
+            children.doing = format!("in step {number}");
+            let [pull, push] = self.step(&mut children, outcome, number)?;
+            if number == 0 {
+                // The step that connects the tasks does not count.
+                self.look(&mut children, &engines, outcome)?;
+                bar.say(&format!("a tensor's way: {}", outcome.path()));
+                continue;
+            }
+            let rates = format!("pull {pull:.2} GB/s, push {push:.2} GB/s");
+            // Drawn between steps, so that it costs no transfer anything.
+            if !bar.at(number, &rates) && is_told(number, steps) {
+                write_line(&format!("step {number} of {steps}: {rates}"));
+            }
+        }
+        children.doing = "at the end".to_owned();
+        self.look(&mut children, &engines, outcome)?;
+        children.finish()?;
+        // Whole, now that the daemons have ended.
+        self.args.trace.as_ref().map(|_| trace::of_all_in(directory.path())).transpose()
+    }
+
+    /// Starts the engines, in tasks that take a port of their own or in daemons whose tasks share an address and attach at a socket.
+    fn start(
+        &self,
+        children: &mut Children,
+        program: &Path,
+        directory: &Path,
+        bar: &Bar,
+    ) -> Result<Vec<Engine>, Failure> {
+        let addresses =
+            children.ask::<Option<SocketAddr>>(self.all(), |index| Order::Begin(self.jobs[index].clone()))?;
+        let own = self.jobs.iter().zip(addresses);
+        let own = own.filter_map(|(job, address)| Some(Engine { name: job.task(), address: address?, socket: None }));
+        let mut engines: Vec<Engine> = own.collect();
+        let mut map: String = engines.iter().map(|engine| format!("{}={}\n", engine.name, engine.address)).collect();
+        let mut listeners = Vec::new();
+        for Daemon { name, jobs, .. } in &self.daemons {
+            let refused = |error| Failure::work(format!("no port is available on 127.0.0.1 ({error})"));
+            let listener = TcpListener::bind("127.0.0.1:0").map_err(refused)?;
+            let address = listener.local_addr().map_err(refused)?;
+            map.extend(self.jobs[jobs.clone()].iter().map(|job| format!("{}={address}\n", job.task())));
+            let socket = Some(directory.join(format!("{name}.sock")));
+            engines.push(Engine { name: (*name).to_owned(), address, socket });
+            listeners.push(listener);
+        }
+        let map_file = directory.join(endpoint_map::FILE_NAME);
+        fs::write(&map_file, map)
+            .map_err(|error| Failure::work(format!("{} cannot be written ({error})", map_file.display())))?;
+        let mut starts_at = vec![map_file.clone(); self.jobs.len()];
+        for ((daemon, listener), engine) in self.daemons.iter().zip(listeners).zip(&engines) {
+            let (Engine { name, address, .. }, socket) = (engine, directory.join(format!("{}.sock", engine.name)));
+            let tasks: Vec<String> = self.jobs[daemon.jobs.clone()].iter().map(Job::task).collect();
+            let mut command = Command::new(program);
+            command.arg("daemon").arg("--endpoint-map").arg(&map_file).arg("--socket").arg(&socket);
+            command
+                .args(["--metrics", "off", "--role", &daemon.part.role().to_string()])
+                .args(self.settings_of(daemon.part));
+            if self.args.trace.is_some() {
+                command.arg("--trace").arg(directory.join(name).with_extension(trace::EXTENSION));
+            }
+            command.args(tasks.iter().flat_map(|task| ["--task", task]));
+            // Signals of a terminal are not for it: the demo ends it when its tasks have ended.
+            command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(listener)));
+            command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);
+            let process = children.start_daemon(name, command)?;
+            let (tasks, clients) = (tasks.join(", "), socket.display());
+            bar.say(&format!("{name} serves {tasks} at {address}, clients at {clients} (process {process})"));
+            starts_at[daemon.jobs.clone()].fill(socket);
+        }
+        children.ask::<()>(self.all(), |index| Order::Start(starts_at[index].clone()))?;
+        for (index, job) in self.jobs.iter().enumerate() {
+            bar.say(&format!("{} is ready (process {})", job.task(), children.process_id(index)));
+        }
+        Ok(engines)
+    }
+
+    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got. Gives what was pulled
+    /// and pushed, in GB/s.
+    fn step(&self, children: &mut Children, outcome: &mut Outcome, number: u64) -> Result<[f64; 2], Failure> {
+        let step = number as i64;
+        let of_ps = self.args.ps as usize;
+        children.ask::<()>(self.all(), |_| Order::Fill(step))?;
+        let pulled = children.ask::<Vec<Fetched>>(of_ps..self.jobs.len(), |_| Order::Fetch(step))?;
+        let pushed = children.ask::<Vec<Fetched>>(0..of_ps, |_| Order::Fetch(step))?;
+        for (tensors, bytes) in children.ask::<(u64, u64)>(self.all(), |_| Order::Verify(step))? {
+            outcome.verified = (outcome.verified.0 + tensors, outcome.verified.1 + bytes);
+        }
+        Ok(if number == 0 { [0.0; 2] } else { outcome.add_step(&pulled, &pushed).map(|flow| flow.gigabytes_per_s()) })
+    }
+
+    /// Looks at the links between engines as either of their ends tells of them, by the names of both, and at the CPUs of shards.
+    fn look(&self, children: &mut Children, engines: &[Engine], outcome: &mut Outcome) -> Result<(), Failure> {
+        let shards: Vec<Vec<Shard>> = match self.args.embedded {
+            true => children.ask(self.all(), |_| Order::ShowShards)?,
+            false => {
+                let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
+                sockets.map(|socket| Ok(stat::look(socket)?.shards)).collect::<Result<_, Failure>>()?
+            }
         };
-        let settings = [(Part::Ps, of_daemon(&of_ps)), (Part::Worker, of_daemon(&of_workers))];
-        let outcome = Outcome {
-            workload: workload.name,
-            setup,
-            network: expected_network(of_workers.transport.require.value, VERBS_BUILT_IN),
-            links: Links::default(),
-            peers: Vec::new(),
-            figures: Figures::new(workers, args.steps),
-            parameters,
-            machine: Machine::look(&allowed, None)?,
-            seconds: 0.0,
-        };
-        Ok((Demo { args, context, setup, spin, jobs, settings }, outcome))
+        // Every link has a ps at one of its ends, and the engines of those come first.
+        let of_ps = if self.args.embedded { self.args.ps as usize } else { 1 };
+        outcome.links = [0, 0];
+        for counters in shards[..of_ps].iter().flatten().map(|shard| &shard.counters) {
+            let over_verbs = counters.links_of(verbs::KIND);
+            outcome.links[0] += over_verbs;
+            outcome.links[1] += counters.links.saturating_sub(over_verbs);
+        }
+        outcome.machine.pinned = shards.iter().flatten().filter_map(|shard| shard.cpu).collect();
+        outcome.peers.clear();
+        for (engine, shards) in engines.iter().zip(shards) {
+            for peer in shards.into_iter().flat_map(|shard| shard.peers) {
+                let other = engines.iter().find(|engine| engine.address.to_string() == peer.peer);
+                let other = other.map_or(peer.peer, |engine| engine.name.clone());
+                let link = peer.link.unwrap_or_else(|| "none".to_owned());
+                let sums = outcome.peers.entry([engine.name.clone(), other, link, peer.reason]).or_default();
+                let counters = peer.counters;
+                let sent = [counters.tensors_sent, counters.messages_sent, counters.writes];
+                sums.iter_mut().zip(sent).for_each(|(sum, sent)| *sum += sent);
+            }
+        }
+        Ok(())
+    }
+
+    /// The flags for settings of a part's processes.
+    fn settings_of(&self, part: Part) -> Vec<OsString> {
+        let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
+        let set = self.set[usize::from(part == Part::Worker)].iter();
+        config.chain(set.flat_map(|pair| ["--set".into(), pair.into()])).collect()
+    }
+
+    fn all(&self) -> Range<usize> {
+        0..self.jobs.len()
     }
 }
 
-/// What a task holds.
-fn memory_bytes(setup: Setup, job: &Job, workload: &Workload) -> u64 {
-    let share = Share::new(job, workload);
-    match setup {
-        Setup::Embedded => share.lengths().sum(),
-        Setup::TwoDaemons | Setup::OneDaemon => arena_bytes(share.lengths()),
-    }
+/// A few steps are told where there is no bar, and always the last.
+fn is_told(number: u64, steps: u64) -> bool {
+    number.is_multiple_of(steps.div_ceil(LINES_MAX)) || number == steps
 }
 
-fn check_memory(workload: &Workload, workers: usize, needed: u64) -> Result<(), Failure> {
-    match host::available_bytes() {
-        Some(available) if needed > available => Err(Failure::input(format!(
-            "{} with {workers} workers needs {} of memory and {} are free; use fewer workers or a smaller workload",
-            workload.name,
-            shown_bytes(needed),
-            shown_bytes(available)
-        ))),
-        _ => Ok(()),
+/// The settings that suit a demo's processes, where nothing else gives them; they `spin` if each has a CPU.
+fn settings_of_demo(settings: &Settings, shards: usize, spin: bool, arena_bytes_max: u64) -> Vec<String> {
+    let Settings { runtime, transport, fusion, daemon, .. } = settings;
+    let idle_spin_us = if spin { runtime.idle_spin.value.as_micros() as u64 } else { 0 };
+    let timeout_ms = REQUEST_TIMEOUT.as_millis() as u64;
+    let wishes = [
+        ("runtime.shards", shards as u64, &runtime.shards.source),
+        ("runtime.idle_spin_us", idle_spin_us, &runtime.idle_spin.source),
+        ("runtime.slab_send_bytes", SLAB_BYTES, &runtime.slab_send_bytes.source),
+        ("runtime.slab_receive_bytes", SLAB_BYTES, &runtime.slab_receive_bytes.source),
+        ("daemon.area_bytes", SLAB_BYTES, &daemon.area_bytes.source),
+        ("daemon.arena_bytes_max", daemon.arena_bytes_max.value.max(arena_bytes_max), &daemon.arena_bytes_max.source),
+        // A long turn says here only that the machine has other work.
+        ("runtime.stall_report_ms", 0, &runtime.stall_report.source),
+        ("daemon.drain_timeout_ms", DRAIN_TIMEOUT_MS, &daemon.drain_timeout.source),
+        ("transport.connect_timeout_ms", timeout_ms, &transport.connect_timeout.source),
+        ("fusion.request_timeout_ms", timeout_ms, &fusion.request_timeout.source),
+    ];
+    let ours = wishes.into_iter().filter(|(.., source)| **source == Source::Default);
+    ours.map(|(name, value, _)| format!("{name}={value}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demo_sets_what_nothing_else_gives() {
+        let settings = |given: &[(&str, &str)]| Settings::of(given.iter().copied()).unwrap();
+        let ours = settings_of_demo(&settings(&[]), 2, true, 64 << 30);
+        for expected in ["runtime.shards=2", "runtime.idle_spin_us=200", "daemon.arena_bytes_max=68719476736"] {
+            assert!(ours.contains(&expected.to_owned()), "{ours:?}");
+        }
+        let ours = settings_of_demo(&settings(&[("runtime.shards", "7")]), 2, false, 0);
+        assert!(ours.contains(&"runtime.idle_spin_us=0".to_owned()), "{ours:?}");
+        assert!(!ours.iter().any(|set| set.starts_with("runtime.shards")), "{ours:?}");
+        // What the demo sets is in range.
+        let pairs: Vec<_> = ours.iter().filter_map(|set| set.split_once('=')).collect();
+        assert_eq!(settings(&pairs).daemon.drain_timeout.value.as_millis(), u128::from(DRAIN_TIMEOUT_MS));
+    }
+
+    #[test]
+    fn a_few_steps_are_told_and_always_the_last() {
+        let told = |steps| (1..=steps).filter(|number| is_told(*number, steps)).collect::<Vec<_>>();
+        assert_eq!([told(1), told(3)], [vec![1], vec![1, 2, 3]]);
+        assert_eq!([told(20), told(21)], [[4, 8, 12, 16, 20], [5, 10, 15, 20, 21]]);
     }
 }

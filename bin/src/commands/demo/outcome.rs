@@ -1,240 +1,319 @@
-//! What a demo found out, for people as a table and for scripts as JSON (schema `sealane-demo/1`).
+//! What a demo has measured and found out: for people as a table and as a page, for scripts as JSON (schema `sealane-demo/1`).
+//! Memory does not grow with the steps.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use sealane_bench::{Column, Machine, Table};
-use serde::Serialize;
+use indicatif::DecimalBytes;
+use serde_json::{Value, json};
 
-use super::daemons::Setup;
-use super::figures::{Figures, PeerLink, Traffic};
-use super::protocol::{Part, task_name};
-use crate::links::Links;
+use super::Args;
+use super::task::{Fetched, Part};
+use crate::machine::Machine;
+use crate::table::{Column, Table};
 use crate::wording::scaled;
+use crate::workload::Workload;
+use crate::{Failure, command_line};
 
 /// Names the JSON's fields and their meaning; another number means other fields.
 const SCHEMA: &str = "sealane-demo/1";
 
+/// Longest latency that is distinguished, in ns: no request of the demo waits for longer.
+const LATENCY_NS_MAX: u64 = 120_000_000_000;
+/// Digits of a latency that are kept.
+const LATENCY_DIGITS: u8 = 3;
 /// Longest bar, in characters.
 const BAR_WIDTH: u64 = 40;
-/// Nanoseconds of the first bucket's end; each bucket ends at twice the one before.
-const FIRST_END_NS: u64 = 1_000;
+/// The percentiles that are shown.
+const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
+/// The columns of the table.
+const HEADS: [&str; 6] = ["task", "tensors", "bytes", "pull GB/s", "push GB/s", "step ms"];
 
-/// A demo that is done, with all that its reader must know.
-pub(super) struct Outcome {
-    pub(super) workload: String,
-    pub(super) setup: Setup,
-    /// What joins two engines, as far as that is known.
-    pub(super) network: &'static str,
-    /// Links between engines at the end.
-    pub(super) links: Links,
-    /// The same one by one.
-    pub(super) peers: Vec<PeerLink>,
-    pub(super) parameters: Parameters,
+/// What moved in one direction, and how long that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Flow {
+    tensors: u64,
+    bytes: u64,
+    time: Duration,
+}
+
+impl Flow {
+    /// 10^9 bytes a second; 0 where nothing moved.
+    pub(super) fn gigabytes_per_s(&self) -> f64 {
+        if self.time.is_zero() { 0.0 } else { self.bytes as f64 / self.time.as_secs_f64() / 1e9 }
+    }
+
+    /// This one, and then the other, or both at once.
+    fn with(self, other: Flow, time: Duration) -> Flow {
+        Flow { tensors: self.tensors + other.tensors, bytes: self.bytes + other.bytes, time }
+    }
+
+    fn beside(self, other: Flow) -> Flow {
+        self.with(other, self.time.max(other.time))
+    }
+}
+
+/// What one worker, or all, moved: pulled and pushed.
+pub(super) type Traffic = [Flow; 2];
+
+/// A demo, with all that its reader must know.
+pub(super) struct Outcome<'a> {
+    pub(super) args: &'a Args,
+    pub(super) workload: Workload,
+    /// The recvs in flight from each peer, at most.
+    pub(super) window: usize,
+    /// How many there are: none if each task has an engine of its own.
+    pub(super) daemons: usize,
+    /// Links between engines, over verbs and over TCP.
+    pub(super) links: [u64; 2],
+    /// The same one by one, by engine, peer, kind and its reason: tensors, messages and writes that were sent.
+    pub(super) peers: BTreeMap<[String; 4], [u64; 3]>,
     pub(super) machine: Machine,
-    pub(super) figures: Figures,
+    pub(super) steps_done: u64,
+    /// Of each worker, by number.
+    per_worker: Vec<Traffic>,
+    /// Of all workers, whose transfers take place at once.
+    total: Traffic,
+    /// Of the single pulls, in ns.
+    latencies: Histogram<u64>,
+    /// Tensors and bytes that were compared, also in the step that makes the connections.
+    pub(super) verified: (u64, u64),
     /// The whole demo, with starting, making and comparing bytes.
     pub(super) seconds: f64,
 }
 
-/// What was asked for.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Parameters {
-    pub(super) workers: usize,
-    pub(super) ps: usize,
-    pub(super) steps: u64,
-    /// Steps before those that count; verified like them.
-    pub(super) warmup_steps: u64,
-    pub(super) window: usize,
-    /// Of a worker in a step.
-    pub(super) pull_tensors: usize,
-    pub(super) push_tensors: usize,
-    pub(super) pull_bytes: u64,
-    pub(super) push_bytes: u64,
-    pub(super) congestion: String,
-}
+impl Outcome<'_> {
+    /// Of a demo that has not begun.
+    pub(super) fn new(args: &Args, workload: Workload, daemons: usize, window: usize, machine: Machine) -> Outcome<'_> {
+        let latencies = Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS);
+        Outcome {
+            args,
+            workload,
+            window,
+            daemons,
+            links: [0, 0],
+            peers: BTreeMap::new(),
+            machine,
+            steps_done: 0,
+            per_worker: vec![Traffic::default(); args.workers as usize],
+            total: Traffic::default(),
+            latencies: latencies.expect("the bounds are constants that make a histogram"),
+            verified: (0, 0),
+            seconds: 0.0,
+        }
+    }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: &'static str,
-    workload: &'a str,
-    mode: &'static str,
-    link: &'static str,
-    links: Links,
-    peers: &'a [PeerLink],
-    path: String,
-    parameters: &'a Parameters,
-    machine: &'a Machine,
-    workers: Vec<Row>,
-    total: Row,
-    pull_latency_us: Latency,
-    verified: Verified,
-    seconds: f64,
-}
+    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Gives what all workers moved
+    /// in it.
+    pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>]) -> Traffic {
+        let flow = |fetched: &Fetched| Flow { tensors: fetched.tensors, bytes: fetched.bytes, time: fetched.elapsed };
+        let mut all = Traffic::default();
+        for (worker, sum) in self.per_worker.iter_mut().enumerate() {
+            let pull = pulled[worker].iter().map(flow).reduce(Flow::beside).unwrap_or_default();
+            let from_worker = pushed.iter().filter_map(|by_ps| by_ps.get(worker));
+            let push = from_worker.map(flow).reduce(Flow::beside).unwrap_or_default();
+            for (index, moved) in [pull, push].into_iter().enumerate() {
+                all[index] = all[index].beside(moved);
+                sum[index] = sum[index].with(moved, sum[index].time + moved.time);
+            }
+        }
+        for (sum, moved) in self.total.iter_mut().zip(all) {
+            *sum = sum.with(moved, sum.time + moved.time);
+        }
+        for latency in pulled.iter().flatten().flat_map(|fetched| &fetched.latencies_ns) {
+            self.latencies.saturating_record(*latency);
+        }
+        self.steps_done += 1;
+        all
+    }
 
-#[derive(Serialize)]
-struct Row {
-    task: String,
-    tensors: u64,
-    bytes: u64,
-    pull_gigabytes_per_s: f64,
-    push_gigabytes_per_s: f64,
-    step_ms: f64,
-}
+    /// What carries a tensor from the one part's side to the other's.
+    fn link(&self) -> &'static str {
+        match (self.daemons, self.links) {
+            (1, _) => "shm",
+            (_, [0, 0]) => "nothing yet",
+            (_, [0, _]) => "tcp",
+            (_, [_, 0]) => "verbs",
+            _ => "verbs and tcp",
+        }
+    }
 
-#[derive(Serialize)]
-struct Latency {
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    max: f64,
-    count: u64,
-}
+    /// The way of every tensor, process by process.
+    pub(super) fn path(&self) -> String {
+        let network = self.link();
+        match self.daemons {
+            0 => format!("task --{network}--> task"),
+            1 => "task --shm--> daemon --shm--> task".to_owned(),
+            _ => format!("task --shm--> daemon --{network}--> daemon --shm--> task"),
+        }
+    }
 
-#[derive(Serialize)]
-struct Verified {
-    tensors: u64,
-    bytes: u64,
-}
-
-impl Outcome {
     /// The outcome as JSON on many lines, with a line's end.
     pub(super) fn to_json(&self) -> String {
-        let Outcome { workload, setup, network, links, peers, parameters, machine, figures, seconds } = self;
-        let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
-        let at = |quantile| us(figures.latencies.value_at_quantile(quantile));
-        let report = Report {
-            schema: SCHEMA,
-            workload,
-            mode: setup.mode(),
-            link: setup.link(network),
-            links: *links,
-            peers,
-            path: setup.path(network),
-            parameters,
-            machine,
-            workers: self.workers(),
-            total: self.row("total".to_owned(), &figures.total),
-            pull_latency_us: Latency {
-                p50: at(0.5),
-                p90: at(0.9),
-                p99: at(0.99),
-                max: us(figures.latencies.max()),
-                count: figures.latencies.len(),
-            },
-            verified: Verified { tensors: figures.tensors_verified, bytes: figures.bytes_verified },
-            seconds: *seconds,
+        let us = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
+        let mut latency: serde_json::Map<String, Value> =
+            PERCENTILES.iter().map(|(name, quantile)| ((*name).to_owned(), us(*quantile).into())).collect();
+        latency.insert("count".to_owned(), self.latencies.len().into());
+        let rows: Vec<Value> = self.rows().into_iter().map(|row| row.1).collect();
+        let (total, workers) = rows.split_last().expect("the total is always there");
+        let peer = |([engine, peer, link, reason], [tensors, messages, writes]): (&[String; 4], &[u64; 3])| {
+            json!({
+                "engine": engine, "peer": peer, "link": link, "reason": reason,
+                "tensors": tensors, "messages": messages, "writes": writes,
+            })
         };
-        let json = serde_json::to_string_pretty(&report).expect("texts and numbers are JSON");
-        json + "\n"
+        let report = json!({
+            "schema": SCHEMA,
+            "workload": self.workload.name,
+            "mode": if self.daemons == 0 { "embedded" } else { "daemons" },
+            "link": self.link(),
+            "links": { "verbs": self.links[0], "tcp": self.links[1] },
+            "peers": self.peers.iter().map(peer).collect::<Vec<_>>(),
+            "path": self.path(),
+            "parameters": {
+                "workers": self.args.workers,
+                "ps": self.args.ps,
+                "steps": self.args.steps,
+                "window": self.window,
+                "pull_tensors": self.workload.pull.len(),
+                "push_tensors": self.workload.push.len(),
+                "pull_bytes": self.workload.pull_bytes(),
+                "push_bytes": self.workload.push_bytes(),
+            },
+            "machine": self.machine,
+            "workers": workers,
+            "total": total,
+            "pull_latency_us": latency,
+            "verified": { "tensors": self.verified.0, "bytes": self.verified.1 },
+            "seconds": self.seconds,
+        });
+        format!("{report:#}\n")
     }
 
     /// The outcome as people read it.
     pub(super) fn to_text(&self) -> String {
-        let Outcome { workload, setup, network, links, parameters, figures, seconds, .. } = self;
-        let Parameters { workers, ps, steps, window, congestion, .. } = parameters;
-        let (pulls, pushes) = (parameters.pull_tensors, parameters.push_tensors);
-        let (pull, push) = (shown_bytes(parameters.pull_bytes), shown_bytes(parameters.push_bytes));
-        let (link, path) = (setup.link(network), setup.path(network));
-        let mut text = format!(
-            "{workload}: {workers} workers and {ps} ps over {link}, {steps} steps; \
-             in each a worker pulls {pulls} tensors ({pull}) and pushes {pushes} ({push})\n\
-             a tensor's way: {path}\n\
-             links between engines: {links}\n\
-             window {window}, congestion control {congestion}\n\n"
-        );
-        text.push_str(&self.tasks().to_text());
-        text.push_str("\ntime from the request of a pull to its arrival\n");
-        text.push_str(&bars(&figures.latencies));
-        let (tensors, bytes) = (figures.tensors_verified, shown_bytes(figures.bytes_verified));
-        writeln!(text, "\nevery byte of {tensors} tensors verified ({bytes}); {seconds:.1} s in all")
-            .expect("a string takes everything");
-        text
+        let columns: Vec<_> =
+            (0..).zip(HEADS).map(|(at, head)| [Column::text, Column::number][at.min(1)](head)).collect();
+        let table = Table::new(columns, self.rows().into_iter().map(|row| row.0));
+        let (tensors, bytes) = (self.verified.0, DecimalBytes(self.verified.1));
+        let Outcome { args: Args { workers, ps, steps, .. }, workload, window, links: [verbs, tcp], .. } = self;
+        let (pull, push) = (DecimalBytes(workload.pull_bytes()), DecimalBytes(workload.push_bytes()));
+        let (pulls, pushes) = (workload.pull.len(), workload.push.len());
+        format!(
+            "{}: {workers} workers and {ps} ps over {}, {steps} steps; in each a worker pulls {pulls} tensors ({pull}) and \
+             pushes {pushes} ({push})\n\
+             a tensor's way: {}\n\
+             links between engines: {verbs} verbs, {tcp} tcp\n\
+             window {window}\n\n\
+             {}\n\
+             time from the request of a pull to its arrival\n{}\n\
+             every byte of {tensors} tensors verified ({bytes}); {:.1} s in all\n",
+            workload.name,
+            self.link(),
+            self.path(),
+            table.to_text(),
+            bars(&self.latencies),
+            self.seconds
+        )
     }
 
-    /// What each worker moved, and all.
-    pub(super) fn tasks(&self) -> Table {
-        let numbers = ["tensors", "bytes", "pull GB/s", "push GB/s", "step ms"].map(Column::number);
-        let rows = self.workers().into_iter().chain([self.row("total".to_owned(), &self.figures.total)]);
-        let rows = rows.map(|row| {
-            vec![
-                row.task,
-                row.tensors.to_string(),
-                shown_bytes(row.bytes),
-                format!("{:.2}", row.pull_gigabytes_per_s),
-                format!("{:.2}", row.push_gigabytes_per_s),
-                format!("{:.2}", row.step_ms),
-            ]
+    /// The outcome as one page that needs nothing else; with what was found out until then if the demo failed.
+    pub(super) fn to_html(&self, failure: Option<&Failure>) -> String {
+        let (done, tensors, bytes) = (self.steps_done, self.verified.0, DecimalBytes(self.verified.1));
+        let result = match failure {
+            None => {
+                let [pull, push] = self.total.map(|flow| flow.gigabytes_per_s());
+                format!(
+                    "Every byte of {tensors} tensors ({bytes}) arrived as it was sent. In {done} steps the workers together \
+                     pulled {pull:.2} GB/s and pushed {push:.2} GB/s."
+                )
+            }
+            Some(failure) => format!(
+                "It failed. {failure}\nUntil then {done} of {} steps were done, and every byte of {tensors} tensors ({bytes}) had \
+                 been verified.",
+                self.args.steps
+            ),
+        };
+        let Machine { cpus, cpu_model, kernel, .. } = &self.machine;
+        let machine = format!("{cpus} CPUs, {cpu_model}, kernel Linux {kernel}");
+        let throughput = self.per_worker.iter().enumerate().flat_map(|(number, traffic)| {
+            let of = |(what, flow): (&str, &Flow)| {
+                let rate = flow.gigabytes_per_s();
+                (format!("{} {what}", Part::Worker.task(number)), rate, format!("{rate:.2} GB/s"))
+            };
+            ["pull", "push"].into_iter().zip(traffic).map(of).collect::<Vec<_>>()
         });
-        Table::new([&[Column::text("task")], &numbers[..]].concat(), rows)
+        let latencies = PERCENTILES.map(|(name, quantile)| {
+            let value = self.latencies.value_at_quantile(quantile);
+            (name.to_owned(), value as f64, shown(value))
+        });
+        format!(
+            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>Sealane demo</title>\n<style>\
+             body {{ font-family: sans-serif; max-width: 60em; margin: auto; padding: 1em }} pre {{ white-space: pre-wrap }} \
+             .bars div {{ background: #9cf; white-space: nowrap; margin: 2px 0 }}</style></head>\n\
+             <body><h1>Sealane demo</h1>\n<pre>{}</pre>\n<h2>Throughput</h2>\n{}\
+             <h2>Time from the request of a pull to its arrival</h2>\n{}<h2>All figures</h2>\n<pre>{}</pre>\n\
+             <h2>Run</h2>\n<pre>{}\n{}</pre></body></html>\n",
+            escaped(&result),
+            html_bars(&throughput.collect::<Vec<_>>()),
+            html_bars(&latencies),
+            escaped(&self.to_text()),
+            escaped(&machine),
+            escaped(&command_line::this("sealane")),
+        )
     }
 
-    fn workers(&self) -> Vec<Row> {
-        let numbered = self.figures.workers.iter().enumerate();
-        numbered.map(|(index, traffic)| self.row(task_name(Part::Worker, index), traffic)).collect()
-    }
-
-    fn row(&self, task: String, traffic: &Traffic) -> Row {
-        Row {
-            task,
-            tensors: traffic.tensors(),
-            bytes: traffic.bytes(),
-            pull_gigabytes_per_s: traffic.pull.gigabytes_per_s(),
-            push_gigabytes_per_s: traffic.push.gigabytes_per_s(),
-            step_ms: traffic.step_ms(self.figures.steps),
-        }
+    /// What each worker moved, and last all: for people and as JSON.
+    fn rows(&self) -> Vec<(Vec<String>, Value)> {
+        let workers = self.per_worker.iter().enumerate().map(|(number, traffic)| (Part::Worker.task(number), traffic));
+        let row = |(task, [pull, push]): (String, &Traffic)| {
+            let (tensors, bytes) = (pull.tensors + push.tensors, pull.bytes + push.bytes);
+            let step_ms = (pull.time + push.time).as_secs_f64() * 1e3 / self.steps_done.max(1) as f64;
+            let (pull, push) = (pull.gigabytes_per_s(), push.gigabytes_per_s());
+            let numbers = [pull, push, step_ms].map(|number| format!("{number:.2}"));
+            let cells = [task.clone(), tensors.to_string(), DecimalBytes(bytes).to_string()].into_iter().chain(numbers);
+            let json = json!({
+                "task": task, "tensors": tensors, "bytes": bytes,
+                "pull_gigabytes_per_s": pull, "push_gigabytes_per_s": push, "step_ms": step_ms,
+            });
+            (cells.collect(), json)
+        };
+        workers.chain([("total".to_owned(), &self.total)]).map(row).collect()
     }
 }
 
-/// A byte count with three digits or more and a decimal unit.
-pub(super) fn shown_bytes(bytes: u64) -> String {
-    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    match UNITS.iter().find(|(unit, _)| bytes as f64 >= *unit) {
-        Some((unit, name)) => format!("{:.2} {name}", bytes as f64 / unit),
-        None => format!("{bytes} B"),
-    }
+/// Text as a page has it.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Draws a histogram of nanoseconds; nothing where it is empty.
+/// Bars as long as their numbers, with a name in front of each and a text on it.
+fn html_bars(bars: &[(String, f64, String)]) -> String {
+    let most = bars.iter().map(|(_, number, _)| *number).fold(f64::MIN_POSITIVE, f64::max);
+    let bar = |(name, number, text): &(String, f64, String)| {
+        let width = number / most * 100.0;
+        format!("<div style=\"width: {width:.1}%\">{} {}</div>\n", escaped(name), escaped(text))
+    };
+    format!("<div class=\"bars\">\n{}</div>\n", bars.iter().map(bar).collect::<String>())
+}
+
+/// Draws a histogram of nanoseconds in buckets that end at twice the one before, from the first that is not empty to the last.
 fn bars(histogram: &Histogram<u64>) -> String {
-    let buckets = buckets(histogram);
-    let most = buckets.iter().map(|bucket| bucket.count).max().unwrap_or(0);
+    let buckets = histogram.iter_log(1_000, 2.0).skip_while(|bucket| bucket.count_since_last_iteration() == 0);
+    let buckets: Vec<_> =
+        buckets.map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration())).collect();
+    let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut text = String::new();
-    for Bucket { start_ns, end_ns, count } in &buckets {
+    for (last, count) in buckets {
         // A bucket that is not empty has a bar that can be seen.
-        let width = (count * BAR_WIDTH / most).max(u64::from(*count > 0)) as usize;
-        let (start, end) = (shown(*start_ns), shown(*end_ns));
-        writeln!(text, "  {start:>8} - {end:>8}  {:<40}  {count}", "█".repeat(width)).expect("a string takes all");
+        let width = (count * BAR_WIDTH / most).max(u64::from(count > 0)) as usize;
+        writeln!(text, "  up to {:>8}  {:<40}  {count}", shown(last + 1), "█".repeat(width))
+            .expect("a string takes all");
     }
-    if !buckets.is_empty() {
-        let at = |quantile| shown(histogram.value_at_quantile(quantile));
-        let (p50, p90, p99, max) = (at(0.5), at(0.9), at(0.99), shown(histogram.max()));
-        writeln!(text, "  p50 {p50}, p90 {p90}, p99 {p99}, max {max}").expect("a string takes all");
-    }
-    text
-}
-
-struct Bucket {
-    start_ns: u64,
-    end_ns: u64,
-    count: u64,
-}
-
-/// From the first bucket that is not empty to the last.
-fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
-    let (mut start_ns, mut end_ns) = (0, FIRST_END_NS);
-    let mut buckets = Vec::new();
-    let mut below = 0;
-    while below < histogram.len() {
-        let up_to_end = histogram.count_between(0, end_ns - 1);
-        let count = up_to_end.saturating_sub(below);
-        if count > 0 || !buckets.is_empty() {
-            buckets.push(Bucket { start_ns, end_ns, count });
-        }
-        below = below.max(up_to_end);
-        (start_ns, end_ns) = (end_ns, end_ns * 2);
-    }
-    buckets
+    let percentile = |(name, quantile)| format!("{name} {}", shown(histogram.value_at_quantile(quantile)));
+    text + &format!("  {}\n", PERCENTILES.map(percentile).join(", "))
 }
 
 /// A time with three digits and its unit.
@@ -243,119 +322,87 @@ fn shown(nanoseconds: u64) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::commands::demo::protocol::Fetched;
 
-    pub(in super::super) fn outcome() -> Outcome {
-        let mut figures = Figures::new(1, 1);
-        let fetched = |bytes, elapsed_ns| {
-            vec![vec![Fetched { peer: 0, tensors: 2, bytes, elapsed_ns, latencies_ns: vec![elapsed_ns; 2] }]]
-        };
-        let step = std::time::Duration::from_millis(20);
-        figures.add_step(&fetched(4_000_000, 2_000_000), &fetched(6_000_000, 2_000_000), step);
-        figures.add_verified(4, 10_000_000);
-        Outcome {
-            workload: "tiny".to_owned(),
-            setup: Setup::TwoDaemons,
-            network: "verbs",
-            links: Links { tcp: 0, verbs: 2 },
-            peers: vec![PeerLink {
-                engine: "worker-daemon".to_owned(),
-                peer: "ps-daemon".to_owned(),
-                link: "verbs".to_owned(),
-                reason: "a test says so".to_owned(),
-                tensors: 12,
-                messages: 4,
-                writes: 3,
-            }],
-            parameters: Parameters {
-                workers: 1,
-                ps: 1,
-                steps: 1,
-                warmup_steps: 1,
-                window: 40,
-                pull_tensors: 2,
-                push_tensors: 2,
-                pull_bytes: 4_000_000,
-                push_bytes: 6_000_000,
-                congestion: "cubic".to_owned(),
-            },
-            machine: Machine { cpus: 2, cpu_model: "x".to_owned(), kernel: "y".to_owned(), pinned: Vec::new() },
-            figures,
-            seconds: 1.25,
-        }
+    fn fetched(bytes: u64, elapsed_ms: u64) -> Fetched {
+        let elapsed = Duration::from_millis(elapsed_ms);
+        Fetched { tensors: 1, bytes, elapsed, latencies_ns: vec![elapsed.as_nanos() as u64] }
+    }
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn outcome() -> Outcome<'static> {
+        let text = r#"{"name": "<tiny>", "tensors": [{"name": "a", "shape": [250]}]}"#;
+        let workload = Workload::parse(text, "test").unwrap();
+        let machine = Machine { cpus: 2, cpu_model: "x & y".to_owned(), kernel: "y".to_owned(), pinned: Vec::new() };
+        let flags = <Flags as clap::Parser>::parse_from(["demo", "--workers", "2", "--ps", "2", "--steps", "2"]);
+        let mut outcome = Outcome::new(Box::leak(Box::new(flags.args)), workload, 2, 40, machine);
+        outcome.links = [2, 0];
+        // Two ps: each worker pulls from both, each ps takes the pushes of both.
+        let pulled =
+            [vec![fetched(1_000_000, 2), fetched(2_000_000, 4)], vec![fetched(1_000_000, 6), fetched(2_000_000, 1)]];
+        let pushed = [vec![fetched(100_000, 1), fetched(100_000, 3)], vec![fetched(200_000, 2), fetched(200_000, 5)]];
+        let step = outcome.add_step(&pulled, &pushed);
+        assert_eq!(step.map(|flow| (flow.tensors, flow.bytes)), [(4, 6_000_000), (4, 600_000)]);
+        assert_eq!(step.map(|flow| flow.time.as_millis()), [6, 5]);
+        assert_eq!(step[0].gigabytes_per_s(), 1.0);
+        outcome.add_step(&pulled, &pushed);
+        outcome.verified = (16, 13_200_000);
+        outcome
     }
 
     #[test]
-    fn the_table_has_every_worker_and_the_total() {
+    fn flows_at_once_take_as_long_as_the_longest_and_steps_add_up() {
         let text = outcome().to_text();
-        assert!(text.starts_with("tiny: 1 workers and 1 ps over verbs, 1 steps; "), "{text}");
-        assert!(text.contains("\na tensor's way: task --shm--> daemon --verbs--> daemon --shm--> task\n"), "{text}");
-        assert!(text.contains("\nlinks between engines: 2 verbs, 0 tcp\n"), "{text}");
-        assert!(text.contains("\nworker0:2222        4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
-        assert!(text.contains("\ntotal               4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
-        assert!(text.contains("p50 2.00 ms, "), "{text}");
-        assert!(text.ends_with("\nevery byte of 4 tensors verified (10.00 MB); 1.2 s in all\n"), "{text}");
-    }
-
-    #[test]
-    fn the_json_has_what_the_table_has() {
-        let json: serde_json::Value = serde_json::from_str(&outcome().to_json()).unwrap();
-        assert_eq!(json["schema"], SCHEMA);
-        assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"verbs".into()));
-        assert_eq!(json["path"], Setup::TwoDaemons.path("verbs"));
-        assert_eq!((&json["links"]["verbs"], &json["links"]["tcp"]), (&2.into(), &0.into()));
-        assert_eq!((&json["peers"][0]["peer"], &json["peers"][0]["messages"]), (&"ps-daemon".into(), &4.into()));
-        assert_eq!(json["workers"][0]["task"], "worker0:2222");
-        assert_eq!(json["total"]["push_gigabytes_per_s"], 3.0);
-        assert_eq!(json["verified"]["tensors"], 4);
-        assert_eq!(json["pull_latency_us"]["count"], 2);
-        assert_eq!(json["parameters"]["window"], 40);
-        assert_eq!(json["machine"]["cpus"], 2);
-    }
-
-    #[test]
-    fn bytes_have_their_unit() {
-        let cases =
-            [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (102_334_368, "102.33 MB"), (1 << 40, "1099.51 GB")];
-        for (bytes, expected) in cases {
-            assert_eq!(shown_bytes(bytes), expected);
+        for expected in [
+            "<tiny>: 2 workers and 2 ps over verbs, 2 steps; in each a worker pulls 1 tensors (1.00 kB) and pushes 1 (1.00 kB)\n",
+            "\na tensor's way: task --shm--> daemon --verbs--> daemon --shm--> task\n",
+            "\nlinks between engines: 2 verbs, 0 tcp\n",
+            "\nworker0:2222        8   6.60 MB       0.75       0.15     6.00\n",
+            "\nworker1:2222        8   6.60 MB       0.50       0.06    11.00\n",
+            "\ntotal              16  13.20 MB       1.00       0.12    11.00\n",
+            "p50 2.00 ms, p90 6.00 ms, ",
+            "\nevery byte of 16 tensors verified (13.20 MB); 0.0 s in all\n",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
         }
-    }
-
-    fn histogram(values: &[u64]) -> Histogram<u64> {
-        let mut histogram = Histogram::new_with_bounds(1, 120_000_000_000, 3).unwrap();
-        values.iter().for_each(|value| histogram.record(*value).unwrap());
-        histogram
-    }
-
-    #[test]
-    fn buckets_double_and_none_is_lost() {
-        let values = [1_500, 1_600, 3_000, 3_999, 17_000, 60_000_000_000];
-        let buckets = buckets(&histogram(&values));
-        assert_eq!((buckets[0].start_ns, buckets[0].end_ns, buckets[0].count), (1_000, 2_000, 2));
-        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), values.len() as u64);
-        assert!(buckets.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns));
+        let json: Value = serde_json::from_str(&outcome().to_json()).unwrap();
+        assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"verbs".into()));
+        assert_eq!((&json["total"]["bytes"], &json["total"]["step_ms"]), (&13_200_000.into(), &11.0.into()));
+        assert_eq!(json["workers"][1]["task"], "worker1:2222");
+        assert_eq!(json["pull_latency_us"]["count"], 8);
     }
 
     #[test]
-    fn the_fullest_bucket_has_the_longest_bar_and_every_value_a_bar() {
-        let mut values = vec![1_500; 1000];
-        values.extend([3_000, 20_000]);
-        let text = bars(&histogram(&values));
-        let lengths: Vec<_> = text.lines().map(|line| line.matches('█').count()).collect();
-        assert_eq!(lengths, [40, 1, 0, 0, 1, 0], "{text}");
-        assert!(text.contains("p50 1.50 µs, p90 1.50 µs, p99 1.50 µs, max 20.0 µs"), "{text}");
-        assert_eq!(bars(&histogram(&[])), "");
+    fn a_page_shows_what_came_from_outside_as_text() {
+        let failure = Failure::work("ps0:2222 failed in step <1>");
+        let html = outcome().to_html(Some(&failure));
+        for expected in ["&lt;tiny&gt;: 2 workers", "x &amp; y", "It failed. ps0:2222 failed in step &lt;1&gt;"] {
+            assert!(html.contains(expected), "{expected} in {html}");
+        }
+        assert!(html.contains("Until then 2 of 2 steps were done"), "{html}");
     }
 
     #[test]
     fn times_have_their_unit() {
-        let cases =
-            [(1, "1 ns"), (9_990, "9.99 µs"), (123_400, "123 µs"), (1_234_000, "1.23 ms"), (2_000_000_000, "2.00 s")];
-        for (nanoseconds, expected) in cases {
-            assert_eq!(shown(nanoseconds), expected);
-        }
+        assert_eq!([1, 9_990, 1_234_000, 2_000_000_000].map(shown), ["1 ns", "9.99 µs", "1.23 ms", "2.00 s"]);
+    }
+
+    #[test]
+    fn the_fullest_bucket_has_the_longest_bar_and_every_value_a_bar() {
+        let mut outcome = outcome();
+        outcome.latencies.reset();
+        assert_eq!(bars(&outcome.latencies).lines().count(), 1);
+        outcome.latencies.record_n(1_500, 1000).unwrap();
+        [3_000, 20_000].into_iter().for_each(|value| outcome.latencies.record(value).unwrap());
+        let text = bars(&outcome.latencies);
+        let lengths: Vec<_> = text.lines().map(|line| line.matches('█').count()).collect();
+        assert_eq!(lengths, [40, 1, 0, 0, 1, 0], "{text}");
+        assert!(text.contains("p50 1.50 µs, p90 1.50 µs, p99 1.50 µs, max 20.0 µs"), "{text}");
     }
 }

@@ -1,35 +1,38 @@
-//! One task of the demo, in a process of its own: its share of the workload, what moves that (the host's daemon, or an engine in
-//! this process), and the orders of the parent. Makes and compares bytes on the main thread.
+//! One task of the demo, in a process of its own. It takes orders on standard input and answers each on standard output, one JSON
+//! value a line; it ends at once when its standard input does. Makes and compares bytes on the main thread.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, BufRead, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use sealane::{Attach, Engine, EngineSettings, Polling, Sending, Task};
-use sealane_fusion::{EndpointMap, Error, Tensor};
+use sealane_fusion::{Buffer, EndpointMap, Error, Tensor, TensorMeta};
 use sealane_runtime::Pin;
+use sealane_transport::Payload;
+use serde::{Deserialize, Serialize};
 
-use super::protocol::{Fetched, Job, Order, Part, Report};
-use super::share::Share;
+use super::pattern::Pattern;
 use crate::arena_size::arena_bytes;
 use crate::engine_settings::short_lived_engine_settings;
 use crate::figures::Shard;
 use crate::flags::SettingsFlags;
-use crate::settings::{Runtime, Settings, Source, Sourced};
-use crate::workload::Workload;
+use crate::settings::{Role, Settings};
+use crate::workload::{TensorSpec, Workload};
 use crate::{Context, Failure, locked_memory};
 
 /// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Slabs of a demo's engine where no setting gives them: its tensors bring their own memory.
-pub(super) const SLAB_BYTES: usize = 1 << 20;
 /// Orders read ahead of the one that is carried out; the parent sends one at a time.
 const ORDERS_MAX: usize = 2;
+/// The step in which a task that is told so flips a bit: not the first, so that all has moved once.
+const FLIP_STEP: i64 = 1;
 
 /// What `sealane demo` starts its tasks with.
 #[derive(Debug, clap::Args)]
@@ -43,6 +46,147 @@ pub struct TaskArgs {
     set: Vec<String>,
 }
 
+/// What a task is to do next. Each order but `Finish` is answered by a `Result`, whose error is the reason why the task cannot go
+/// on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Become that task; answered by the address that its own engine will have, if it is to have one.
+    Begin(Job),
+    /// Start that engine with the endpoint map at the path, or attach to the daemon whose socket is there.
+    Start(PathBuf),
+    /// Make what is sent in the step, and offer it.
+    Fill(i64),
+    /// Receive all that the peers offer; answered by a [`Fetched`] for each.
+    Fetch(i64),
+    /// Compare every byte that was received; answered by how many tensors and bytes those were.
+    Verify(i64),
+    /// Answered by the shards of the task's own engine.
+    ShowShards,
+    /// Stop the engine or detach, and end.
+    Finish,
+}
+
+/// What a task is for: a ps owns parameters, which workers pull, and takes the gradients that they push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Part {
+    Ps,
+    Worker,
+}
+
+impl Part {
+    /// The name in the endpoint map of its task of that number.
+    pub(super) fn task(self, index: usize) -> String {
+        format!("{}{index}:2222", self.role())
+    }
+
+    /// Whose variables its processes read.
+    pub(super) fn role(self) -> Role {
+        match self {
+            Part::Ps => Role::Ps,
+            Part::Worker => Role::Worker,
+        }
+    }
+
+    /// Who makes the bytes of its task of that number, for [`Pattern`]. A tensor belongs to one ps.
+    fn author(self, index: usize) -> usize {
+        match self {
+            Part::Ps => 0,
+            Part::Worker => 1 + index,
+        }
+    }
+
+    /// The settings of its processes.
+    pub(super) fn settings(
+        self,
+        config: &Option<PathBuf>,
+        set: &[String],
+        context: &Context,
+    ) -> Result<Settings, Failure> {
+        let role = Some(self.role());
+        context.settings(&SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() })
+    }
+}
+
+/// All that a task has to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) part: Part,
+    /// Its number among those of its part.
+    pub(super) index: usize,
+    pub(super) workers: usize,
+    pub(super) ps: usize,
+    /// The workload, as its file has it.
+    pub(super) workload: String,
+    /// Run an engine in this process.
+    pub(super) is_embedded: bool,
+    /// Pin that engine's shard where a CPU is free and no setting says otherwise.
+    pub(super) pin: bool,
+    /// Flip one bit of what is sent in one step.
+    pub(super) flip_bit: bool,
+}
+
+/// A tensor that a task sends or receives.
+struct Moved {
+    /// Its number in the workload. Tensor number `i` belongs to ps number `i` modulo their count.
+    number: usize,
+    spec: TensorSpec,
+    /// The peers that it goes to or comes from.
+    peers: Range<usize>,
+}
+
+impl Job {
+    /// The task's name in the endpoint map.
+    pub(super) fn task(&self) -> String {
+        self.part.task(self.index)
+    }
+
+    /// The other part, and how many tasks it has.
+    fn peers(&self) -> (Part, usize) {
+        match self.part {
+            Part::Ps => (Part::Worker, self.workers),
+            Part::Worker => (Part::Ps, self.ps),
+        }
+    }
+
+    /// What it sends and what it receives.
+    fn tensors(&self, workload: &Workload) -> [Vec<Moved>; 2] {
+        let of = |tensors: &[TensorSpec]| {
+            let moved = tensors.iter().enumerate().filter_map(|(number, spec)| {
+                let peers = match (self.part, number % self.ps) {
+                    (Part::Worker, owner) => owner..owner + 1,
+                    (Part::Ps, owner) if owner == self.index => 0..self.workers,
+                    (Part::Ps, _) => return None,
+                };
+                Some(Moved { number, spec: spec.clone(), peers })
+            });
+            moved.collect()
+        };
+        match self.part {
+            Part::Ps => [of(&workload.pull), of(&workload.push)],
+            Part::Worker => [of(&workload.push), of(&workload.pull)],
+        }
+    }
+
+    /// Bytes of memory that it needs: what is sent to many is there once, and what comes from many as often.
+    pub(super) fn memory_bytes(&self, workload: &Workload) -> u64 {
+        let [sent, received] = self.tensors(workload);
+        let received = received.iter().flat_map(|moved| std::iter::repeat_n(moved.spec.bytes(), moved.peers.len()));
+        let lengths = sent.iter().map(|moved| moved.spec.bytes()).chain(received);
+        if self.is_embedded { lengths.sum() } else { arena_bytes(lengths) }
+    }
+}
+
+/// What came from one peer in one step.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Fetched {
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+    /// From the first request to the last arrival.
+    pub(super) elapsed: Duration,
+    /// From the request to the arrival of each tensor.
+    pub(super) latencies_ns: Vec<u64>,
+}
+
 /// Runs one task of the demo.
 ///
 /// # Errors
@@ -52,7 +196,7 @@ pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
     leave_signals_to_parent()?;
     let orders = read_orders();
     if let Err(reason) = serve(&orders, args, context) {
-        report(&Report::Failed { reason })?;
+        answer(Err::<(), _>(reason)).map_err(Failure::work)?;
         // The parent has the reason and closes standard input, which ends the process.
         while orders.recv().is_ok() {}
     }
@@ -60,16 +204,11 @@ pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
 }
 
 /// In a task: only what is sent to it alone ends it.
-///
-/// # Errors
-/// The kernel refuses.
 fn leave_signals_to_parent() -> Result<(), Failure> {
     let of_terminal: SigSet = [Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     let of_kill: SigSet = [Signal::SIGTERM].into_iter().collect();
-    of_terminal
-        .thread_block()
-        .and_then(|()| of_kill.thread_unblock())
-        .map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))
+    let set = of_terminal.thread_block().and_then(|()| of_kill.thread_unblock());
+    set.map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))
 }
 
 /// Reads orders on a thread of its own, so that the end of standard input ends the process whatever it waits for.
@@ -89,43 +228,37 @@ fn read_orders() -> Receiver<Result<Order, String>> {
     receiver
 }
 
-fn report(report: &Report) -> Result<(), Failure> {
-    let mut line = serde_json::to_vec(report).map_err(Failure::work)?;
+fn answer(answer: Result<impl Serialize, String>) -> Result<(), String> {
+    let mut line = serde_json::to_vec(&answer).map_err(told)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
-    out.write_all(&line).and_then(|()| out.flush()).map_err(Failure::work)
+    out.write_all(&line).and_then(|()| out.flush()).map_err(told)
 }
 
 fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Context) -> Result<(), String> {
     let next = || orders.recv().map_err(|_| "the orders ended".to_owned())?;
-    let report = |answer| report(&answer).map_err(told);
-    let too_early = |order: Order| Err(format!("told to {order:?} before it had started"));
-    let mut player = match next()? {
-        Order::Begin(job) => {
-            let listener = TcpListener::bind("127.0.0.1:0");
-            let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
-            report(Report::Listening { address: listener.local_addr().map_err(told)? })?;
-            match next()? {
-                Order::Start { endpoint_map } => embed(&job, listener, &endpoint_map, args, context).map_err(told)?,
-                order => return too_early(order),
-            }
-        }
-        Order::Attach { job, socket, spin } => attach(&job, &socket, spin, args, context).map_err(told)?,
-        order => return too_early(order),
+    let out_of_turn = |order: Order| Err(format!("told to {order:?} out of turn"));
+    let job = match next()? {
+        Order::Begin(job) => job,
+        order => return out_of_turn(order),
     };
-    report(Report::Ready)?;
+    let listener = job.is_embedded.then(|| TcpListener::bind("127.0.0.1:0")).transpose();
+    let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
+    answer(Ok::<Option<SocketAddr>, _>(listener.as_ref().map(TcpListener::local_addr).transpose().map_err(told)?))?;
+    let mut player = match next()? {
+        Order::Start(at) => Player::start(job, listener, &at, args, context).map_err(told)?,
+        order => return out_of_turn(order),
+    };
+    answer(Ok(()))?;
     loop {
-        report(match next()? {
-            Order::Fill { step } => player.fill(step).map_err(told)?,
-            Order::Fetch { step } => player.fetch(step).map_err(told)?,
-            Order::Verify { step } => {
-                let (tensors, bytes) = player.share.verify(step)?;
-                Report::Verified { tensors, bytes }
-            }
-            Order::ShowShards => Report::Shards(player.shards()),
+        match next()? {
+            Order::Fill(step) => answer(Ok(player.fill(step).map_err(told)?))?,
+            Order::Fetch(step) => answer(Ok(player.fetch(step).map_err(told)?))?,
+            Order::Verify(step) => answer(Ok(player.verify(step)?))?,
+            Order::ShowShards => answer(Ok(player.shards()))?,
             Order::Finish => return player.finish().map_err(told),
-            order => return Err(format!("told to {order:?} after it had started")),
-        })?;
+            order => return out_of_turn(order),
+        }
     }
 }
 
@@ -133,96 +266,109 @@ fn told(error: impl Display) -> String {
     error.to_string()
 }
 
-/// With an engine in this process.
-fn embed(
-    job: &Job,
-    listener: TcpListener,
-    endpoint_map: &Path,
-    args: &TaskArgs,
-    context: &Context,
-) -> Result<Player, Failure> {
-    let settings = settings(job.part, &args.config, &args.set, context)?;
-    let task = job.task();
-    let pin = if job.pin { Pin::IfFree } else { Pin::Off };
-    let engine = short_lived_engine_settings(&settings, EndpointMap::load(endpoint_map)?, &[&task], pin)?;
-    let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
-    let engine = EngineSettings {
-        listeners: vec![listener],
-        slab_send_bytes: given_or(slab_send_bytes, SLAB_BYTES),
-        slab_receive_bytes: given_or(slab_receive_bytes, SLAB_BYTES),
-        connect_timeout: engine.connect_timeout.min(REQUEST_TIMEOUT),
-        request_timeout: engine.request_timeout.min(REQUEST_TIMEOUT),
-        ..engine
-    };
-    locked_memory::check(&engine)?;
-    let window = engine.session.window;
-    let engine = Engine::start(engine).map_err(Failure::work)?;
-    let task = engine.task(&task).map_err(Failure::work)?.into();
-    Player::new(job, &workload(job)?, task, Some(engine), window)
-}
-
-/// As a client of the daemon at `socket`.
-fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Player, Failure> {
-    let settings = settings(job.part, &args.config, &args.set, context)?;
-    let workload = workload(job)?;
-    let how = Attach::new(&job.task())
-        .socket(socket)
-        .arena_bytes(arena_bytes(Share::new(job, &workload).lengths()))
-        // The memory is made meanwhile.
-        .timeout(REQUEST_TIMEOUT)
-        .polling(polling(&settings.runtime, spin));
-    let task = how.attach().map_err(Failure::work)?;
-    Player::new(job, &workload, task, None, settings.transport.window.value)
-}
-
-fn workload(job: &Job) -> Result<Workload, Failure> {
-    Workload::parse(&job.workload, "the workload")
-}
-
-/// A client waits as a shard does, where a setting says how.
-fn polling(runtime: &Runtime, spin: bool) -> Polling {
-    match (runtime.polling.value, &runtime.idle_spin) {
-        (true, _) => Polling::Spin,
-        (false, Sourced { source: Source::Default, .. }) if spin => Polling::idle(Attach::IDLE_SPIN),
-        (false, Sourced { source: Source::Default, .. }) => Polling::Park,
-        (false, idle_spin) => Polling::idle(idle_spin.value),
-    }
-}
-
-/// A task that can move its tensors: by a client's calls on the task's main thread, which also looks for the answers.
+/// A task that can move its tensors, by calls on the task's main thread.
 struct Player {
-    share: Share,
+    job: Job,
     task: Task,
     /// The engine in this process; `None` if the task is attached to a daemon.
     engine: Option<Engine>,
     /// Bounds the recvs in flight from each peer.
     window: usize,
+    /// Tensors whose peers share the memory.
+    outgoing: Vec<(Moved, Arc<Buffer>)>,
+    /// By the number of the peer that they come from.
+    incoming: Vec<Vec<Incoming>>,
     /// What was offered and may not have been released.
     offered: Vec<Sending>,
 }
 
+/// A tensor that comes from a peer.
+struct Incoming {
+    number: usize,
+    spec: TensorSpec,
+    /// What arrived last, which the next one takes the memory of.
+    meta: TensorMeta,
+    memory: Buffer,
+}
+
 impl Player {
-    fn new(
-        job: &Job,
-        workload: &Workload,
-        task: Task,
-        engine: Option<Engine>,
-        window: usize,
+    fn start(
+        job: Job,
+        listener: Option<TcpListener>,
+        at: &Path,
+        args: &TaskArgs,
+        context: &Context,
     ) -> Result<Player, Failure> {
-        let mut share = Share::new(job, workload);
-        // Tensors move from such memory, and into it, without another copy in this process.
-        share.take_memory(|bytes| task.alloc(bytes)).map_err(Failure::work)?;
-        Ok(Player { share, task, engine, window, offered: Vec::new() })
+        let settings = job.part.settings(&args.config, &args.set, context)?;
+        let Settings { runtime, transport, .. } = &settings;
+        let workload = Workload::parse(&job.workload, "the workload")?;
+        let Some(listener) = listener else {
+            let polling = if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) };
+            let how = Attach::new(&job.task()).socket(at).arena_bytes(job.memory_bytes(&workload)).polling(polling);
+            // The memory is made meanwhile.
+            let task = how.timeout(REQUEST_TIMEOUT).attach().map_err(Failure::work)?;
+            return Player::new(job, &workload, task, None, transport.window.value).map_err(Failure::work);
+        };
+        let pin = if job.pin { Pin::IfFree } else { Pin::Off };
+        let engine = short_lived_engine_settings(&settings, EndpointMap::load(at)?, &[&job.task()], pin)?;
+        let engine = EngineSettings { listeners: vec![listener], ..engine };
+        locked_memory::check(&engine)?;
+        let window = engine.session.window;
+        let engine = Engine::start(engine).map_err(Failure::work)?;
+        let task = engine.task(&job.task()).map_err(Failure::work)?.into();
+        Player::new(job, &workload, task, Some(engine), window).map_err(Failure::work)
     }
 
-    /// Also sees the offers of the step before end: then their memory is free to be used again.
-    fn fill(&mut self, step: i64) -> Result<Report, Error> {
-        self.settle()?;
-        self.share.fill(step, |bytes| self.task.alloc(bytes))?;
-        for (peer, tensors) in self.share.offers() {
-            self.offered.extend(self.task.send_all(&peer, step, tensors));
+    /// Takes the memory of all tensors, and touches every page that is received into: what is written first in a transfer would
+    /// cost it time. Tensors move from such memory, and into it, without another copy in this process.
+    fn new(job: Job, workload: &Workload, task: Task, engine: Option<Engine>, window: usize) -> Result<Player, Error> {
+        let [sent, received] = job.tensors(workload);
+        let alloc = |spec: &TensorSpec| task.alloc(spec.bytes() as usize);
+        let lend = |moved: Moved| alloc(&moved.spec).map(|memory| (moved, Arc::new(memory)));
+        let outgoing = sent.into_iter().map(lend).collect::<Result<_, Error>>()?;
+        let mut incoming: Vec<Vec<Incoming>> = (0..job.peers().1).map(|_| Vec::new()).collect();
+        for Moved { number, spec, peers } in received {
+            for peer in peers {
+                let mut memory = alloc(&spec)?;
+                memory.fill(0xa5);
+                incoming[peer].push(Incoming { number, spec: spec.clone(), meta: spec.meta().clone(), memory });
+            }
         }
-        Ok(Report::Filled)
+        Ok(Player { job, task, engine, window, outgoing, incoming, offered: Vec::new() })
+    }
+
+    fn peer(&self, number: usize) -> String {
+        self.job.peers().0.task(number)
+    }
+
+    /// Makes what is sent in a step, and offers it.
+    fn fill(&mut self, step: i64) -> Result<(), Error> {
+        self.settle()?;
+        let author = self.job.part.author(self.job.index);
+        let mut flips = self.job.flip_bit && step == FLIP_STEP;
+        for (Moved { number, .. }, memory) in &mut self.outgoing {
+            if Arc::get_mut(memory).is_none() {
+                // The engine has yet to let go of the last step's.
+                *memory = Arc::new(self.task.alloc(memory.len())?);
+            }
+            let memory = Arc::get_mut(memory).expect("looked at, or made, just now");
+            Pattern::new(author, *number, step).fill(memory);
+            if flips && !memory.is_empty() {
+                let middle = memory.len() / 2;
+                memory[middle] ^= 1;
+                flips = false;
+            }
+        }
+        for peer in 0..self.incoming.len() {
+            let to_peer = self.outgoing.iter().filter(|(moved, _)| moved.peers.contains(&peer));
+            let offer = |(Moved { spec, .. }, memory): &(Moved, Arc<Buffer>)| {
+                let tensor = Tensor::new(spec.meta().clone(), Payload::Shared(Arc::clone(memory)))?;
+                Ok((spec.name().clone(), tensor))
+            };
+            let tensors = to_peer.map(offer).collect::<Result<Vec<_>, Error>>()?;
+            self.offered.extend(self.task.send_all(&self.peer(peer), step, tensors));
+        }
+        Ok(())
     }
 
     /// Waits until the peers have all that was offered.
@@ -231,33 +377,55 @@ impl Player {
     }
 
     /// Receives tensors from all peers at once into their memory, a window of requests to each.
-    fn fetch(&mut self, step: i64) -> Result<Report, Error> {
-        // All memory is lent before the first request, whose time begins to count.
-        let mut waiting = self.share.wanted();
+    fn fetch(&mut self, step: i64) -> Result<Vec<Fetched>, Error> {
+        let peers: Vec<String> = (0..self.incoming.len()).map(|number| self.peer(number)).collect();
+        let (task, mut fetched) = (&self.task, Vec::new());
+        fetched.resize_with(peers.len(), Fetched::default);
+        let mut waiting: Vec<_> = self.incoming.iter_mut().map(|from| from.iter_mut()).collect();
         let start = Instant::now();
-        let mut fetched: Vec<_> = (0..waiting.len()).map(|peer| Fetched { peer, ..Fetched::default() }).collect();
-        let mut arrived: Vec<Vec<Tensor>> = waiting.iter().map(|_| Vec::new()).collect();
-        let mut ask_next = |number: usize| {
-            let (peer, wanted) = &mut waiting[number];
-            let (key, destination) = wanted.next()?;
-            Some((number, Instant::now(), self.task.recv_into(peer, step, &key, destination)))
+        let mut ask_next = |peer: usize| {
+            let incoming = waiting[peer].next()?;
+            let memory = std::mem::take(&mut incoming.memory);
+            Some((peer, Instant::now(), task.recv_into(&peers[peer], step, incoming.spec.name(), memory), incoming))
         };
         // In turn, so that none waits for all requests to another.
-        let turns = (0..self.window).flat_map(|_| 0..fetched.len());
+        let turns = (0..self.window).flat_map(|_| 0..peers.len());
         let mut in_flight: VecDeque<_> = turns.filter_map(&mut ask_next).collect();
         // Answers come in the order of the requests, or nearly so.
-        while let Some((number, asked, receiving)) = in_flight.pop_front() {
-            arrived[number].push(receiving.wait()?);
-            let from = &mut fetched[number];
-            from.latencies_ns.push(nanoseconds(asked.elapsed()));
-            from.elapsed_ns = nanoseconds(start.elapsed());
-            in_flight.extend(ask_next(number));
+        while let Some((peer, asked, receiving, incoming)) = in_flight.pop_front() {
+            let (meta, memory) = receiving.wait().map(|tensor| (tensor.meta().clone(), tensor.into_buffer()))?;
+            let from = &mut fetched[peer];
+            from.latencies_ns.push(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            (from.tensors, from.bytes) = (from.tensors + 1, from.bytes + memory.len() as u64);
+            from.elapsed = start.elapsed();
+            (incoming.meta, incoming.memory) = (meta, memory);
+            in_flight.extend(ask_next(peer));
         }
-        for (from, tensors) in fetched.iter_mut().zip(arrived) {
-            from.tensors = tensors.len() as u64;
-            from.bytes = self.share.arrived_from(from.peer, tensors);
+        Ok(fetched)
+    }
+
+    /// Compares type, shape and every byte of all that arrived in a step with what its sender should have sent. Gives the tensors and
+    /// bytes compared.
+    ///
+    /// # Errors
+    /// The first difference, with its place.
+    fn verify(&self, step: i64) -> Result<(u64, u64), String> {
+        let (mut tensors, mut bytes) = (0, 0);
+        let (part, _) = self.job.peers();
+        for (peer, from) in self.incoming.iter().enumerate() {
+            for Incoming { number, spec, meta, memory } in from {
+                let place = || format!("{} from {} in step {step}", spec.name(), self.peer(peer));
+                if meta != spec.meta() {
+                    return Err(format!("{} is {meta:?}, not {:?}", place(), spec.meta()));
+                }
+                let compared = Pattern::new(part.author(peer), *number, step).verify(memory);
+                compared.map_err(|(offset, found, expected)| {
+                    format!("byte {offset} of {} is {found:#04x}, not {expected:#04x}", place())
+                })?;
+                (tensors, bytes) = (tensors + 1, bytes + spec.bytes());
+            }
         }
-        Ok(Report::Fetched(fetched))
+        Ok((tensors, bytes))
     }
 
     /// What the shards of an engine in this process show.
@@ -274,22 +442,31 @@ impl Player {
     }
 }
 
-/// The settings of a demo's task.
-pub(super) fn settings(
-    part: Part,
-    config: &Option<PathBuf>,
-    set: &[String],
-    context: &Context,
-) -> Result<Settings, Failure> {
-    let role = Some(part.role());
-    context.settings(&SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// What a flag, a variable or a file gives, or else what suits a demo.
-fn given_or<T: Copy>(setting: &Sourced<T>, demo: T) -> T {
-    if setting.source == Source::Default { demo } else { setting.value }
-}
+    const TEXT: &str =
+        r#"{"tensors": [{"name": "a", "shape": [3]}, {"name": "b", "shape": [0]}, {"name": "c", "shape": [5]}]}"#;
 
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    #[test]
+    fn tensors_are_dealt_out_and_need_memory_on_both_sides() {
+        let workload = Workload::parse(TEXT, "test").unwrap();
+        let job = |part, index| {
+            let workload = TEXT.to_owned();
+            Job { part, index, workers: 2, ps: 2, workload, is_embedded: true, pin: false, flip_bit: false }
+        };
+        let shown = |moved: Vec<Moved>| {
+            let shown = moved.iter().map(|moved| format!("{}{}{:?}", moved.number, moved.spec.name(), moved.peers));
+            shown.collect::<Vec<_>>().join(" ")
+        };
+        let names = |job: Job| job.tensors(&workload).map(shown);
+        let all = "0a0..1 1b1..2 2c0..1".to_owned();
+        assert_eq!(names(job(Part::Worker, 1)), [all.clone(), all]);
+        assert_eq!(names(job(Part::Ps, 0)), ["0a0..2 2c0..2", "0a0..2 2c0..2"]);
+        assert_eq!(names(job(Part::Ps, 1)), ["1b0..2", "1b0..2"]);
+        // Tensors a and c to all workers, and a and c from each of two.
+        assert_eq!(job(Part::Ps, 0).memory_bytes(&workload), 32 + 2 * 32);
+        assert_eq!(job(Part::Worker, 0).memory_bytes(&workload), 32 + 32);
+    }
 }

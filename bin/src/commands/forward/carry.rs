@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use sealane::{Error, Stream, StreamListener, StreamOptions, Streams};
 use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::entrance::Entrance;
 
 /// Bytes that are copied at once, each way of each connection.
 const COPY_BYTES: usize = 128 << 10;
@@ -15,27 +18,36 @@ const COPY_BYTES: usize = 128 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Dials a stream for each connection, without end.
-pub(super) async fn carry_out(listener: TcpListener, streams: Streams, to: Arc<str>, name: Arc<str>) {
+pub(super) async fn carry_out(entrance: Entrance, streams: Streams, to: Arc<str>, name: Arc<str>) {
     loop {
-        let (connection, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
+        let accepted = match &entrance {
+            Entrance::Tcp(listener) => {
+                let accepted = listener.accept().await;
+                accepted.map(|(connection, from)| carry_one(connection, from.to_string(), &streams, &to, &name))
+            }
+            Entrance::Unix(listener) => {
+                let accepted = listener.accept().await;
+                accepted.map(|(connection, _)| carry_one(connection, "this host".to_owned(), &streams, &to, &name))
             }
         };
-        break_off(&connection);
-        let (dialing, to) = (streams.connect(&to, &name, StreamOptions::default()), to.clone());
-        tokio::spawn(async move {
-            match dialing.await {
-                Ok(stream) => carry(connection, stream).await,
-                Err(error) => {
-                    tracing::warn!(%from, %to, %error, "a connection was not carried");
-                }
-            }
-        });
+        if let Err(error) = accepted {
+            tracing::warn!(%error, "a connection could not be taken");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
     }
+}
+
+fn carry_one(connection: impl Connection, from: String, streams: &Streams, to: &Arc<str>, name: &str) {
+    connection.break_off();
+    let (dialing, to) = (streams.connect(to, name, StreamOptions::default()), to.clone());
+    tokio::spawn(async move {
+        match dialing.await {
+            Ok(stream) => carry(connection, stream).await,
+            Err(error) => {
+                tracing::warn!(%from, %to, %error, "a connection was not carried");
+            }
+        }
+    });
 }
 
 /// Makes a connection for each stream; why there are no more.
@@ -58,18 +70,38 @@ pub(super) async fn carry_in(listener: &StreamListener, target: SocketAddr) -> E
 }
 
 /// Copies both ways until both have ended. An end of one way is passed on; what breaks off at one side breaks off at the other.
-async fn carry(mut connection: TcpStream, mut stream: Stream) {
-    let _ = connection.set_nodelay(true);
-    break_off(&connection);
+async fn carry(mut connection: impl Connection, mut stream: Stream) {
+    connection.break_off();
     match tokio::io::copy_bidirectional_with_sizes(&mut connection, &mut stream, COPY_BYTES, COPY_BYTES).await {
-        Ok(_) => linger(&connection, None),
+        Ok(_) => connection.complete(),
         Err(error) => tracing::debug!(%error, peer = stream.peer(), "a carried connection broke off"),
     }
 }
 
-/// Has a connection reset when it is dropped, also when this process is killed: who has the other end must not take a part for all.
-fn break_off(connection: &TcpStream) {
-    linger(connection, Some(Duration::ZERO));
+/// What is carried.
+trait Connection: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Has it reset when it is dropped, also when this process is killed: who has the other end must not take a part for all.
+    fn break_off(&self);
+    /// It has ended: there is nothing more to reset.
+    fn complete(&self);
+}
+
+impl Connection for TcpStream {
+    fn break_off(&self) {
+        let _ = self.set_nodelay(true);
+        linger(self, Some(Duration::ZERO));
+    }
+
+    fn complete(&self) {
+        linger(self, None);
+    }
+}
+
+/// The kernel has no reset for these: one that breaks off ends as if it were complete.
+impl Connection for UnixStream {
+    fn break_off(&self) {}
+
+    fn complete(&self) {}
 }
 
 fn linger(connection: &TcpStream, time: Option<Duration>) {

@@ -1,7 +1,6 @@
 //! A job whose tasks are reached through forwarders: what its programs are told in place of the tasks' addresses.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use serde_json::{Value as Json, json};
 
@@ -17,7 +16,7 @@ use crate::settings::TF_CONFIG;
 pub(super) fn rewritten(
     config: Option<&str>,
     task: &str,
-    addresses: &BTreeMap<String, SocketAddr>,
+    addresses: &BTreeMap<String, String>,
 ) -> Result<String, Failure> {
     let Some(text) = config.filter(|text| !text.trim().is_empty()) else {
         return Ok(format!("{}\n", json!(addresses)));
@@ -54,8 +53,8 @@ fn members(job: &mut Json) -> Box<dyn Iterator<Item = &mut Json> + '_> {
 mod tests {
     use super::*;
 
-    fn addresses() -> BTreeMap<String, SocketAddr> {
-        let local = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+    fn addresses() -> BTreeMap<String, String> {
+        let local = |port: u16| format!("127.0.0.1:{port}");
         BTreeMap::from([("ps0:2222".to_owned(), local(1)), ("ps1:2222".to_owned(), local(2))])
     }
 

@@ -1,6 +1,7 @@
-//! `sealane forward`: carries the TCP connections of programs that cannot be changed over Sealane's links, from one task to another.
+//! `sealane forward`: carries unmodified programs' TCP connections over Sealane's links, from one task to another.
 
 mod carry;
+mod entrance;
 mod figures;
 mod job;
 
@@ -10,17 +11,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sealane::{Attach, EndpointMap, StreamOptions, Streams};
-use tokio::net::TcpListener;
 
 use super::daemon::{allow_many_descriptors, metrics::serve, socket_override};
 use crate::flags::SettingsFlags;
 use crate::settings::TF_CONFIG;
 use crate::{Context, Failure};
+use entrance::{Address, Entrance, FileMode, listen};
 
-/// Carry the TCP connections of other programs to another task
+/// Carry TCP connections of unmodified programs to another task
 ///
-/// With --listen and --to, connections to that address are carried to the forwarder of that task; with --map, those to a local port
-/// for each other task. With --target, those that other forwarders carry here are made to that address. Runs until it is ended.
+/// With --listen and --to, accepts connections at a local address and carries them to that task's forwarder. With --map, does so
+/// for every other task of the endpoint map. With --target, connects to that address for each connection that another forwarder
+/// carries here. Runs until it is stopped.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane forward --task ps0:2222 --target 127.0.0.1:50051\n  \
     sealane forward --task worker0:2222 --listen 127.0.0.1:50051 --to ps0:2222\n  \
@@ -29,36 +31,40 @@ pub struct Args {
     #[command(flatten)]
     settings: SettingsFlags,
 
-    /// The task to attach as, as the endpoint map names it
+    /// Attach as this task of the endpoint map
     #[arg(long, value_name = "TASK")]
     task: String,
 
-    /// Take connections here; port 0 for any free one, which is printed
+    /// Accept connections here: IP:PORT, with port 0 for a free one, which is printed; or unix:PATH
     #[arg(long, value_name = "ADDRESS", requires = "to", required_unless_present_any = ["target", "map"])]
-    listen: Option<SocketAddr>,
+    listen: Option<Address>,
 
-    /// Carry them to the forwarder of this task
+    /// The mode of the socket of --listen unix:PATH: who may connect [default: 0600, this user]
+    #[arg(long, value_name = "MODE", requires = "listen")]
+    listen_mode: Option<FileMode>,
+
+    /// Carry accepted connections to this task's forwarder
     #[arg(long, value_name = "TASK", requires = "listen")]
     to: Option<String>,
 
-    /// Take connections for every other task of the endpoint map, each at a free port of this host, and print TF_CONFIG with those
-    /// addresses; without TF_CONFIG, the tasks and the addresses
+    /// Accept connections for every other task of the endpoint map, each at a free local port, and print TF_CONFIG with these
+    /// addresses; without TF_CONFIG, print the tasks and their addresses
     #[arg(long, conflicts_with = "listen")]
     map: bool,
 
-    /// Make connections to this address for others' forwarders
+    /// Connect here for each connection that another forwarder carries to this task
     #[arg(long, value_name = "ADDRESS")]
     target: Option<SocketAddr>,
 
-    /// Tells this forwarding from others between the same tasks
+    /// Name that both forwarders use; separates several forwardings between the same tasks
     #[arg(long, value_name = "NAME", default_value = "forward")]
     name: String,
 
-    /// Serve figures of what is carried, by peer, over HTTP here, at /metrics; port 0 for any free one, which is printed
+    /// Serve connection and byte counts per peer over HTTP here, at /metrics; port 0 picks a free port and prints it
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 
-    /// The socket of the daemon to attach to [default: this host's daemon]
+    /// The daemon's socket [default: this host's daemon]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -72,7 +78,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
     let routes = routes(args, &settings.transport.endpoint_map.value)?;
     allow_many_descriptors();
-    let task = Attach::new(&args.task).socket(&settings.daemon.socket.value).attach().map_err(Failure::work)?;
+    let task = Attach::new(&args.task).socket(settings.daemon.clients_socket()).attach().map_err(Failure::work)?;
     let streams = Streams::of(&task);
     let name: Arc<str> = args.name.as_str().into();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -89,10 +95,10 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         }
         let mut addresses = BTreeMap::new();
         for (address, to) in routes {
-            let (listener, address) =
-                listen(address, &format!("no connections to {to} can be taken"), "--listen").await?;
-            tokio::spawn(carry::carry_out(listener, streams.clone(), to.as_str().into(), name.clone()));
-            addresses.insert(to, address);
+            let mode = args.listen_mode.unwrap_or(FileMode::OWNER);
+            let (entrance, address) = Entrance::open(address, mode, &to).await?;
+            tokio::spawn(carry::carry_out(entrance, streams.clone(), to.as_str().into(), name.clone()));
+            addresses.insert(to, address.to_string());
         }
         // Everything is there when somebody reads that it is.
         if args.map {
@@ -113,23 +119,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 }
 
 /// Where connections are taken, and to whom they are carried.
-fn routes(args: &Args, map: &std::path::Path) -> Result<Vec<(SocketAddr, String)>, Failure> {
+fn routes(args: &Args, map: &std::path::Path) -> Result<Vec<(Address, String)>, Failure> {
     if !args.map {
-        return Ok(args.listen.zip(args.to.clone()).into_iter().collect());
+        return Ok(args.listen.clone().zip(args.to.clone()).into_iter().collect());
     }
     let map = EndpointMap::load(map)?;
     let others = map.iter().map(|(task, _)| task.to_string()).filter(|task| *task != args.task);
-    Ok(others.map(|task| (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), task)).collect())
-}
-
-async fn listen(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
-    let bound = TcpListener::bind(address).await.and_then(|listener| {
-        let address = listener.local_addr()?;
-        Ok((listener, address))
-    });
-    let what_to_do = match address.port() {
-        0 => "free some ports of this host, or name fewer tasks with --listen and --to".to_owned(),
-        _ => format!("choose another {flag}"),
-    };
-    bound.map_err(|error| Failure::work(format!("{what} at {address} ({error}); {what_to_do}")))
+    Ok(others.map(|task| (Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()), task)).collect())
 }

@@ -11,7 +11,7 @@ use sealane_transport::endpoint_map::{self, EndpointMap, Severity, TaskName};
 pub(crate) use generate::CLUSTERS;
 
 use crate::progress::write_line;
-use crate::{Context, Failure, nearest};
+use crate::{Context, Failure, counted, nearest};
 
 /// How many names to suggest for a task that is not in the map.
 const SUGGESTIONS_MAX: usize = 3;
@@ -67,13 +67,19 @@ fn lint(file: &Path, context: &Context) -> Result<(), Failure> {
     let warnings = found.len() - errors;
     if errors > 0 {
         return Err(Failure::input(format!(
-            "{} has {errors} errors and {warnings} warnings; correct the lines shown above",
-            file.display()
+            "{} has {} and {}; correct the lines shown above",
+            file.display(),
+            counted(errors, "error"),
+            counted(warnings, "warning"),
         )));
     }
     let map = EndpointMap::parse(&text, &file.display().to_string())?;
-    let (tasks, addresses) = (map.len(), map.addresses().len());
-    context.print(&format!("ok: {tasks} tasks at {addresses} transport addresses\n"))
+    context.print(&format!("ok: {}\n", size_of(&map)))
+}
+
+/// How large a map is: `3 tasks at 2 transport addresses`.
+pub(crate) fn size_of(map: &EndpointMap) -> String {
+    format!("{} at {}", counted(map.len(), "task"), counted(map.addresses().len(), "transport address"))
 }
 
 fn resolve(file: &Path, task: &str, context: &Context) -> Result<(), Failure> {

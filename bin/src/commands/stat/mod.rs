@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Refresh every second until q is pressed
+    /// Refresh every second until Ctrl-C
     #[arg(long, conflicts_with = "json")]
     watch: bool,
 
@@ -49,7 +49,7 @@ pub struct Args {
 /// No daemon serves at the socket, it does not answer, or there is no terminal for `--watch`.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
-    let socket = &settings.daemon.socket.value;
+    let socket = &settings.daemon.clients_socket();
     if args.json {
         let figures = look(socket)?;
         let text = serde_json::to_string(&figures);
@@ -62,7 +62,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let before = look(socket)?;
     std::thread::sleep(RATE_INTERVAL);
     let now = look(socket)?;
-    context.print(&rows::text(&now, &before))
+    context.print(&rows::text(&now, &before, None))
 }
 
 /// One look at the daemon whose clients attach at `socket`.

@@ -1,28 +1,28 @@
-//! What both forms of `sealane stat` show: figures as rows of text under their heads.
+//! What `sealane stat` shows: figures as rows of text under their heads.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sealane_bench::Column;
 use sealane_fusion::metrics::TableCounters;
 
 use crate::figures::{Client, Credentials, Figures, Histogram, Peer, Rates, Shard, Traffic};
-use crate::wording::scaled;
+use crate::table::{self, Column};
+use crate::wording::{counted, scaled};
 
 /// A table: heads, rows, and which columns are numbers, aligned to the right.
-pub(super) struct Table {
-    pub(super) title: &'static str,
-    pub(super) heads: Vec<&'static str>,
-    pub(super) rows: Vec<Vec<String>>,
+struct Table {
+    title: &'static str,
+    heads: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
     /// Columns before this one are text.
-    pub(super) numbers_from: usize,
+    numbers_from: usize,
     /// The last column is text that may be long.
-    pub(super) has_tail: bool,
+    has_tail: bool,
 }
 
 impl Table {
     /// For a terminal of 80 columns or more, or for a file; nothing without rows.
-    pub(super) fn to_text(&self) -> String {
+    fn to_text(&self) -> String {
         let columns = self.heads.iter().enumerate().map(|(column, head)| match self.is_number(column) {
             true => Column::number(head),
             false => Column::text(head),
@@ -30,42 +30,38 @@ impl Table {
         match self.rows.is_empty() {
             true => String::new(),
             false => {
-                let text = sealane_bench::Table::new(columns.collect::<Vec<_>>(), self.rows.iter().cloned()).to_text();
+                let text = table::Table::new(columns.collect::<Vec<_>>(), self.rows.iter().cloned()).to_text();
                 format!("\n{}\n{text}", self.title)
             }
         }
     }
 
     /// True if a column is one of numbers.
-    pub(super) fn is_number(&self, column: usize) -> bool {
+    fn is_number(&self, column: usize) -> bool {
         column >= self.numbers_from && !(self.has_tail && column + 1 == self.heads.len())
     }
 }
 
-/// All that there is to see in one look; rates are those since `before`.
-pub(super) fn text(now: &Figures, before: &Figures) -> String {
-    let before = Some(before);
-    let tables =
-        [shards(now, before), calls(now, None), peers(now, before), clients(now), traffic(now), published(now)];
+/// All that there is to see in one look; rates are those since `before`, calls those since `calls_before`, or since the start.
+pub(super) fn text(now: &Figures, before: &Figures, calls_before: Option<&Figures>) -> String {
+    let (before, calls) = (Some(before), calls(now, calls_before));
+    let tables = [shards(now, before), calls, peers(now, before), clients(now), traffic(now), published(now)];
     head(now).join("\n") + "\n" + &tables.iter().map(Table::to_text).collect::<String>()
 }
 
 /// Who the daemon is, in three lines.
-pub(super) fn head(now: &Figures) -> [String; 3] {
+fn head(now: &Figures) -> [String; 3] {
     let uptime = span(Duration::from_millis(now.uptime_ms));
     let clients = now.shards.first().map_or(0, |shard| shard.clients.len());
     let failed = match now.shards.iter().map(|shard| shard.counters.clients_failed).sum::<u64>() {
         0 => String::new(),
         failed => format!(", {failed} failed"),
     };
-    let (tasks, shards) = (now.tasks.len(), now.shards.len());
+    let (tasks, shards) = (counted(now.tasks.len(), "task"), counted(now.shards.len(), "shard"));
+    let clients = counted(clients, "client");
     [
         format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state.name()),
-        format!(
-            "{tasks} tasks at {}; {shards} shards on {}; {clients} clients{failed}",
-            now.addresses.join(", "),
-            now.executor
-        ),
+        format!("{tasks} at {}; {shards} on {}; {clients}{failed}", now.addresses.join(", "), now.executor),
         credentials(&now.credentials),
     ]
 }
@@ -78,12 +74,12 @@ fn credentials(of: &Credentials) -> String {
     };
     let refused = match of.refused {
         0 => String::new(),
-        times => format!("; new files were refused {times} times, see the log"),
+        times => format!("; new files were refused {}, see the log", counted(times as usize, "time")),
     };
-    format!("peers present: {}{left}{refused}", of.shown)
+    format!("peer authentication: {}{left}{refused}", of.shown)
 }
 
-pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {
+fn shards(now: &Figures, before: Option<&Figures>) -> Table {
     let row = |shard: &Shard| {
         let rates = Rates::of_shard(now, shard, before);
         let slab = |pool: &str| {
@@ -133,7 +129,7 @@ fn turns(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Histogram {
 }
 
 /// How long calls took since `before`, or since the start, over all shards.
-pub(super) fn calls(now: &Figures, before: Option<&Figures>) -> Table {
+fn calls(now: &Figures, before: Option<&Figures>) -> Table {
     let rows = by_kind(now, before).into_iter().map(|(operation, link, took)| {
         vec![operation, link, count(took.count as f64), duration(took.p50_ns), duration(took.p99_ns), mean(&took)]
     });
@@ -147,7 +143,7 @@ pub(super) fn calls(now: &Figures, before: Option<&Figures>) -> Table {
 }
 
 /// Durations by kind of call and way, over all shards.
-pub(super) fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Histogram)> {
+fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Histogram)> {
     let mut kinds: Vec<(String, String, Histogram)> = Vec::new();
     for shard in &now.shards {
         let then = now.earlier_shard(before, shard.shard);
@@ -165,7 +161,7 @@ pub(super) fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, S
     kinds
 }
 
-pub(super) fn peers(now: &Figures, before: Option<&Figures>) -> Table {
+fn peers(now: &Figures, before: Option<&Figures>) -> Table {
     let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);
     let seconds = passed_ms.max(1) as f64 / 1e3;
     let row = |shard: &Shard, peer: &Peer| {
@@ -206,7 +202,7 @@ fn why(peer: &Peer) -> String {
     }
 }
 
-pub(super) fn clients(now: &Figures) -> Table {
+fn clients(now: &Figures) -> Table {
     let mut rows: Vec<(String, i32, [u64; 6])> = Vec::new();
     for client in now.shards.iter().flat_map(|shard| &shard.clients) {
         let of = &client.counters;
@@ -241,7 +237,7 @@ pub(super) fn clients(now: &Figures) -> Table {
 
 /// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and the shares
 /// that Sealane has of both.
-pub(super) fn traffic(now: &Figures) -> Table {
+fn traffic(now: &Figures) -> Table {
     let share = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
     let row = |client: &Client, traffic: &Traffic| {
         let of = &traffic.counters;
@@ -313,7 +309,7 @@ fn percent(share: f64) -> String {
 }
 
 /// Nanoseconds, to three digits.
-pub(super) fn duration(nanoseconds: u64) -> String {
+fn duration(nanoseconds: u64) -> String {
     match nanoseconds {
         0 => "-".into(),
         nanoseconds => scaled(nanoseconds as f64, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs")], " ns"),
@@ -325,7 +321,7 @@ fn mean(of: &Histogram) -> String {
 }
 
 /// A number, with k, M or G from ten thousand on.
-pub(super) fn count(number: f64) -> String {
+fn count(number: f64) -> String {
     match number < 1e4 {
         true => format!("{number:.0}"),
         false => scaled(number, &[(1e9, "G"), (1e6, "M"), (1e3, "k")], ""),
@@ -333,7 +329,7 @@ pub(super) fn count(number: f64) -> String {
 }
 
 /// Bytes, with decimal units.
-pub(super) fn bytes(bytes: f64) -> String {
+fn bytes(bytes: f64) -> String {
     scaled(bytes, &[(1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")], " B")
 }
 

@@ -1,16 +1,14 @@
 //! What carries the tensors of one transfer: the host's daemon, or an engine in this process. One task either way.
 
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use sealane::{Attach, Buffer, Code, Error, RecvOptions, Task, Tensor};
 use sealane_fusion::Engine;
-use sealane_transport::shm::attach::credentials;
 
+use crate::commands::daemon::socket::listener;
 use crate::{Failure, host};
 
 /// How long a daemon may take to see that this process has hung up, and so may attach anew.
@@ -40,18 +38,11 @@ pub(super) fn find(path: &Path) -> Result<Daemon, String> {
     let pid = listener(path).map_err(|error| match error {
         Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
         Errno::EACCES => format!("the daemon at {shown} belongs to another user"),
+        Errno::EAGAIN => format!("the daemon at {shown} answers nobody, and too many wait"),
         Errno::EPROTOTYPE => format!("a program that is not a daemon listens on {shown}"),
         error => format!("no daemon can be reached at {shown} ({error})"),
     })?;
     Ok(Daemon { socket: path.to_owned(), pid })
-}
-
-/// The process that listens at `path`.
-fn listener(path: &Path) -> Result<i32, Errno> {
-    let address = UnixAddr::new(path)?;
-    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-    connect(socket.as_raw_fd(), &address)?;
-    credentials(&socket).map(|listener| listener.pid).map_err(|_| Errno::ENOTCONN)
 }
 
 /// A task of this process, and what carries its tensors.
@@ -118,7 +109,8 @@ pub(in crate::commands) struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn recv(&self, task: &Task, destination: Buffer) -> Result<Tensor, Error> {
-        let options = RecvOptions { timeout: Some(self.timeout), destination: Some(destination) };
+        let options =
+            RecvOptions { timeout: Some(self.timeout), destination: Some(destination), ..RecvOptions::default() };
         Ok(task.recv_with(self.from, self.step, self.key, options).wait()?)
     }
 }

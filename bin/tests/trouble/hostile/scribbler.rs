@@ -156,8 +156,12 @@ impl Scribbler {
                 key,
                 destination: None,
                 fused: false,
+                fail_if_gone: false,
             },
-            10 => Submission::Recv { call, peer, step, timeout_ms, key, destination: Some(place), fused: true },
+            10 => {
+                let (destination, fused, fail_if_gone) = (Some(place), true, is_inline);
+                Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
+            }
             11 => Submission::Cancel { call },
             12 => Submission::Abort { step, reason: "for no reason" },
             13 => Submission::Cleanup { step },
@@ -173,13 +177,17 @@ impl Scribbler {
                 let _ = villain.write(&Submission::OpenPlan { plan, peer, keys: 1 });
                 Submission::PlanKeys { plan, keys: KeyList::pack([key].into_iter(), &mut packed).unwrap() }
             }
-            19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms, views: is_inline },
+            19 => {
+                let (plan, min_version, views) = (self.plan(), step, is_inline);
+                Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone: is_inline }
+            }
             20 => Submission::ClosePlan { plan: self.plan() },
             28 => {
                 for _ in 0..=self.below(3) {
                     named.name(key, &[self.below(9), self.number()], |_| 2);
                 }
-                Submission::Rows { call, peer, min_version: step, timeout_ms, rows: named.as_rows() }
+                let (rows, fail_if_gone) = (named.as_rows(), is_inline);
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, fail_if_gone }
             }
             21 | 22 => {
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };

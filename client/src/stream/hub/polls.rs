@@ -11,7 +11,7 @@ use super::{Connection, Hub, Key, Kind, connection_of};
 
 impl Hub {
     pub(in crate::stream) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
-        self.with(|state| {
+        self.poll_with(|state| {
             // Of a daemon that has gone, callers are told once.
             let Some(listener) = state.listeners.get_mut(name) else {
                 return Poll::Ready(Err(Error::invalid(format!("the listener of '{name}' was closed"))));
@@ -39,7 +39,7 @@ impl Hub {
     pub(in crate::stream) fn poll_open(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
         self.poll(key, |connection| match &connection.error {
             // It may have ended since: what came before is to be read.
-            _ if connection.is_open => Poll::Ready(Ok(())),
+            _ if connection.end.is_open() => Poll::Ready(Ok(())),
             Some(error) => Poll::Ready(Err(error.clone())),
             None => {
                 connection.writer = Some(context.waker().clone());
@@ -54,7 +54,7 @@ impl Hub {
         into: &mut [u8],
         context: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
-        self.with(|state| {
+        self.poll_with(|state| {
             let connection = connection_of(state, key);
             let count = connection.incoming.read(into);
             if count > 0 || into.is_empty() {
@@ -66,7 +66,7 @@ impl Hub {
                 return Poll::Ready(Ok(count));
             }
             match &connection.error {
-                _ if connection.incoming.is_finished => Poll::Ready(Ok(0)),
+                _ if connection.end.has_all() => Poll::Ready(Ok(0)),
                 Some(error) => Poll::Ready(Err(error.clone())),
                 None => {
                     connection.reader = Some(context.waker().clone());
@@ -82,12 +82,12 @@ impl Hub {
         bytes: &[u8],
         context: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
-        self.with(|state| {
+        self.poll_with(|state| {
             let connection = connection_of(state, key);
             if let Some(error) = &connection.error {
                 return Poll::Ready(Err(error.clone()));
             }
-            if connection.outgoing.is_finished {
+            if connection.end.is_finished() {
                 return Poll::Ready(Err(Error::invalid("the stream was finished, and is written to")));
             }
             let count = self.write(state, key, bytes);
@@ -111,15 +111,15 @@ impl Hub {
     }
 
     pub(in crate::stream) fn poll_finish(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
-        self.with(|state| {
+        self.poll_with(|state| {
             let connection = connection_of(state, key);
-            connection.outgoing.is_finished = true;
+            connection.end.finish();
             self.send_waiting(state, key);
             let connection = connection_of(state, key);
             match &connection.error {
-                _ if connection.is_handed_over() => Poll::Ready(Ok(())),
-                Some(error) if !connection.may_be_handed_over() => Poll::Ready(Err(error.clone())),
-                _ => {
+                _ if connection.end.is_delivered() => Poll::Ready(Ok(())),
+                Some(error) => Poll::Ready(Err(error.clone())),
+                None => {
                     connection.writer = Some(context.waker().clone());
                     Poll::Pending
                 }
@@ -127,7 +127,11 @@ impl Hub {
         })
     }
 
-    fn poll<T>(&self, key: &Key, poll: impl FnOnce(&mut Connection) -> Poll<T>) -> Poll<T> {
-        self.with(|state| poll(connection_of(state, key)))
+    fn poll<T>(
+        &self,
+        key: &Key,
+        poll: impl FnOnce(&mut Connection) -> Poll<Result<T, Error>>,
+    ) -> Poll<Result<T, Error>> {
+        self.poll_with(|state| poll(connection_of(state, key)))
     }
 }

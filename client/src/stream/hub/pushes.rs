@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     sync::Arc,
     task::{Context, Poll, Waker},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use sealane_transport::{
@@ -13,16 +13,22 @@ use sealane_transport::{
     tensor::{DType, Tensor, TensorMeta},
 };
 
-use super::{Connection, Frame, Hub, Key, Kind, NEVER, QUEUE, State, connection_of};
+use super::{
+    super::{
+        frame::reset_to_bytes,
+        untold::{Untold, Word},
+    },
+    Connection, Frame, Hub, Key, Kind, NEVER, QUEUE, State, connection_of,
+    life::Life,
+};
 use crate::{
     Receiving, Sending,
-    limits::{STREAM_BACKLOG_MAX, STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE},
+    limits::{STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_TELL_PAUSE},
 };
 
-/// A task that there are streams with.
+/// A task that there are streams with, or that is to be told of some.
 pub(super) struct Peer {
-    /// Ends when the peer's process does.
-    pub(super) life: Receiving,
+    pub(super) life: Life,
     pub(super) bell: Waker,
     /// Pushes that it has not taken yet, in order.
     pushes: VecDeque<Posted>,
@@ -30,21 +36,45 @@ pub(super) struct Peer {
     awaited: usize,
     /// Streams that have bytes to push, in turn.
     queued: VecDeque<Key>,
+    /// Streams that it is asked about, in turn.
+    pub(super) asked: VecDeque<Key>,
     /// Streams whose pushes were refused, and what ends when they are pushed again.
     refused: Vec<Key>,
-    /// Resets that were refused.
-    unheard: Vec<(Key, Pushed)>,
     pause: Option<Receiving>,
+    /// The recv that ends with the peer is to be begun again after the pause.
+    pub(super) is_unwatched: bool,
+    pub(super) untold: Untold,
+    /// Ends when last words are pushed again that were pushed in vain.
+    untold_pause: Option<Receiving>,
     pub(super) streams: usize,
 }
 
 impl Peer {
-    pub(super) fn new(life: Receiving, bell: Waker) -> Peer {
-        let (pushes, queued, refused) = (VecDeque::new(), VecDeque::new(), Vec::new());
-        Peer { life, bell, pushes, awaited: 0, queued, refused, unheard: Vec::new(), pause: None, streams: 0 }
+    pub(super) fn new(bell: Waker) -> Peer {
+        Peer {
+            life: Life::default(),
+            bell,
+            pushes: VecDeque::new(),
+            awaited: 0,
+            queued: VecDeque::new(),
+            asked: VecDeque::new(),
+            refused: Vec::new(),
+            pause: None,
+            is_unwatched: false,
+            untold: Untold::default(),
+            untold_pause: None,
+            streams: 0,
+        }
     }
 
-    /// Somebody waits to hear that it has taken pushes: the end of a stream, what comes before a retry or is one, or for room.
+    /// It is gone, or cannot be reached: of all that was about streams with it, only what it is to be told is left.
+    pub(super) fn lose(&mut self) {
+        let (bell, mut untold) = (self.bell.clone(), std::mem::take(&mut self.untold));
+        untold.interrupt();
+        *self = Peer { untold, ..Peer::new(bell) };
+    }
+
+    /// Somebody waits to hear that it has taken pushes: what comes before a retry or is one, last words, or for room.
     fn is_awaited(&self) -> bool {
         self.awaited > 0 || self.pushes.len() >= STREAM_PUSHES_AWAITED
     }
@@ -58,9 +88,14 @@ impl Peer {
         }
     }
 
+    /// Its pushes are heard of for nobody's sake but that of what is left to do: no stream is, or last words wait for room.
+    fn is_behind(&self) -> bool {
+        self.streams == 0 || self.untold.has_due()
+    }
+
     /// There are no streams with it, and nothing is to be heard of what was pushed.
     pub(super) fn is_idle(&self) -> bool {
-        self.streams == 0 && self.pushes.is_empty() && self.unheard.is_empty()
+        self.streams == 0 && self.pushes.is_empty() && self.untold.is_empty()
     }
 
     /// Pushes that have ended, in order.
@@ -83,9 +118,8 @@ impl Peer {
 pub(in crate::stream) struct Pushed {
     /// It has bytes of the stream, or their end.
     carries: bool,
-    is_end: bool,
-    /// It is a reset, first pushed then.
-    resets_since: Option<Instant>,
+    /// It is a last word, of that serial number.
+    word: Option<u64>,
     tensor: Tensor,
 }
 
@@ -97,12 +131,6 @@ struct Posted {
     /// It was refused before.
     is_again: bool,
     push: Sending,
-}
-
-impl Posted {
-    fn is_of(&self, key: &Key) -> bool {
-        (self.stream, self.is_dialed) == (key.stream, key.is_dialed)
-    }
 }
 
 /// What a peer had no memory for, and what came behind it, which the peer does not keep. Pushed again one by one.
@@ -125,9 +153,9 @@ impl Refused {
         self.is_trying || !self.frames.is_empty()
     }
 
-    /// The stream has ended: nothing is pushed again. How many pushes of its bytes are lost.
-    pub(in crate::stream) fn give_up(&mut self) -> usize {
-        self.frames.drain(..).filter(|frame| frame.carries).count()
+    /// The stream has ended: nothing is pushed again.
+    pub(in crate::stream) fn give_up(&mut self) {
+        self.frames.clear();
     }
 
     /// A push has ended; gives it back if it has not to be pushed again.
@@ -166,70 +194,35 @@ impl Hub {
             let key = Key { peer: name.clone(), is_dialed: posted.is_dialed, stream: posted.stream };
             self.settle(state, &key, posted.frame, posted.is_again, outcome);
         }
-        if !self.is_alive(state, name, &mut context) {
-            return;
-        }
+        self.look_at_life(state, name, &mut context);
         if let Some(peer) = state.peers.get_mut(name)
             && let Some(pause) = &mut peer.pause
             && std::pin::pin!(pause).poll(&mut context).is_ready()
         {
             peer.pause = None;
-            let (refused, unheard) = (std::mem::take(&mut peer.refused), std::mem::take(&mut peer.unheard));
+            let (refused, is_unwatched) = (std::mem::take(&mut peer.refused), std::mem::take(&mut peer.is_unwatched));
             refused.iter().for_each(|key| self.push_again(state, key));
-            unheard.into_iter().for_each(|(key, reset)| self.post(state, &key, reset, false));
+            if is_unwatched {
+                self.watch(state, name);
+            }
         }
         self.serve(state, name);
+        self.tell_untold(state, name, &mut context);
         if state.peers.get(name).is_some_and(Peer::is_idle) {
             state.peers.remove(name);
         }
     }
 
-    /// False if the peer's process has ended.
-    fn is_alive(&self, state: &mut State, name: &Arc<str>, context: &mut Context<'_>) -> bool {
-        let Some(peer) = state.peers.get_mut(name) else { return false };
-        let mut has_waited = false;
-        while let Poll::Ready(ended) = std::pin::pin!(&mut peer.life).poll(context) {
-            let error = match ended {
-                Err(unreceived) if unreceived.error.code() == Code::DeadlineExceeded => {
-                    peer.life = self.task.recv(name, NEVER, QUEUE);
-                    has_waited = true;
-                    continue;
-                }
-                Err(unreceived) => unreceived.error,
-                // A peer that answers is none of ours; that must not keep this thread.
-                Ok(_) => Error::unavailable(name, "it has answered what is never answered"),
-            };
-            state.lose(name, &error);
-            return false;
-        }
-        if has_waited {
-            self.give_up_dials(state, name);
-        }
-        true
-    }
-
     /// A push has ended.
     fn settle(&self, state: &mut State, key: &Key, frame: Pushed, is_again: bool, outcome: Result<(), Error>) {
-        let refusal = outcome.as_ref().err().filter(|error| error.code() == Code::ResourceExhausted).cloned();
-        if let Some(since) = frame.resets_since {
-            if refusal.is_some() && since.elapsed() < STREAM_RETRY_MAX {
-                self.reset_again(state, key, frame);
-            }
-            return;
+        if let Some(serial) = frame.word {
+            let untold = &mut self.meet(state, &key.peer).untold;
+            return untold.settle((key.is_dialed, key.stream), serial, outcome.is_ok(), Instant::now());
         }
-        let carries = frame.carries;
-        let Some(connection) = state.connections.get_mut(key) else {
-            // Its owner let go of it while that was on its way. One reset is enough for all that was.
-            let last = state.peers.get(&key.peer).and_then(|peer| peer.pushes.back());
-            if let Err(error) = outcome
-                && carries
-                && !last.is_some_and(|last| last.frame.resets_since.is_some() && last.is_of(key))
-            {
-                self.reset(state, key, error.code() as u64, &error.to_string());
-            }
-            return;
-        };
-        if connection.error.is_none() && (outcome.is_ok() || refusal.is_some()) {
+        let refusal = outcome.as_ref().err().filter(|error| error.code() == Code::ResourceExhausted).cloned();
+        // Of one that is no more, the other end was told all that it had to hear.
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        if !connection.end.is_failed() && (outcome.is_ok() || refusal.is_some()) {
             let settled = connection.refused.settle(frame, is_again, refusal, Instant::now());
             let (is_left, is_taken) = (connection.refused.on_way == 0 && connection.refused.holds(), settled.is_some());
             if is_left && !connection.refused.is_trying {
@@ -244,16 +237,12 @@ impl Hub {
             }
         }
         let Some(connection) = state.connections.get_mut(key) else { return };
-        // A peer may have opened anew what it had ended.
-        connection.outgoing.on_way = connection.outgoing.on_way.saturating_sub(usize::from(carries));
-        connection.outgoing.is_lost |= carries && outcome.is_err();
-        let is_first = connection.error.is_none();
-        if connection.outgoing.is_finished || is_again {
+        if is_again {
             state.wakers.extend(connection.writer.take());
         }
-        // What it carried is missing there, and nothing says so but this.
+        // What it carried is missing there, and nothing says so but this; unless the other end has all of it after all.
         if let Err(error) = outcome
-            && is_first
+            && !connection.end.is_delivered()
         {
             self.fail(state, key, &error);
         }
@@ -269,28 +258,24 @@ impl Hub {
         }
     }
 
-    /// Pushes a reset again after a pause. Each that waits costs memory: not more than so many do.
-    fn reset_again(&self, state: &mut State, key: &Key, frame: Pushed) {
-        let peer = self.pausing(state, &key.peer);
-        if peer.unheard.len() < STREAM_BACKLOG_MAX {
-            peer.unheard.push((key.clone(), frame));
-        }
-    }
-
     /// The peer's entry; what it refused is pushed again after a pause.
-    fn pausing<'a>(&self, state: &'a mut State, name: &Arc<str>) -> &'a mut Peer {
+    pub(super) fn pausing<'a>(&self, state: &'a mut State, name: &Arc<str>) -> &'a mut Peer {
         let peer = self.meet(state, name);
         if peer.pause.is_none() {
-            let options = RecvOptions { timeout: Some(STREAM_RETRY_PAUSE), destination: None };
-            let queue = format!("{QUEUE}.{name}");
-            peer.pause = Some(self.task.recv_with(self.task.name(), NEVER, &queue, options));
+            peer.pause = Some(self.pause(name, "refused", STREAM_RETRY_PAUSE));
             peer.bell.wake_by_ref();
         }
         peer
     }
 
+    /// What ends after that time: nobody sends what it waits for.
+    fn pause(&self, name: &str, what: &str, time: Duration) -> Receiving {
+        let options = RecvOptions { timeout: Some(time), ..RecvOptions::default() };
+        self.task.recv_with(self.task.name(), NEVER, &format!("{QUEUE}.{what}.{name}"), options)
+    }
+
     fn push_again(&self, state: &mut State, key: &Key) {
-        let Some(connection) = state.connections.get_mut(key).filter(|connection| connection.error.is_none()) else {
+        let Some(connection) = state.connections.get_mut(key).filter(|connection| !connection.end.is_failed()) else {
             return;
         };
         let refused = &mut connection.refused;
@@ -327,21 +312,68 @@ impl Hub {
             }
             let Some(connection) = state.connections.get_mut(&key) else { continue };
             state.wakers.extend(connection.writer.take());
-            if connection.outgoing.is_finished && !connection.outgoing.has_told {
-                connection.outgoing.has_told = true;
+            if connection.end.is_to_tell() {
+                connection.end.told();
                 let sent = connection.outgoing.sent;
                 self.push(state, &key, Kind::Finish(sent), &[]);
             }
+        }
+        self.ask(state, name);
+    }
+
+    /// Asks the peer about streams, by saying what it knows: it answers where it takes one for ended.
+    fn ask(&self, state: &mut State, name: &Arc<str>) {
+        while let Some(peer) = state.peers.get_mut(name)
+            && peer.pushes.len() < STREAM_PUSHES_MAX
+            && let Some(key) = peer.asked.pop_front()
+        {
+            if let Some(connection) = state.connections.get(&key).filter(|connection| !connection.end.is_failed()) {
+                let allowed = connection.incoming.allowed();
+                self.push(state, &key, Kind::Window(allowed), &[]);
+            }
+        }
+    }
+
+    /// Pushes last words, as many as there may be on their way.
+    pub(super) fn tell_untold(&self, state: &mut State, name: &Arc<str>, context: &mut Context<'_>) {
+        // Without a daemon, nothing leaves; the peer is looked after when there is one.
+        if state.is_down || self.task.poll_daemon(context).is_pending() {
+            return;
+        }
+        let Some(peer) = state.peers.get_mut(name) else { return };
+        if let Some(pause) = &mut peer.untold_pause
+            && let Poll::Ready(ended) = std::pin::pin!(pause).poll(context)
+        {
+            peer.untold_pause = None;
+            // Another reason is no time that has passed: it is tried again when something else happens.
+            if ended.is_err_and(|unreceived| unreceived.error.code() == Code::DeadlineExceeded) {
+                peer.untold.again();
+            }
+        } else if peer.untold_pause.is_none() && peer.untold.has_failed() {
+            peer.untold_pause = Some(self.pause(name, "untold", STREAM_TELL_PAUSE));
+            peer.bell.wake_by_ref();
+        }
+        while let Some(peer) = state.peers.get_mut(name)
+            && peer.pushes.len() < STREAM_PUSHES_MAX
+            && let Some(((is_dialed, stream), serial, word)) = peer.untold.next()
+        {
+            let key = Key { peer: name.clone(), is_dialed, stream };
+            let tensor = match word {
+                Word::Taken(bytes) => self.tensor(&key, Kind::Taken(bytes), &[]),
+                Word::Reset { code, taken, reason } => {
+                    self.tensor(&key, Kind::Reset(code), &reset_to_bytes(taken, &reason))
+                }
+            };
+            self.post(state, &key, Pushed { carries: false, word: Some(serial), tensor }, false);
         }
     }
 
     /// Pushes what waits in a stream, now or in its turn.
     pub(super) fn send_waiting(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        let Connection { outgoing, refused, error, .. } = connection;
-        let has_end = outgoing.is_finished && !outgoing.has_told;
-        let has_nothing = outgoing.waiting.is_empty() && !has_end;
-        if has_nothing || outgoing.is_queued || refused.holds() || error.is_some() {
+        let Connection { outgoing, refused, end, .. } = connection;
+        let has_nothing = outgoing.waiting.is_empty() && !end.is_to_tell();
+        if has_nothing || outgoing.is_queued || refused.holds() || end.is_failed() {
             return;
         }
         outgoing.is_queued = true;
@@ -377,19 +409,33 @@ impl Hub {
 
     /// Pushes a frame of a stream. What becomes of it is heard in its turn.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
-        let is_end = matches!(kind, Kind::Finish(_));
-        let carries = is_end || matches!(kind, Kind::Data(_));
-        if let Some(connection) = state.connections.get_mut(key) {
-            connection.outgoing.on_way += usize::from(carries);
-        }
+        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_));
         let tensor = self.tensor(key, kind, bytes);
-        self.post(state, key, Pushed { carries, is_end, resets_since: None, tensor }, false);
+        self.post(state, key, Pushed { carries, word: None, tensor }, false);
     }
 
-    /// Tells the other end of a stream that it has ended; again for a while, where it has no memory for that.
-    pub(super) fn reset(&self, state: &mut State, key: &Key, code: u64, reason: &str) {
-        let (tensor, resets_since) = (self.reset_tensor(key, code, reason), Some(Instant::now()));
-        self.post(state, key, Pushed { carries: false, is_end: false, resets_since, tensor }, false);
+    /// Has the other end of a stream told the last of it.
+    pub(super) fn tell(&self, state: &mut State, key: &Key, word: Word) {
+        let peer = self.meet(state, &key.peer);
+        peer.untold.tell((key.is_dialed, key.stream), word, Instant::now());
+        self.told_soon(state, key);
+    }
+
+    /// Answers who has sent something of a stream that is not known here.
+    pub(super) fn answer(&self, state: &mut State, key: &Key, word: Word) {
+        let peer = self.meet(state, &key.peer);
+        peer.untold.answer((key.is_dialed, key.stream), word, Instant::now());
+        self.told_soon(state, key);
+    }
+
+    fn told_soon(&self, state: &mut State, key: &Key) {
+        let bell = self.meet(state, &key.peer).bell.clone();
+        self.tell_untold(state, &key.peer, &mut Context::from_waker(&bell));
+        if let Some(peer) = state.peers.get_mut(&key.peer)
+            && peer.is_behind()
+        {
+            peer.await_all();
+        }
     }
 
     fn post(&self, state: &mut State, key: &Key, frame: Pushed, is_again: bool) {
@@ -398,9 +444,9 @@ impl Hub {
         }
         let push = self.task.push(&key.peer, QUEUE, frame.tensor.share());
         let peer = self.meet(state, &key.peer);
-        let (was_awaited, is_to_be) = (peer.is_awaited(), frame.is_end || is_again);
+        let was_awaited = peer.is_awaited();
         peer.pushes.push_back(Posted { stream: key.stream, is_dialed: key.is_dialed, frame, is_again, push });
-        if is_to_be {
+        if is_again {
             peer.awaited = peer.pushes.len();
         }
         if peer.pushes.len() == 1 || was_awaited != peer.is_awaited() {
@@ -426,7 +472,7 @@ mod tests {
 
     fn frame(number: u64) -> Pushed {
         let tensor = Tensor::from_elements(&[1], &[number]).unwrap();
-        Pushed { carries: true, is_end: false, resets_since: None, tensor }
+        Pushed { carries: true, word: None, tensor }
     }
 
     #[test]

@@ -285,7 +285,7 @@ impl Client {
                     (_, Err(error)) | (Err(error), Ok(_)) => node.finish_send(waiter, Err(error)),
                 }
             }
-            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
+            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
@@ -297,8 +297,9 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let ticket =
-                            node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused });
+                        let request =
+                            RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
+                        let ticket = node.recv(now, request);
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(call)
                         {
@@ -308,7 +309,7 @@ impl Client {
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
                 }
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, rows } => {
+            Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
@@ -318,7 +319,8 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let ticket = node.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, waiter });
+                        let request = RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter };
+                        let ticket = node.pull_rows(now, request);
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(call)
                         {
@@ -328,13 +330,16 @@ impl Client {
                     Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error))),
                 }
             }
-            Submission::Pull { call, plan, min_version, timeout_ms, views } => {
-                self.pull(node, now, (call, plan), (min_version, views), until(now, timeout_ms))?;
+            Submission::Pull { call, plan, min_version, timeout_ms, views, fail_if_gone } => {
+                self.pull(node, now, (call, plan), (min_version, views, fail_if_gone), until(now, timeout_ms))?;
             }
             Submission::Publish { call, version, key, meta, payload, more } => {
                 self.publish(node, (call, version, more), key, meta, payload);
             }
+            Submission::Commit => self.commit(node),
             Submission::Withdraw { key } => {
+                // What was told before is withdrawn with it.
+                self.commit(node);
                 node.withdraw(self.task, key);
             }
             Submission::OpenPlan { plan, peer, keys } => self.plans.open(plan, peer, keys)?,

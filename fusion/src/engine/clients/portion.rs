@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
-use sealane_transport::shm::limits::ARENA_POPULATED_BYTES_MAX;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
 
 use super::{ClientEnds, SharedArena};
@@ -37,9 +36,7 @@ impl SpareArenas {
     /// Makes arenas of these sizes, in bytes, which [`Engine::arenas`](crate::Engine::arenas) tells of another engine. Where memory
     /// is short, fewer: clients then wait until theirs is made.
     pub fn make(bytes: impl IntoIterator<Item = u64>) -> SpareArenas {
-        // The pages of larger ones come when they are used, so that they take no time to make.
-        let populated = bytes.into_iter().filter(|bytes| *bytes <= ARENA_POPULATED_BYTES_MAX);
-        SpareArenas(populated.map_while(|bytes| arena(bytes).ok()).collect())
+        SpareArenas(bytes.into_iter().map_while(|bytes| arena(bytes).ok()).collect())
     }
 
     fn take(&mut self, bytes: u64) -> Option<(SharedMemory, OwnedFd)> {
@@ -49,7 +46,7 @@ impl SpareArenas {
 }
 
 fn arena(bytes: u64) -> Result<(SharedMemory, OwnedFd), ShmError> {
-    SharedMemory::create("sealane-arena", bytes, bytes <= ARENA_POPULATED_BYTES_MAX)
+    SharedMemory::create("sealane-arena", bytes, true)
 }
 
 fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {

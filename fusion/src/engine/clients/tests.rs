@@ -115,7 +115,7 @@ impl Process {
 
 fn recv(call: u32, peer: u16) -> Submission<'static> {
     let (timeout_ms, key) = (NO_TIMEOUT, "some key");
-    Submission::Recv { call, peer, step: 1, timeout_ms, key, destination: None, fused: false }
+    Submission::Recv { call, peer, step: 1, timeout_ms, key, destination: None, fused: false, fail_if_gone: false }
 }
 
 fn send(call: u32, peer: u16, meta: &TensorMeta) -> Submission<'_> {
@@ -182,7 +182,14 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
             open_queue(1),
             Submission::OpenPlan { plan: 1, peer: 0, keys: 1 },
             Submission::PlanKeys { plan: 1, keys },
-            Submission::Pull { call: 2, plan: 1, min_version: 0, timeout_ms: NO_TIMEOUT, views: false },
+            Submission::Pull {
+                call: 2,
+                plan: 1,
+                min_version: 0,
+                timeout_ms: NO_TIMEOUT,
+                views: false,
+                fail_if_gone: false,
+            },
             publish,
         ]);
         assert_eq!(failing.next().unwrap(), "Sent { calls: [1] }");

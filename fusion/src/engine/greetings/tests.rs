@@ -23,7 +23,7 @@ fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
     let runtime = Runtime::start(settings.runtime.clone()).unwrap();
     let done = runtime.on_shard(0, async move |shard| {
         let node = settings.node(&["127.0.0.1:7000".parse().unwrap()], 0, 1);
-        ShardEngine::start(&shard, node, settings).unwrap();
+        ShardEngine::start(&shard, (node, Default::default()), settings).unwrap();
         test(&ShardEngine::current().unwrap());
     });
     done.wait().unwrap();
@@ -47,7 +47,19 @@ fn call(engine: &ShardEngine) -> (Handle, Hello) {
         let pair = node.pair(0, "worker:1").unwrap();
         let waiter = RecvWaiter::Channel(oneshot::channel().0);
         let deadline = now + BACKOFF * 10;
-        node.recv(now, RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false });
+        node.recv(
+            now,
+            RecvRequest {
+                pair,
+                step: 1,
+                key: "w",
+                deadline,
+                destination: None,
+                waiter,
+                fused: false,
+                fail_if_gone: false,
+            },
+        );
     });
     let orders = engine.take_orders().into_iter().next();
     let Some(ConnectOrder::Dial { peer, hello, .. }) = orders else { panic!("not a call: {orders:?}") };

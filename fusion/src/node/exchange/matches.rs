@@ -181,7 +181,8 @@ impl Exchange {
         context: &mut Context,
     ) -> Option<Ticket> {
         let at = MatchKey { pair: producer_pair, step: recv.step, key: recv.key };
-        if let Err(error) = self.check_here(at, &context.pairs) {
+        let gone = context.gone(context.pairs[producer_pair].local, recv.fail_if_gone);
+        if let Err(error) = gone.map_or_else(|| self.check_here(at, &context.pairs), Err) {
             let destination = recv.destination;
             context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
             return None;
@@ -456,7 +457,7 @@ impl Exchange {
         self.copy_on(context);
     }
 
-    pub(super) fn expire_here(&mut self, now: Instant, reporter: &mut Reporter) {
+    pub(super) fn expire_here(&mut self, now: Instant, context: &mut Context) {
         if self.local.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
@@ -464,8 +465,9 @@ impl Exchange {
             let wanted = self.local.wanted.get(handle).expect("just selected");
             let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
             let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let error = Error::late(Operation::Recv, wanted.step, key, waited);
-            self.fail_here(handle, error, reporter);
+            let awaited = context.awaited(now, wanted.pair, "nobody has sent it, or it is still being copied");
+            let error = Error::late(Operation::Recv, wanted.step, key, waited, awaited);
+            self.fail_here(handle, error, &mut context.reporter);
         }
         self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
-use sealane_transport::session::{Ask, Asked, Unanswered};
+use sealane_transport::session::{Ask, Asked, Manner, Unanswered};
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
@@ -17,13 +17,13 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
 use super::context::{Context, draining};
 use super::lookups::RowsRequest;
-use super::outcomes::Outcomes;
 use super::pairs::{Pairs, STRANGER};
 use super::peers::{PeerSession, Peers};
 use super::reporter::Reporter;
 use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
+use crate::presence::{self, Presence};
 use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table, Unsent};
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
@@ -46,6 +46,8 @@ pub struct RecvRequest<'a> {
     pub waiter: RecvWaiter,
     /// One of many that are asked for together: it does not wait for the window.
     pub fused: bool,
+    /// It does not wait for a producer that has left.
+    pub fail_if_gone: bool,
 }
 
 /// The session that brings requests, while it is lent to its link.
@@ -118,11 +120,11 @@ impl Exchange {
         recv: RecvRequest<'_>,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let RecvRequest { pair, step, key, deadline, destination, waiter, fused } = recv;
+        let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let ask = Ask { consumer, producer, step, key, deadline, destination, waiter };
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_as(now, ask, fused) {
+        match with.request_as(now, ask, Manner { fused, fail_if_gone }) {
             Ok(request) => {
                 context.asked(now, session, deadline);
                 Some(Ticket::Peer { session, request })
@@ -167,12 +169,12 @@ impl Exchange {
         request: RowsRequest<'_>,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let RowsRequest { pair, rows, min_version: step, deadline, waiter } = request;
+        let RowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter } = request;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let key = rows.title();
         let ask = Ask { consumer, producer, step, key: &key, deadline, destination: None, waiter };
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_rows(now, ask, rows) {
+        match with.request_rows(now, ask, rows, fail_if_gone) {
             Ok(request) => {
                 context.asked(now, session, deadline);
                 Some(Ticket::Peer { session, request })
@@ -274,7 +276,8 @@ impl Exchange {
         session: &mut PeerSession,
         (asked, key): (&Asked, &[u8]),
         asker: &mut Asker<'_>,
-        (pairs, reporter, is_draining): (&mut Pairs, &mut Reporter, bool),
+        (pairs, reporter): (&mut Pairs, &mut Reporter),
+        (presence, is_draining): (&Presence, bool),
     ) -> Result<(), WireError> {
         let ends = (asked.producer, asked.consumer);
         let pair = match *asker.last_pair {
@@ -300,6 +303,13 @@ impl Exchange {
             session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
             return Ok(());
         }
+        let attachment = match presence.admit(asked.producer, asked.if_gone) {
+            Ok(attachment) => attachment,
+            Err(reason) => {
+                session.refuse(asked.id, &presence::gone(pairs.task(asked.producer).as_str(), reason));
+                return Ok(());
+            }
+        };
         let at = RawMatchKey { pair, step: asked.step, key };
         let by = Parked::Peer { session: asker.session, id: asked.id };
         match self.table.want(at, by) {
@@ -317,9 +327,9 @@ impl Exchange {
                 session.refuse(asked.id, &draining());
             }
             Ok(Found::Parked) => {
-                session.park(asked.id);
+                session.park_for(asked.id, attachment);
                 let until = reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
-                self.table.park_until(by, until);
+                self.table.park_until(by, until, asked.if_gone.fails());
             }
             Ok(Found::NotText) => return Err(WireError::NotUtf8("key")),
             Err(error) => session.refuse(asked.id, &error),
@@ -330,11 +340,12 @@ impl Exchange {
     /// The same for a request that came behind other events.
     #[cold]
     pub(super) fn asked_behind_events(&mut self, handle: Handle, asked: &Asked, context: &mut Context) {
-        let Context { peers, pairs, reporter, draining, .. } = context;
+        let Context { peers, pairs, reporter, presence, draining, .. } = context;
         let peer = peers.get_mut(handle).expect("its session just reported");
         let key = peer.session.key(asked).to_owned();
         let (session, mut asker) = peer.asking(handle);
-        let heard = self.asked(session, (asked, key.as_bytes()), &mut asker, (pairs, reporter, *draining));
+        let of_node = (&*presence, *draining);
+        let heard = self.asked(session, (asked, key.as_bytes()), &mut asker, (pairs, reporter), of_node);
         debug_assert!(heard.is_ok(), "its key is text");
     }
 
@@ -344,6 +355,17 @@ impl Exchange {
             && let Some(with) = peers.session_mut(session)
         {
             with.unpark();
+        }
+    }
+
+    /// A local task has attached: requests of peers that fail when it leaves are told which attachment they wait for.
+    pub(super) fn tell_attachment(&mut self, local: u16, attachment: u32, context: &mut Context) {
+        let Context { pairs, peers, .. } = context;
+        for (session, id) in self.table.parked_to_fail(|pair| pairs[pair].local == local) {
+            if let Some(with) = peers.session_mut(session) {
+                with.tell_attachment(id, attachment);
+                peers.mark_dirty(session);
+            }
         }
     }
 
@@ -415,19 +437,22 @@ impl Exchange {
             let error = Error::Aborted { step: 0, reason: "its deadline passed, and it was not cancelled".into() };
             self.refuse_parked(late, &error, context);
         }
-        let outcomes: &mut Outcomes = &mut context.reporter.outcomes;
-        let unsent = self.table.expire(now, |sender, Late { key, step, deadline }| {
+        let unsent = self.table.expire(now, |sender, Late { pair, key, step, deadline }| {
             let waited = deadline.saturating_duration_since(sender.since);
             let (operation, key, delivery_unknown) = (Operation::Send, key.into(), true);
-            let error = Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown };
-            outcomes.send_is_late(sender, error.clone());
+            let awaited = context.awaited(now, pair, "it has not said that it has the tensor").into();
+            let late = sealane_transport::Late { operation, step, key, waited, delivery_unknown, awaited };
+            let error = Error::from(late);
+            context.reporter.outcomes.send_is_late(sender, error.clone());
             error
         });
-        for Unsent { sender, key, step, deadline } in unsent {
+        for Unsent { sender, pair, key, step, deadline } in unsent {
             let waited = deadline.saturating_duration_since(sender.since);
-            context.reporter.finish_send(sender.waiter, Err(Error::late(Operation::Send, step, key, waited)));
+            let awaited = context.awaited(now, pair, "nobody there has asked for it");
+            let error = Error::late(Operation::Send, step, key, waited, awaited);
+            context.reporter.finish_send(sender.waiter, Err(error));
         }
-        self.expire_here(now, &mut context.reporter);
+        self.expire_here(now, context);
     }
 
     /// Panics unless the table agrees with itself, with who waits here, and with the sessions of those who wait elsewhere.

@@ -92,14 +92,18 @@ impl Gathering {
             Memories::Slab { held } => {
                 let slab = context.memory.send_slab();
                 // A peer that releases nothing does not take the memory that others are answered from.
-                if held > 0 && held + bytes > slab.capacity_bytes() / GATHERED_SHARE {
+                let most = slab.capacity_bytes() / GATHERED_SHARE;
+                if bytes > most {
+                    let reason =
+                        format!("the rows of '{}' need {bytes} bytes, at most {most} for one peer", named.title());
+                    return Err(Error::full("runtime.slab_send_bytes", reason));
+                }
+                if held + bytes > most {
                     return Ok(None);
                 }
                 match slab.allocate(bytes) {
                     Ok(memory) => memory,
-                    // A larger block may never come together, however long somebody waits.
-                    Err(_) if bytes <= slab.capacity_bytes() / 2 => return Ok(None),
-                    Err(full) => return Err(Error::full("runtime.slab_send_bytes", full.to_string())),
+                    Err(_) => return Ok(None),
                 }
             }
         };

@@ -1,19 +1,19 @@
 //! What holds of lookups between calls.
 
-use std::collections::BTreeSet;
+use hashbrown::HashMap;
 
-use super::shares::{Share, Shares};
+use super::waiting::PeerId;
 use super::{Asker, Line, Lookups};
 use crate::node::context::Context;
 
 impl Lookups {
     /// Panics unless each lookup is where it can go on or ends.
     pub(in crate::node) fn check_invariants(&self, context: &Context) {
-        let (mut of_peers, mut shares) = (0, Shares::default());
+        let (mut of_peers, mut held) = (0, HashMap::new());
         for (handle, lookup) in self.lookups.iter() {
             let queued = self.queue.iter().filter(|&&queued| queued == handle).count();
             let retried = self.retries.iter().filter(|&&retried| retried == handle).count();
-            let waits_for = |name| self.waiting.get(name).is_some_and(|waiting| waiting.contains(&handle));
+            let waits_for = |name| self.waiting.contains(name, (lookup.min_version, handle));
             let waits = lookup.waits.as_ref().is_some_and(waits_for);
             let places = (usize::from(waits), queued, retried);
             let wanted = match lookup.line {
@@ -29,20 +29,24 @@ impl Lookups {
             );
             assert!(lookup.line != Line::Retries || self.retry_at.is_some(), "nobody would try it again");
             assert!(self.earliest.is_some_and(|earliest| earliest <= lookup.deadline), "it would wait for ever");
-            if let Asker::Peer { session, id, is_parked } = lookup.asker {
+            if let Asker::Peer { session, id, is_parked, quota } = &lookup.asker {
                 of_peers += 1;
-                assert!(is_parked && context.peers.session(session).is_some(), "its peer would hear nothing");
-                assert_eq!(self.asked.get(&(session, id)), Some(&handle), "it could not be taken back");
+                assert!(*is_parked && context.peers.session(*session).is_some(), "its peer would hear nothing");
+                assert_eq!(self.asked.get(&(*session, *id)), Some(&handle), "it could not be taken back");
                 let gathered = lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
                 let requests = lookup.rows.as_rows().as_bytes().len();
-                shares.change(session, |share| {
-                    *share = Share { gathered: share.gathered + gathered, requests: share.requests + requests };
-                });
+                let of_peer: &mut (usize, usize) = held.entry(PeerId::of(quota)).or_default();
+                *of_peer = (of_peer.0 + requests, of_peer.1 + gathered);
             }
         }
-        assert!(self.shares == shares, "a peer would be charged for what has ended");
+        for peer in context.peers.iter() {
+            let (quota, held) = (peer.session.quota(), held.get(&PeerId::of(peer.session.quota())));
+            let charged = (quota.rows.requests.get(), quota.rows.gathering.get());
+            assert_eq!(charged, held.copied().unwrap_or_default(), "{} would be charged for others", peer.address);
+        }
         assert_eq!(self.asked.len(), of_peers, "requests would be taken for rows that are none");
-        let waiting: usize = self.waiting.values().map(BTreeSet::len).sum();
-        assert!(waiting <= self.lookups.len() && self.waiting.values().all(|waiting| !waiting.is_empty()));
+        self.waiting.check_invariants();
+        let waiting = self.lookups.iter().filter(|(_, lookup)| lookup.waits.is_some()).count();
+        assert_eq!(self.waiting.len(), waiting, "one that has ended would be looked at");
     }
 }

@@ -11,15 +11,17 @@ mod gathering;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
 mod served;
-mod shares;
+mod waiting;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::{NamedRows, NamedRowsBuf};
-use sealane_transport::session::RowsAsked;
+use sealane_transport::session::{PeerQuota, RowsAsked};
 use sealane_transport::tensor::{Tensor, TensorMeta};
 use sealane_transport::{Arena, Error, Handle, Operation, Unreceived};
 
@@ -30,13 +32,13 @@ use super::pairs::STRANGER;
 use super::pulls::Pulls;
 use crate::limits::{
     COPY_BATCH_BYTES, COPY_BUDGET_BYTES, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
-    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES,
+    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX, ROW_WAKES_PER_TURN,
 };
 use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
 use gathering::{Gathered, Gathering, Memories};
 use served::Served;
-use shares::Shares;
+use waiting::{PeerId, Waiter, Waiting};
 
 /// Rows of tables of one task, as a task of this shard asks for them.
 #[derive(Debug)]
@@ -49,13 +51,15 @@ pub struct RowsRequest<'a> {
     pub min_version: i64,
     /// When it ends with DeadlineExceeded.
     pub deadline: Instant,
+    /// It does not wait for tables of a task that has left.
+    pub fail_if_gone: bool,
     /// Who is told, and gets the [rows](gathered_rows) as one tensor.
     pub waiter: RecvWaiter,
 }
 
 /// Who wants rows.
 enum Asker {
-    Peer { session: Handle, id: Handle, is_parked: bool },
+    Peer { session: Handle, id: Handle, is_parked: bool, quota: Rc<PeerQuota> },
     Here { consumer: u16, waiter: RecvWaiter },
 }
 
@@ -85,6 +89,7 @@ struct Lookup {
     min_version: i64,
     since: Instant,
     deadline: Instant,
+    fail_if_gone: bool,
     line: Line,
     /// The table that it waits for.
     waits: Option<Name>,
@@ -102,10 +107,11 @@ pub(super) struct Lookups {
     /// Bytes that may still be copied before the next turn.
     budget: usize,
     /// Those whose table is not there.
-    waiting: HashMap<Name, BTreeSet<Handle>>,
+    waiting: Waiting,
+    /// How many of them may still go on before the next turn.
+    wakes: usize,
     /// Those of peers, by session and id.
     asked: HashMap<(Handle, Handle), Handle>,
-    shares: Shares,
     served: Served,
     /// No deadline is earlier.
     earliest: Option<Instant>,
@@ -122,9 +128,9 @@ impl Lookups {
             retries: VecDeque::new(),
             retry_at: None,
             budget: COPY_BUDGET_BYTES,
-            waiting: HashMap::new(),
+            waiting: Waiting::default(),
+            wakes: ROW_WAKES_PER_TURN,
             asked: HashMap::new(),
-            shares: Shares::default(),
             served: Served::default(),
             earliest: None,
             ids: Vec::new(),
@@ -135,6 +141,11 @@ impl Lookups {
     /// Lookups that have not ended.
     pub(super) fn len(&self) -> usize {
         self.lookups.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// When [`copy_on`](Self::copy_on) and [`expire`](Self::expire) must come at the latest.
@@ -148,34 +159,33 @@ impl Lookups {
     /// True if there is something to gather at once.
     #[inline]
     pub(super) fn is_copying(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.waiting.has_woken()
     }
 
     /// A peer asks for rows.
     pub(super) fn asked(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
-        let RowsAsked { id, consumer, producer, min_version, timeout_ms, rows } = asked;
+        let RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows } = asked;
         if consumer == STRANGER {
             let reason = "the requesting task is not in the endpoint map of the producer's host".into();
             let error = Error::NotFound { task: "the requesting task".into(), reason };
             return with_session(session, context, |with| with.refuse(id, &error));
         }
         // It will ask again on the next link.
-        if !context.peers.session(session).is_some_and(|with| with.is_attached()) {
-            return;
-        }
+        let Some(with) = context.peers.session(session).filter(|with| with.is_attached()) else { return };
+        let quota = with.quota().clone();
         // A hostile peer may give two requests one id.
         self.withdrawn(session, id, context);
-        let (held, more) = (self.shares.of(session).requests, rows.as_rows().as_bytes().len());
+        let (held, more) = (quota.rows.requests.get(), rows.as_rows().as_bytes().len());
         if held + more > ROW_REQUESTS_BYTES_MAX {
             let reason = format!("requests with {held} bytes wait already, at most {ROW_REQUESTS_BYTES_MAX}");
             let error = Error::full("requests for rows that wait", reason);
             return with_session(session, context, |with| with.refuse(id, &error));
         }
-        self.shares.change(session, |share| share.requests += more);
+        quota.rows.requests.set(held + more);
         let since = context.reporter.clock;
         let deadline = since + Duration::from_millis(timeout_ms.into()) + PARKED_GRACE;
-        let asker = Asker::Peer { session, id, is_parked: false };
-        let handle = self.enter(asker, (producer, rows), min_version, (since, deadline));
+        let asker = Asker::Peer { session, id, is_parked: false, quota };
+        let handle = self.enter(asker, (producer, rows), (min_version, fail_if_gone), (since, deadline));
         self.asked.insert((session, id), handle);
         self.begin(handle, pulls, context);
     }
@@ -189,9 +199,9 @@ impl Lookups {
         pulls: &mut Pulls,
         context: &mut Context,
     ) -> Option<Handle> {
-        let RowsRequest { rows, min_version, deadline, waiter, .. } = request;
+        let RowsRequest { rows, min_version, deadline, fail_if_gone, waiter, .. } = request;
         let asker = Asker::Here { consumer, waiter };
-        let handle = self.enter(asker, (producer, rows.into()), min_version, (now, deadline));
+        let handle = self.enter(asker, (producer, rows.into()), (min_version, fail_if_gone), (now, deadline));
         self.begin(handle, pulls, context);
         self.lookups.get(handle).map(|_| handle)
     }
@@ -200,12 +210,13 @@ impl Lookups {
         &mut self,
         asker: Asker,
         (producer, rows): (u16, NamedRowsBuf),
-        min_version: i64,
+        (min_version, fail_if_gone): (i64, bool),
         (since, deadline): (Instant, Instant),
     ) -> Handle {
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-        let line = Line::None;
-        let lookup = Lookup { asker, producer, rows, min_version, since, deadline, line, waits: None, gathering: None };
+        let (line, waits, gathering) = (Line::None, None, None);
+        let lookup =
+            Lookup { asker, producer, rows, min_version, since, deadline, fail_if_gone, line, waits, gathering };
         let Ok(handle) = self.lookups.insert(lookup) else { unreachable!("2^32 lookups do not fit in memory") };
         handle
     }
@@ -213,25 +224,19 @@ impl Lookups {
     /// Takes a lookup out.
     fn remove(&mut self, handle: Handle) -> Option<Lookup> {
         let lookup = self.lookups.remove(handle)?;
-        if let Asker::Peer { session, id, .. } = lookup.asker {
-            self.asked.remove(&(session, id));
-            self.shares.change(session, |share| {
-                share.requests -= lookup.rows.as_rows().as_bytes().len();
-                share.gathered -= lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes());
-            });
+        if let Asker::Peer { session, id, quota, .. } = &lookup.asker {
+            self.asked.remove(&(*session, *id));
+            less(&quota.rows.requests, lookup.rows.as_rows().as_bytes().len());
+            less(&quota.rows.gathering, lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes()));
         }
-        if let Some(name) = &lookup.waits
-            && let Some(waiting) = self.waiting.get_mut(name)
-        {
-            waiting.remove(&handle);
-            if waiting.is_empty() {
-                self.waiting.remove(name);
-            }
+        if let Some(name) = &lookup.waits {
+            self.waiting.remove(name, lookup.waiter(handle));
         }
         if self.lookups.is_empty() {
             (self.earliest, self.retry_at) = (None, None);
             self.queue.clear();
             self.retries.clear();
+            self.waiting.clear();
         }
         Some(lookup)
     }
@@ -270,16 +275,13 @@ impl Lookups {
                 }
             };
             let for_whom = match &lookup.asker {
-                Asker::Peer { session, .. } => {
-                    let answered = context.peers.session(*session).map_or(0, |with| with.gathered_bytes());
-                    Memories::Slab { held: answered + self.shares.of(*session).gathered }
-                }
+                Asker::Peer { quota, .. } => Memories::Slab { held: quota.rows.held() },
                 Asker::Here { consumer, .. } => Memories::OfTask(*consumer),
             };
             match Gathering::begin(tables, lookup.rows.as_rows(), &mut self.ids, for_whom, context) {
                 Ok(Some(gathering)) => {
-                    if let Asker::Peer { session, .. } = lookup.asker {
-                        self.shares.change(session, |share| share.gathered += gathering.bytes());
+                    if let Asker::Peer { quota, .. } = &lookup.asker {
+                        quota.rows.gathering.set(quota.rows.gathering.get() + gathering.bytes());
                     }
                     lookup.gathering = Some(Box::new(gathering));
                 }
@@ -334,14 +336,21 @@ impl Lookups {
         if context.draining && is_next_ones {
             return self.fail(handle, &draining(), context);
         }
-        lookup.waits = Some(table.clone());
-        self.waiting.entry(table).or_default().insert(handle);
+        if let Some(gone) = context.gone(lookup.producer, lookup.fail_if_gone) {
+            return self.fail(handle, &gone, context);
+        }
+        if !self.waiting.enter(&table, lookup.waiter(handle)) {
+            let reason = format!("{ROW_WAITS_MAX} of one peer wait for '{}'", table.key);
+            let error = Error::full("requests of a peer for rows of one table", reason);
+            return self.fail(handle, &error, context);
+        }
+        lookup.waits = Some(table);
         self.park(handle, context);
     }
 
     /// A peer is told that its request waits.
     fn park(&mut self, handle: Handle, context: &mut Context) {
-        if let Some(Lookup { asker: Asker::Peer { session, id, is_parked }, .. }) = self.lookups.get_mut(handle)
+        if let Some(Lookup { asker: Asker::Peer { session, id, is_parked, .. }, .. }) = self.lookups.get_mut(handle)
             && !std::mem::replace(is_parked, true)
         {
             with_session(*session, context, |with| with.park(*id));
@@ -364,7 +373,7 @@ impl Lookups {
         let buffer = gathering.into_answer();
         let meta = gathered_rows::meta(buffer.len()).expect("it was allocated");
         match asker {
-            Asker::Peer { session, id, is_parked } => with_session(session, context, |with| {
+            Asker::Peer { session, id, is_parked, .. } => with_session(session, context, |with| {
                 if is_parked {
                     with.unpark();
                 }
@@ -383,10 +392,12 @@ impl Lookups {
     /// Ends a lookup with `error`.
     fn fail(&mut self, handle: Handle, error: &Error, context: &mut Context) {
         match self.remove(handle).map(|lookup| lookup.asker) {
-            Some(Asker::Peer { session, id, is_parked }) => with_session(session, context, |with| match is_parked {
-                true => with.end_parked(id, error),
-                false => with.refuse(id, error),
-            }),
+            Some(Asker::Peer { session, id, is_parked, .. }) => {
+                with_session(session, context, |with| match is_parked {
+                    true => with.end_parked(id, error),
+                    false => with.refuse(id, error),
+                })
+            }
             Some(Asker::Here { waiter, .. }) => {
                 context.reporter.finish_recv(waiter, Err(Unreceived::from(error.clone())));
             }
@@ -394,30 +405,40 @@ impl Lookups {
         }
     }
 
-    /// A table of that name may have been published: in the next turn those go on that wait for it.
+    /// A table of that name may have been published: in the next turn those go on that wait for it, so many a turn.
     pub(super) fn published(&mut self, producer: u16, key: &str, pulls: &mut Pulls, context: &mut Context) {
         if self.waiting.is_empty() {
             return;
         }
         let name = Name { producer, key: key.into() };
-        let Some(waiting) = self.waiting.remove(&name) else { return };
-        let version = pulls.table(producer, key, &mut self.locks_key).map(|table| table.version);
-        for handle in waiting {
-            let Some(lookup) = self.lookups.get_mut(handle) else { continue };
-            lookup.waits = None;
-            match version >= Some(lookup.min_version) {
-                true => self.queue(handle, context),
-                false => self.wait(handle, name.clone(), context),
-            }
+        if let Some(version) = pulls.version_of(producer, key) {
+            self.waiting.published(name, version);
+            self.wake(pulls, context);
+        }
+    }
+
+    /// Has those go on whose table is there, as many as a turn may wake.
+    fn wake(&mut self, pulls: &Pulls, context: &mut Context) {
+        while self.wakes > 0
+            && let Some(handle) = self.waiting.next_woken(|name| pulls.version_of(name.producer, &name.key))
+        {
+            let lookup = self.lookups.get_mut(handle).expect("one that waits has not ended");
+            let name = lookup.waits.take().expect("it waits for a table");
+            self.waiting.remove(&name, lookup.waiter(handle));
+            self.wakes -= 1;
+            self.queue(handle, context);
         }
     }
 
     /// The lookups' part of a turn: goes on with what can; the bytes copied, or work done.
     #[inline]
     pub(super) fn copy_on(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
-        self.budget = COPY_BUDGET_BYTES;
+        (self.budget, self.wakes) = (COPY_BUDGET_BYTES, ROW_WAKES_PER_TURN);
         if self.lookups.is_empty() {
             return 0;
+        }
+        if self.waiting.has_woken() {
+            self.wake(pulls, context);
         }
         // Each at most once.
         for _ in 0..self.queue.len() {
@@ -493,7 +514,9 @@ impl Lookups {
 
     /// The node drains: ends those that wait for what is not published.
     pub(super) fn refuse_waiting(&mut self, context: &mut Context) {
-        let all: Vec<Handle> = self.waiting.values().flatten().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let mut all: Vec<Handle> = self.waiting.handles().collect();
+        // A hash map's order is no order.
+        all.sort_unstable();
         for handle in all {
             self.fail(handle, &draining(), context);
         }
@@ -509,11 +532,33 @@ impl Lookups {
             let waited = lookup.deadline.saturating_duration_since(lookup.since);
             let called =
                 lookup.waits.as_ref().map_or_else(|| lookup.rows.as_rows().title(), |name| name.key.to_string());
-            let error = Error::late(Operation::Pull, lookup.min_version, called, waited);
+            let task = context.pairs.task(lookup.producer);
+            let missing = match lookup.waits {
+                Some(_) => "nobody has published it, or not this version",
+                None => "its rows wait for memory, or are being written or copied",
+            };
+            let awaited = format!("{task}, a task of this engine: {missing}");
+            let error = Error::late(Operation::Pull, lookup.min_version, called, waited, awaited);
             self.fail(handle, &error, context);
         }
         self.earliest = self.lookups.iter().map(|(_, lookup)| lookup.deadline).min();
     }
+}
+
+impl Lookup {
+    /// It, as one that waits for a table.
+    fn waiter(&self, handle: Handle) -> Waiter {
+        let peer = match &self.asker {
+            Asker::Peer { quota, .. } => Some(PeerId::of(quota)),
+            Asker::Here { .. } => None,
+        };
+        Waiter { handle, min_version: self.min_version, peer }
+    }
+}
+
+/// Counts so many less.
+fn less(count: &Cell<usize>, by: usize) {
+    count.set(count.get() - by);
 }
 
 /// The tables of a lookup.

@@ -33,10 +33,10 @@ impl Peers {
             return;
         }
         if !peer.session.wants_link() {
-            (peer.wanted_since, peer.attempts) = (None, 0);
+            peer.calls.stop();
             return;
         }
-        peer.wanted_since.get_or_insert(now);
+        peer.calls.want(now);
         self.dial(handle, settings, pairs);
         self.reschedule(handle, settings);
     }
@@ -80,21 +80,32 @@ impl Peers {
     }
 
     /// A call has come to nothing: whether the session is to be given up. `None` if the call was hung up before.
-    pub(in crate::node) fn call_failed(&mut self, handle: Handle, failure: DialFailure) -> Option<bool> {
+    pub(in crate::node) fn call_failed(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        failure: DialFailure,
+        pairs: &Pairs,
+    ) -> Option<bool> {
         let peer = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing)?;
         peer.connection = Connection::Idle;
-        peer.last_error = failure.reason;
-        tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
+        let since = peer.calls.fail(now, failure.reason);
+        let reason = &peer.calls.last_error;
+        tracing::debug!(peer = peer.session.peer(), reason, "a call failed");
+        if failure.kind != DialFailureKind::Crossed && self.outages.failed(&peer.address, since, now) {
+            let tasks: Vec<_> = pairs.map().tasks_at(&peer.address).map(TaskName::as_str).collect();
+            tracing::warn!(peer = peer.session.peer(), tasks = tasks.join(","), reason, "a peer cannot be reached");
+        }
         peer.counters.calls_failed += 1;
-        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(reason));
         touch(peer, handle, &mut self.lists.unshown);
         match failure.kind {
             DialFailureKind::Denied => {
-                let reason = format!("{}: {}", peer.session.peer(), peer.last_error);
+                let reason = format!("{}: {}", peer.session.peer(), peer.calls.last_error);
                 peer.session.end_all_requests(&Error::PermissionDenied { reason: reason.into() });
             }
             DialFailureKind::Final => {
-                let error = Error::unavailable(peer.session.peer(), peer.last_error.clone());
+                let error = Error::unavailable(peer.session.peer(), peer.calls.last_error.clone());
                 peer.session.end_all_requests(&error);
             }
             // It was connected before: the process that had our requests has exited.
@@ -106,7 +117,7 @@ impl Peers {
 
     /// Why a session has no link, in words.
     pub(in crate::node) fn last_error(&self, handle: Handle) -> &str {
-        self.arena.get(handle).map_or("", |peer| &peer.last_error)
+        self.arena.get(handle).map_or("", |peer| &peer.calls.last_error)
     }
 
     /// After a call that failed: another one later, if something still wants a link.
@@ -115,7 +126,8 @@ impl Peers {
         if peer.session.wants_link() {
             self.wait_to_dial(now, handle, settings);
         } else {
-            (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
+            peer.connection = Connection::Idle;
+            peer.calls.stop();
         }
     }
 
@@ -123,7 +135,7 @@ impl Peers {
     fn wait_to_dial(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         debug_assert!(peer.link.is_none(), "a second link would take the place of the first");
-        peer.connection = Connection::Waiting(now + peer.backoff(settings.incarnation));
+        peer.connection = Connection::Waiting(now + peer.calls.backoff(settings.incarnation, peer.lane));
         peer.metrics.change(PathState::Connecting, |_| ());
     }
 
@@ -194,12 +206,22 @@ impl Peers {
     }
 
     /// The link of a session takes frames from now on: what it is, and why, goes to the log and the metrics.
-    pub(in crate::node) fn link_opened(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+    pub(in crate::node) fn link_opened(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        settings: &NodeSettings,
+        counters: &mut Counters,
+    ) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         let Some(link) = &peer.link else { return };
         debug_assert!(link.traits().open, "frames would go to a link that does not take them yet");
         let kind = link.kind();
-        (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
+        peer.lost_at = None;
+        peer.calls.succeed();
+        if let Some(outage) = self.outages.ended(&peer.address, now) {
+            tracing::info!(peer = peer.session.peer(), ?outage, "a peer can be reached again");
+        }
         // A link that negotiated its kind has already logged the reason.
         let found_out = link.reason().map(str::to_owned);
         let reason = found_out.clone().unwrap_or_else(|| settings.path_reason.clone());
@@ -234,12 +256,12 @@ impl Peers {
         }
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
-        peer.last_error = error.to_string();
+        peer.calls.last_error = error.to_string();
         // Since when it has no link that was open.
         peer.lost_at.get_or_insert(now);
         (peer.connection, peer.blocked, peer.stuck) = (Connection::Idle, false, false);
         peer.counters.links_lost += 1;
-        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.calls.last_error));
         touch(peer, handle, &mut self.lists.unshown);
         self.links -= 1;
         counters.links_lost += 1;
@@ -262,7 +284,7 @@ impl Peers {
     ) {
         match self.arena.get_mut(handle) {
             Some(peer) if !had_opened && peer.connection == Connection::Idle && peer.session.wants_link() => {
-                peer.wanted_since.get_or_insert(now);
+                peer.calls.want(now);
                 self.wait_to_dial(now, handle, settings);
             }
             _ => self.want_link(now, handle, settings, pairs),
@@ -288,16 +310,17 @@ impl Peers {
         now: Instant,
         handle: Handle,
         settings: &NodeSettings,
+        pairs: &Pairs,
     ) -> Option<Look> {
         let peer = self.arena.get_mut(handle)?;
-        let silent = peer.session.handle_timeout(now);
+        let silent = peer.handle_timeout(now, |task| pairs.peer_name(task));
         let has_link = peer.link.is_some();
-        if !has_link && peer.wanted_since.is_some_and(|since| since + settings.connect_timeout <= now) {
+        if !has_link && peer.calls.wanted_for(settings.connect_timeout).is_some_and(|over| over <= now) {
             let within = settings.connect_timeout;
-            let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
+            let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.standing(now));
             let error = Error::unavailable(peer.session.peer(), reason);
             peer.session.end_all_requests(&error);
-            (peer.wanted_since, peer.attempts) = (None, 0);
+            peer.calls.stop();
             self.hang_up(handle);
         }
         let peer = self.arena.get_mut(handle)?;

@@ -2,15 +2,18 @@
 //!
 //! What a session reports is its node's to carry on; here is only what concerns sessions. Bounded by twice `links_max`.
 
+mod calls;
 mod connection;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
 mod lists;
+mod outages;
 mod peer;
 mod schedule;
 mod transfer;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
@@ -24,6 +27,7 @@ use super::orders::ConnectOrder;
 use super::settings::NodeSettings;
 use crate::metrics::{NodeMetrics, Way};
 use lists::Lists;
+pub(crate) use outages::Outages;
 pub(super) use peer::{Connection, Peer};
 use schedule::Schedule;
 
@@ -50,6 +54,8 @@ pub(super) struct Peers {
     lists: Lists,
     schedule: Schedule,
     orders: VecDeque<ConnectOrder>,
+    /// What the log was told, by all shards of the engine.
+    pub(super) outages: Arc<Outages>,
     /// Sessions that have a link.
     links: usize,
     /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
@@ -67,6 +73,7 @@ impl Peers {
             lists: Lists::default(),
             schedule: Schedule::default(),
             orders: VecDeque::new(),
+            outages: Arc::default(),
             links: 0,
             lives: 0,
             traced: 0,

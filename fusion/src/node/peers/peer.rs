@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::endpoint_map::{TaskName, TransportAddress};
+use sealane_transport::error::LinkError;
 use sealane_transport::{Handle, Link};
 
 use super::PeerSession;
-use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
+use super::calls::Calls;
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
 use crate::node::exchange::{Asker, LastPair};
 
@@ -45,12 +46,9 @@ pub(in crate::node) struct Peer {
     /// The link does not take frames yet.
     pub(super) settling: bool,
     pub(in crate::node) connection: Connection,
-    /// Since when a link is wanted and missing.
-    pub(super) wanted_since: Option<Instant>,
+    pub(super) calls: Calls,
     /// When the last link was lost.
     pub(super) lost_at: Option<Instant>,
-    pub(super) attempts: u32,
-    pub(super) last_error: String,
     pub(super) in_dirty: bool,
     pub(super) in_hot: bool,
     pub(super) idle_turns: u32,
@@ -104,10 +102,8 @@ impl Peer {
             link: None,
             settling: false,
             connection: Connection::Idle,
-            wanted_since: None,
+            calls: Calls::default(),
             lost_at: None,
-            attempts: 0,
-            last_error: String::new(),
             in_dirty: false,
             in_hot: false,
             idle_turns: 0,
@@ -159,14 +155,23 @@ impl Peer {
         self.metrics.counters.write(&self.counters);
     }
 
-    /// The wait before the next call: doubled each time, and spread by up to a half so that a thousand workers do not call a
-    /// restarted ps in step. `seed` is the process's own.
-    pub(super) fn backoff(&mut self, seed: u64) -> Duration {
-        let doubled = REDIAL_WAIT_MIN * (1 << self.attempts.min(7));
-        self.attempts += 1;
-        let drawn = mix(seed ^ (u64::from(self.lane) << 32 | u64::from(self.attempts)));
-        let spread = (drawn >> 32) as f64 / (1_u64 << 33) as f64;
-        doubled.min(REDIAL_WAIT_MAX).mul_f64(1.0 - spread)
+    /// How things stand with its connection, in words.
+    pub(in crate::node) fn standing(&self, now: Instant) -> String {
+        standing(self.link.as_deref(), self.settling, &self.calls, now)
+    }
+
+    /// Time has passed for its session; `name_of` names the peer's tasks.
+    ///
+    /// # Errors
+    /// The peer has been silent for too long.
+    pub(super) fn handle_timeout<'a>(
+        &mut self,
+        now: Instant,
+        name_of: impl Fn(u32) -> &'a TaskName,
+    ) -> Result<(), LinkError> {
+        let Self { session, link, settling, calls, address, .. } = self;
+        let standing = || standing(link.as_deref(), *settling, calls, now);
+        session.handle_timeout_of(now, &|task| format!("{} at {address}: {}", name_of(task), standing()))
     }
 
     /// When the peer needs a look at the latest.
@@ -177,38 +182,16 @@ impl Peer {
         };
         // A link that settles ends that by itself, one way or the other.
         let has_none = self.link.is_none();
-        let give_up = self.wanted_since.filter(|_| has_none).map(|since| since + connect_timeout);
+        let give_up = self.calls.wanted_for(connect_timeout).filter(|_| has_none);
         let lease_over = self.lost_at.filter(|_| has_none && self.session.has_loans()).map(|lost| lost + lease);
         [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
     }
 }
 
-/// Any bit of the outcome depends on all bits of the number (the finalizer of SplitMix64).
-fn mix(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
-}
-
-#[cfg(test)]
-mod tests {
-    use sealane_transport::SessionLimits;
-    use sealane_transport::session::Session;
-
-    use super::*;
-
-    fn waits(seed: u64) -> Vec<Duration> {
-        let session = Session::new("ps:1", 1, SessionLimits::default());
-        let mut peer = Peer::new(0, "127.0.0.1:1".parse().unwrap(), None, 7, session);
-        (0..20).map(|_| peer.backoff(seed)).collect()
-    }
-
-    #[test]
-    fn waits_grow_up_to_a_bound_and_no_two_processes_wait_alike() {
-        let (one, other) = (waits(1), waits(2));
-        assert_eq!(one, waits(1), "drawn from the seed");
-        assert!(one.iter().zip(&other).all(|(one, other)| one != other));
-        assert!((REDIAL_WAIT_MIN / 2..=REDIAL_WAIT_MIN).contains(&one[0]));
-        assert!(one[8..].iter().all(|wait| (REDIAL_WAIT_MAX / 2..=REDIAL_WAIT_MAX).contains(wait)));
+fn standing(link: Option<&dyn Link>, settling: bool, calls: &Calls, now: Instant) -> String {
+    match link {
+        Some(_) if settling => "its link is being set up".into(),
+        Some(_) => "connected".into(),
+        None => calls.standing(now),
     }
 }

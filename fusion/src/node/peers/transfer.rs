@@ -65,6 +65,7 @@ impl Peers {
     /// Puts a session where it belongs after a write that its link has outlived.
     pub(in crate::node) fn after_write(
         &mut self,
+        now: Instant,
         handle: Handle,
         written: &Written,
         settings: &NodeSettings,
@@ -76,7 +77,7 @@ impl Peers {
         } else if written.more {
             self.mark_dirty(handle);
         }
-        self.look_whether_open(handle, settings, counters);
+        self.look_whether_open(now, handle, settings, counters);
         if written.bytes > 0 {
             self.mark_hot(handle);
         }
@@ -107,12 +108,18 @@ impl Peers {
 
     /// What was read of a session's link is settled: whether it is open by now, and has room.
     #[inline]
-    pub(in crate::node) fn after_read(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+    pub(in crate::node) fn after_read(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        settings: &NodeSettings,
+        counters: &mut Counters,
+    ) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         if peer.settling {
             // It may have something to say of its own.
             self.mark_dirty(handle);
-            self.look_whether_open(handle, settings, counters);
+            self.look_whether_open(now, handle, settings, counters);
         } else if peer.stuck && peer.link.as_ref().is_some_and(|link| link.traits().tells_of_room) {
             // What has come may have brought credit.
             self.has_room(handle);
@@ -120,11 +127,11 @@ impl Peers {
     }
 
     /// A link that has opened wants to be fed, and may have been told of something before.
-    fn look_whether_open(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+    fn look_whether_open(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
         let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.settling) else { return };
         if peer.link.as_ref().is_some_and(|link| link.traits().open) {
             peer.settling = false;
-            self.link_opened(handle, settings, counters);
+            self.link_opened(now, handle, settings, counters);
             self.mark_dirty(handle);
             self.mark_hot(handle);
         }

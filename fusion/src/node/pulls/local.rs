@@ -10,7 +10,8 @@ use sealane_transport::trace::Moment;
 use sealane_transport::tray::Stored;
 use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
-use super::store::{PublishedStore, Watcher};
+use super::store::PublishedStore;
+use super::watchers::Watcher;
 use super::{At, Pulls, UnderWay};
 use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES, VIEW_COST_BYTES};
 use crate::metrics::{Operation, Way};
@@ -40,6 +41,7 @@ pub(super) struct Wish {
     pub(super) min_version: i64,
     /// See [`PullRequest::views`](super::PullRequest::views).
     pub(super) views: bool,
+    pub(super) fail_if_gone: bool,
 }
 
 /// A large tensor that is half copied.
@@ -95,7 +97,8 @@ impl LocalPull {
             let slot = self.slots[index];
             let Some(published) = store.look(slot).filter(|published| published.version >= self.wish.min_version)
             else {
-                let wait = Wait { slot, min_version: self.wish.min_version, pull: handle, index: index as u32 };
+                let (Wish { min_version, fail_if_gone, .. }, index) = (self.wish, index as u32);
+                let wait = Wait { slot, min_version, pull: handle, index, fail_if_gone };
                 watchers.push(Watcher { session: None, wait });
                 continue;
             };
@@ -212,10 +215,10 @@ impl Pulls {
         }
     }
 
-    /// True if there is something to copy.
+    /// True if there is something to copy, or somebody to be told of a publication.
     #[inline]
     pub(in crate::node) fn is_copying(&self) -> bool {
-        !self.copying.is_empty()
+        !self.copying.is_empty() || self.store.has_woken()
     }
 
     /// When the next pull from this node's store ends that waits.
@@ -247,7 +250,10 @@ impl Pulls {
         let copied = local.advance((handle, budget), &self.store, to, &mut watchers);
         let has_more = local.has_more();
         for watcher in watchers {
-            self.watch(watcher, &context.peers);
+            match (self.in_vain(&watcher.wait, context), self.local(handle)) {
+                (Some(error), Some(local)) => local.tray.fail(watcher.wait.index as usize, error),
+                _ => self.watch(watcher, &context.peers),
+            }
         }
         if has_more {
             self.queue(handle);
@@ -303,16 +309,20 @@ impl Pulls {
     }
 
     /// Ends those that have waited past their deadline.
-    pub(in crate::node) fn expire_local(&mut self, now: Instant, reporter: &mut Reporter) {
+    pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if local.deadline <= now)) {
-            let Some(At::Here(local)) = self.under_way.get_mut(handle).map(|pull| &mut pull.at) else { continue };
+            let Some(UnderWay { at: At::Here(local), plan, .. }) = self.under_way.get_mut(handle) else { continue };
             let waited = local.deadline.saturating_duration_since(local.since);
             let (slots, step, store) = (local.slots.clone(), local.wish.min_version, &self.store);
-            local.tray.fail_missing(|index| Error::late(Operation::Pull, step, store.key(slots[index]), waited));
-            self.end_one(handle, reporter);
+            let pair = self.plans.get(*plan).map(|plan| plan.pair);
+            let missing = "nobody has published it, or not all of it is copied";
+            let awaited = pair.map_or_else(String::new, |pair| context.awaited(now, pair, missing));
+            let late = |key: &str| Error::late(Operation::Pull, step, key, waited, awaited.as_str());
+            local.tray.fail_missing(|index| late(store.key(slots[index])));
+            self.end_one(handle, &mut context.reporter);
         }
         let deadline = |pull: &UnderWay| match &pull.at {
             At::Here(local) => Some(local.deadline),

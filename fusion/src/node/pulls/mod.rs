@@ -3,12 +3,13 @@
 mod local;
 mod plans;
 mod store;
+mod watchers;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use sealane_transport::limits::LOCKS_SUFFIX;
-use sealane_transport::session::{Named, Store, Wait};
+use sealane_transport::session::{Named, PullAsk, Store, Wait};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
 
@@ -22,7 +23,8 @@ use crate::metrics::Operation;
 use local::LocalPull;
 use plans::Plan;
 pub(super) use plans::Producer;
-use store::{Planner, PublishedStore, Watcher};
+use store::{Planner, PublishedStore};
+use watchers::Watcher;
 
 /// A pull, as a task of this shard asks it.
 #[derive(Debug)]
@@ -37,12 +39,14 @@ pub struct PullRequest {
     pub tray: Tray,
     /// Tensors of tasks of this node may be shared with the task's [pool](super::Pool) in place of being copied.
     pub views: bool,
+    /// What a task has not published that has left is not waited for.
+    pub fail_if_gone: bool,
     /// Who is told, and gets the pull buffer back.
     pub waiter: PullWaiter,
 }
 
-/// A pull on its way from one session to another: whose, the minimal version, the deadline, the places.
-pub(super) type MovedPull = (RecvWaiter, i64, Instant, Tray);
+/// A pull on its way from one session to another.
+pub(super) type MovedPull = PullAsk<RecvWaiter>;
 
 /// A pull in progress.
 struct UnderWay {
@@ -98,6 +102,11 @@ impl Pulls {
         Some(Table { version, meta, payload, locks })
     }
 
+    /// The version in which a task's tensor is published, if it is.
+    pub(super) fn version_of(&self, task: u16, key: &str) -> Option<i64> {
+        self.store.version_of(task, key)
+    }
+
     /// Tensors that are published.
     pub(super) fn count(&self) -> usize {
         self.store.published()
@@ -122,6 +131,26 @@ impl Pulls {
         let mut ready = std::mem::take(&mut self.watchers);
         debug_assert!(ready.is_empty(), "who waited for another tensor would be told that it is there");
         let published = self.store.publish(local, key, version, tensor, &mut ready);
+        if !ready.is_empty() {
+            self.tell_ready(&mut ready, context);
+        }
+        self.watchers = ready;
+        published
+    }
+
+    /// Goes on telling who waited for what was published, as many as a turn may tell; how many that were.
+    #[inline]
+    pub(super) fn wake(&mut self, context: &mut Context) -> usize {
+        let mut ready = std::mem::take(&mut self.watchers);
+        self.store.begin_turn(&mut ready);
+        let woken = ready.len();
+        self.tell_ready(&mut ready, context);
+        self.watchers = ready;
+        woken
+    }
+
+    /// What these wait for is there.
+    fn tell_ready(&mut self, ready: &mut Vec<Watcher>, context: &mut Context) {
         for Watcher { session, wait } in ready.drain(..) {
             let Some(session) = session else {
                 self.local_ready(wait.pull, wait.index);
@@ -132,8 +161,6 @@ impl Pulls {
                 context.peers.mark_dirty(session);
             }
         }
-        self.watchers = ready;
-        published
     }
 
     /// Takes a published tensor back; false if there was none. Pulls of it wait.
@@ -243,8 +270,21 @@ impl Pulls {
             return;
         }
         for wait in waits {
-            self.watch(Watcher { session: Some(session), wait }, &context.peers);
+            match self.in_vain(&wait, context) {
+                None => self.watch(Watcher { session: Some(session), wait }, &context.peers),
+                Some(error) => {
+                    if let Some(with) = context.peers.session_mut(session) {
+                        with.refuse_pull(wait.pull, wait.index, &error);
+                        context.peers.mark_dirty(session);
+                    }
+                }
+            }
         }
+    }
+
+    /// Why it would be waited for in vain, if so.
+    fn in_vain(&self, wait: &Wait, context: &Context) -> Option<Error> {
+        self.store.refusal(wait.slot).or_else(|| context.gone(self.store.task(wait.slot), wait.fail_if_gone))
     }
 
     fn watch(&mut self, watcher: Watcher, peers: &Peers) {

@@ -113,8 +113,8 @@ impl Pulls {
     }
 
     /// The plan of a pull that is on its way from one session to another, unless it has ended.
-    pub(in crate::node) fn plan_of(&self, (waiter, ..): &MovedPull) -> Option<Handle> {
-        self.under_way.get(named(waiter)).map(|pull| pull.plan)
+    pub(in crate::node) fn plan_of(&self, moved: &MovedPull) -> Option<Handle> {
+        self.under_way.get(named(&moved.waiter)).map(|pull| pull.plan)
     }
 
     /// Names the plan's keys where they are served now.
@@ -177,14 +177,14 @@ impl Pulls {
         request: PullRequest,
         context: &mut Context,
     ) -> Option<Handle> {
-        let PullRequest { plan, min_version, deadline, tray, views, waiter } = request;
+        let PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter } = request;
         let tensors = tray.len() as u64;
         let Plan { agreed, pair, .. } = self.plans.get(plan).expect("the caller looked it up");
         match agreed {
             Agreed::Nowhere => unreachable!("the caller agreed on it"),
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let wish = Wish { consumer, min_version, views };
+                let wish = Wish { consumer, min_version, views, fail_if_gone };
                 let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
                 self.pull_here(UnderWay { plan, since: now, waiter, at: At::Here(Box::new(local)) }, context)
             }
@@ -194,7 +194,8 @@ impl Pulls {
                     unreachable!("2^32 pulls do not fit in memory")
                 };
                 context.reporter.trace(handle, || Moment::PullQueued { tensors });
-                let ask = PullAsk { set, min_version, deadline, tray, waiter: RecvWaiter::Pull(handle) };
+                let waiter = RecvWaiter::Pull(handle);
+                let ask = PullAsk { set, min_version, deadline, fail_if_gone, tray, waiter };
                 self.pull_there(now, session, ask, context)
             }
         }
@@ -234,9 +235,9 @@ impl Pulls {
         agreed: Result<(), Error>,
         context: &mut Context,
     ) {
-        let (waiter, min_version, deadline, mut tray) = moved;
-        let handle = named(&waiter);
+        let handle = named(&moved.waiter);
         if let Err(error) = agreed {
+            let PullAsk { mut tray, .. } = moved;
             tray.fail_missing(|_| error.clone());
             return self.ended(handle, tray, &mut context.reporter);
         }
@@ -244,12 +245,13 @@ impl Pulls {
         let Plan { agreed, pair, .. } = self.plans.get(pull.plan).expect("just agreed");
         match agreed {
             &Agreed::Session(session, set) => {
-                self.pull_there(now, session, PullAsk { set, min_version, deadline, tray, waiter }, context);
+                self.pull_there(now, session, PullAsk { set, ..moved }, context);
             }
             // The map has brought the producer here since it was asked.
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let wish = Wish { consumer, min_version, views: false };
+                let PullAsk { min_version, deadline, fail_if_gone, tray, .. } = moved;
+                let wish = Wish { consumer, min_version, views: false, fail_if_gone };
                 let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
                 pull.at = At::Here(Box::new(local));
                 self.begin_here(handle, deadline, context);

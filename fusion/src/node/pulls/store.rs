@@ -4,33 +4,29 @@
 //! its tensors by number. `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many
 //! keys that nobody has published, of which a quarter is kept for plans of this node.
 
+use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::{Buffer, DeviceError};
-use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
-use sealane_transport::session::{Store, Wait};
+use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
+use sealane_transport::session::Store;
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tray::Stored;
 use sealane_transport::tray::next_stamp;
-use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
+use sealane_transport::{Error, Payload, Tensor, TensorMeta};
 
-use crate::limits::{PLANS_KEPT_SHARE, WATCHERS_SLACK};
-
-/// Who waits for a tensor of a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Watcher {
-    /// The session that pulls; none for a pull of this node.
-    pub(super) session: Option<Handle>,
-    /// What it waits for.
-    pub(super) wait: Wait,
-}
+use super::watchers::{Watcher, Watchers};
+use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
 struct Published {
     version: i64,
     stamp: u64,
     meta: TensorMeta,
     payload: Payload,
+    /// The rows of a table, which whoever has published it may be writing: they are read by row, with their locks.
+    in_place: bool,
 }
 
 /// What names a slot, and who looks at it.
@@ -39,9 +35,7 @@ struct Label {
     key: Box<str>,
     /// Plans that name the slot, each as often as it does.
     plans: u32,
-    watchers: Vec<Watcher>,
-    /// Watchers at which those that are gone are looked for.
-    watchers_look: usize,
+    watchers: Watchers,
 }
 
 /// Whose plan names a key.
@@ -63,12 +57,21 @@ pub(super) struct PublishedStore {
     hasher: DefaultHashBuilder,
     published_max: usize,
     published: usize,
+    /// Slots in which something was put that is waited for, where who waits is still to be told.
+    woken: VecDeque<u32>,
+    /// How many may still be told before the next turn.
+    wakes: usize,
+    /// Kept to reuse its memory.
+    locks_key: String,
 }
 
 impl Store for PublishedStore {
     #[inline]
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
-        let Published { version, stamp, meta, payload } = self.slots.get(slot as usize)?.as_ref()?;
+        let Published { version, stamp, meta, payload, in_place } = self.slots.get(slot as usize)?.as_ref()?;
+        if *in_place {
+            return None;
+        }
         Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
     }
 }
@@ -84,6 +87,9 @@ impl PublishedStore {
             // Slots have numbers of 32 bits, and there are twice as many.
             published_max: published_max.min(u32::MAX as usize / 2),
             published: 0,
+            woken: VecDeque::new(),
+            wakes: WAKES_PER_TURN,
+            locks_key: String::new(),
         }
     }
 
@@ -122,7 +128,7 @@ impl PublishedStore {
             return Ok(slot);
         }
         has_room(self)?;
-        let label = Label { task, key: key.into(), plans: 0, watchers: Vec::new(), watchers_look: WATCHERS_SLACK };
+        let label = Label { task, key: key.into(), plans: 0, watchers: Watchers::default() };
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -205,7 +211,8 @@ impl PublishedStore {
         self.free.push(slot);
     }
 
-    /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`.
+    /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`: as many as may be told in
+    /// this turn, the others in the next.
     ///
     /// # Errors
     /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are, Unavailable if it is in
@@ -231,6 +238,8 @@ impl PublishedStore {
         if self.slots[slot as usize].is_none() {
             full(self)?;
         }
+        // No smaller table has locks.
+        let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
         let place = &mut self.slots[slot as usize];
         let stamp = match place {
             Some(before) if before.version > version => {
@@ -247,16 +256,68 @@ impl PublishedStore {
                 next_stamp()
             }
         };
-        *place = Some(Published { version, stamp, meta, payload });
+        *place = Some(Published { version, stamp, meta, payload, in_place });
         let label = self.labels[slot as usize].as_mut().expect("just found");
-        label.watchers.retain(|watcher| {
-            let waits = watcher.wait.min_version > version;
-            if !waits {
-                ready.push(*watcher);
-            }
-            waits
-        });
+        if label.watchers.wake(version) {
+            self.woken.push_back(slot);
+        }
+        if !self.woken.is_empty() {
+            self.move_woken(ready);
+        }
         Ok(())
+    }
+
+    /// Moves those who waited for what was published before into `ready`.
+    #[inline]
+    pub(super) fn begin_turn(&mut self, ready: &mut Vec<Watcher>) {
+        self.wakes = WAKES_PER_TURN;
+        if self.has_woken() {
+            self.move_woken(ready);
+        }
+    }
+
+    /// True if who waits is still to be told of something.
+    #[inline]
+    pub(super) fn has_woken(&self) -> bool {
+        !self.woken.is_empty()
+    }
+
+    fn move_woken(&mut self, ready: &mut Vec<Watcher>) {
+        while self.wakes > 0
+            && let Some(&slot) = self.woken.front()
+        {
+            let version = self.slots[slot as usize].as_ref().map(|published| published.version);
+            match self.label(slot).and_then(|label| label.watchers.next(version)) {
+                Some(watcher) => {
+                    self.wakes -= 1;
+                    ready.push(watcher);
+                }
+                None => drop(self.woken.pop_front()),
+            }
+        }
+    }
+
+    /// The locks of the table of that key are published: they are before it is.
+    fn has_locks(&mut self, task: u16, key: &str) -> bool {
+        self.locks_key.clear();
+        self.locks_key.extend([key, LOCKS_SUFFIX]);
+        self.find(task, &self.locks_key).1.is_some_and(|slot| self.slots[slot as usize].is_some())
+    }
+
+    /// Why a pull of what is in a slot need not wait for it: half a row could come.
+    pub(super) fn refusal(&self, slot: u32) -> Option<Error> {
+        self.slots.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
+        Some(Error::invalid(format!(
+            "'{}' is a table whose rows are written in place, and a pull of it as a whole might get half of one: pull its rows by \
+             number (pull_rows), or publish it with torn=True",
+            self.key(slot)
+        )))
+    }
+
+    /// The version that lies under a task's key.
+    pub(super) fn version_of(&self, task: u16, key: &str) -> Option<i64> {
+        let slot = self.find(task, key).1?;
+        Some(self.slots[slot as usize].as_ref()?.version)
     }
 
     /// Takes a tensor out of the store; pulls of it wait for the next. False if there was none.
@@ -272,7 +333,7 @@ impl PublishedStore {
     pub(super) fn withdraw_all(&mut self, task: u16, waiting: &mut Vec<Watcher>) {
         for slot in 0..self.labels.len() as u32 {
             let Some(label) = self.labels[slot as usize].as_mut().filter(|label| label.task == task) else { continue };
-            waiting.append(&mut label.watchers);
+            label.watchers.take_all(waiting);
             self.published -= usize::from(self.slots[slot as usize].take().is_some());
             self.free_unused(slot);
         }
@@ -280,12 +341,9 @@ impl PublishedStore {
 
     /// Someone waits for a tensor. `is_waiting` says who still does, when there are many.
     pub(super) fn watch(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
-        let Some(label) = self.label(watcher.wait.slot) else { return };
-        if label.watchers.len() >= label.watchers_look {
-            label.watchers.retain(is_waiting);
-            label.watchers_look = 2 * label.watchers.len() + WATCHERS_SLACK;
+        if let Some(label) = self.label(watcher.wait.slot) {
+            label.watchers.add(watcher, is_waiting);
         }
-        label.watchers.push(watcher);
     }
 
     /// Panics unless the slots in use are those in which a tensor lies and those that plans name: `named` has each as often as
@@ -304,9 +362,8 @@ impl PublishedStore {
                 assert_eq!(found, Some(slot as u32), "'{}' would be published where no pull looks", label.key);
             }
             let version = self.slots[slot].as_ref().map(|published| published.version);
-            let watchers = label.iter().flat_map(|label| &label.watchers);
-            let missed = watchers.filter(|watcher| version.is_some_and(|version| watcher.wait.min_version <= version));
-            assert_eq!(missed.count(), 0, "pulls would wait for what is in slot {slot}");
+            let misses = label.as_ref().is_some_and(|label| label.watchers.misses(version));
+            assert!(!misses || self.woken.contains(&(slot as u32)), "pulls would wait for what is in slot {slot}");
         }
         assert_eq!(self.published, self.slots.iter().flatten().count(), "another bound than the one that is set");
         assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots would be lost, or given out twice");
@@ -316,6 +373,11 @@ impl PublishedStore {
     /// Keys that are published or named by plans.
     pub(super) fn keys(&self) -> usize {
         self.index.len()
+    }
+
+    /// The task whose slot it is.
+    pub(super) fn task(&self, slot: u32) -> u16 {
+        self.labels.get(slot as usize).and_then(Option::as_ref).map_or(0, |label| label.task)
     }
 
     /// The key of a slot, for messages.
@@ -340,6 +402,9 @@ fn to_read_often(payload: Payload) -> Result<Payload, DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use sealane_transport::Handle;
+    use sealane_transport::session::Wait;
+
     use super::*;
 
     fn tensor(values: &[u8]) -> Tensor {
@@ -347,7 +412,10 @@ mod tests {
     }
 
     fn wait(slot: u32, min_version: i64, index: u32) -> Watcher {
-        Watcher { session: None, wait: Wait { slot, min_version, pull: Handle::from_bits(1 << 32), index } }
+        Watcher {
+            session: None,
+            wait: Wait { slot, min_version, pull: Handle::from_bits(1 << 32), index, fail_if_gone: false },
+        }
     }
 
     #[test]
@@ -380,6 +448,25 @@ mod tests {
     }
 
     #[test]
+    fn a_table_with_locks_is_not_read_as_a_whole() {
+        let mut store = PublishedStore::new(8);
+        let mut ready = Vec::new();
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        let table = || tensor(&[7; INLINE_BYTES_MAX + 1]);
+        store.publish(0, "w", 1, table(), &mut ready).unwrap();
+        assert!(store.look(slot).is_some() && store.refusal(slot).is_none());
+        // Those of another task are not its.
+        for (task, is_read) in [(1, true), (0, false)] {
+            store.publish(task, &format!("w{LOCKS_SUFFIX}"), 1, tensor(&[0; 600]), &mut ready).unwrap();
+            store.publish(0, "w", 2, table(), &mut ready).unwrap();
+            assert_eq!((store.look(slot).is_some(), store.refusal(slot).is_none()), (is_read, is_read));
+        }
+        assert!(store.share_in_place(0, "w").is_some());
+        store.publish(0, "w", 3, tensor(&[7; 10]), &mut ready).unwrap();
+        assert!(store.look(slot).is_some(), "so small that it is published anew");
+    }
+
+    #[test]
     fn who_waits_is_told_at_the_version_that_it_waits_for() {
         let mut store = PublishedStore::new(8);
         let mut ready = Vec::new();
@@ -392,6 +479,40 @@ mod tests {
         assert_eq!(ready, [wait(slot, 2, 0)]);
         store.publish(0, "w", 5, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready.len(), 2);
+    }
+
+    #[test]
+    fn so_many_are_told_in_a_turn_and_the_others_in_the_next() {
+        let mut store = PublishedStore::new(8);
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        let count = 2 * WAKES_PER_TURN as u32 + 3;
+        (0..count).for_each(|index| store.watch(wait(slot, 1 + i64::from(index == 7), index), |_| true));
+        let mut ready = Vec::new();
+        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        assert_eq!(ready.len(), WAKES_PER_TURN);
+        for told in [2 * WAKES_PER_TURN, count as usize - 1] {
+            assert!(store.has_woken());
+            store.begin_turn(&mut ready);
+            assert_eq!(ready.len(), told);
+        }
+        store.begin_turn(&mut ready);
+        assert!(!store.has_woken() && ready.len() == count as usize - 1, "one waits for the next version");
+        let order: Vec<u32> = ready.iter().map(|watcher| watcher.wait.index).collect();
+        assert!(order.is_sorted(), "who waited first is told first");
+    }
+
+    #[test]
+    fn what_was_taken_back_meanwhile_is_not_told_of() {
+        let mut store = PublishedStore::new(8);
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        (0..2 * WAKES_PER_TURN as u32).for_each(|index| store.watch(wait(slot, 1, index), |_| true));
+        let mut ready = Vec::new();
+        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        assert!(store.withdraw(0, "w"));
+        store.begin_turn(&mut ready);
+        assert!(!store.has_woken() && ready.len() == WAKES_PER_TURN, "the others wait for the next");
+        store.publish(0, "w", 1, tensor(&[2]), &mut ready).unwrap();
+        assert_eq!(ready.len(), 2 * WAKES_PER_TURN);
     }
 
     #[test]

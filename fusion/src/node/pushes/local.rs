@@ -11,7 +11,6 @@ use crate::metrics::Operation;
 use crate::node::context::Context;
 use crate::node::memory::Memory;
 use crate::node::pairs::Pair;
-use crate::node::reporter::Reporter;
 use crate::queue::Accepted;
 
 /// A push to a task of this node that waits for room.
@@ -105,7 +104,7 @@ impl Pushes {
     }
 
     /// Ends those that have waited past their deadline.
-    pub(in crate::node) fn expire_local(&mut self, now: Instant, reporter: &mut Reporter) {
+    pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
@@ -119,13 +118,14 @@ impl Pushes {
                     return true;
                 }
                 let waited = push.deadline.saturating_duration_since(push.since);
-                let error = Error::late(Operation::Push, 0, key.clone(), waited);
+                let awaited = context.awaited(now, push.pair, "its queue had no room, and nobody takes from it");
+                let error = Error::late(Operation::Push, 0, key.clone(), waited, awaited);
                 ended.push((push.group, error));
                 false
             });
         }
         self.earliest = earliest;
-        ended.into_iter().for_each(|(group, error)| self.ended(group, 1, Err(error), reporter));
+        ended.into_iter().for_each(|(group, error)| self.ended(group, 1, Err(error), &mut context.reporter));
         self.forget_unused_queues();
     }
 }

@@ -104,7 +104,8 @@ fn requests_wait_so_long_for_a_connection() {
     let pair = net.number(0, "worker:1", "ps:1");
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + timeout * 10, RecvWaiter::Channel(sender));
-    let request = RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false };
+    let request =
+        RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false, fail_if_gone: false };
     net.nodes[0].recv(net.now, request);
     net.pass(timeout - Duration::from_millis(1));
     assert!(receiver.try_recv().is_err());
@@ -113,6 +114,29 @@ fn requests_wait_so_long_for_a_connection() {
     assert!(error.to_string().contains("no connection within 20s (connect_timeout_ms)"), "{error}");
     assert_eq!(error.code(), Code::Unavailable);
     assert!(net.nodes[0].poll_order().is_none(), "nobody waits, so nobody calls");
+}
+
+#[test]
+fn who_waits_for_a_peer_that_is_not_there_hears_what_its_calls_came_to() {
+    let mut net = Net::new([worker()]);
+    let asked = net.recv((0, "worker:1"), "nowhere:1", "w");
+    let step = Duration::from_millis(100);
+    (0..SOON.as_millis() / step.as_millis()).for_each(|_| net.pass(step));
+    let told = asked.error().to_string();
+    let rest =
+        told.strip_prefix("recv of step 1 key 'w' waited 5s and its deadline passed: nowhere:1 at 10.0.0.9:7000: ");
+    let tries = rest.and_then(|rest| rest.strip_prefix("nobody is there, ")?.strip_suffix(" tries in 5.0s"));
+    assert!(tries.is_some_and(|tries| tries.parse::<u32>().unwrap() > 5), "{told}");
+}
+
+#[test]
+fn who_waits_for_one_that_never_answers_hears_so() {
+    let mut net = Net::new([worker()]);
+    net.mute = true;
+    let asked = net.recv((0, "worker:1"), "ps:1", "w");
+    net.pass(SOON);
+    let told = asked.error().to_string();
+    assert!(told.ends_with("ps:1 at 10.0.0.1:7000: no answer to the call for 5.0s"), "{told}");
 }
 
 #[test]
@@ -205,7 +229,7 @@ fn a_lease_ends_what_a_dead_consumer_never_releases() {
     net.nodes.pop();
     net.rest();
     net.pass(SOON);
-    assert!(matches!(sent.error(), Error::DeadlineExceeded { delivery_unknown: true, .. }));
+    assert!(matches!(sent.error(), Error::DeadlineExceeded(late) if late.delivery_unknown));
     assert_eq!(net.nodes[0].counters().deposits, 1);
     net.pass(net.nodes[0].settings().lease);
     assert_eq!(net.nodes[0].counters().sessions_reset, 1);

@@ -121,7 +121,16 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     let (sender, late) = oneshot::channel();
     let pair = net.number(0, "ps:2", "ps:1");
     let waiter = RecvWaiter::Channel(sender);
-    let request = RecvRequest { pair, step: 1, key: "v", deadline: net.now, destination: None, waiter, fused: false };
+    let request = RecvRequest {
+        pair,
+        step: 1,
+        key: "v",
+        deadline: net.now,
+        destination: None,
+        waiter,
+        fused: false,
+        fail_if_gone: false,
+    };
     net.nodes[0].recv(now, request);
     net.rest();
     assert_eq!(asked.bytes(), bytes);
@@ -212,7 +221,10 @@ fn client_recv(net: &mut Net, number: u64, from: &str, key: &str) {
     let pair = net.number(0, "ps:1", from);
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Client(call(number)));
     let now = net.now;
-    net.nodes[0].recv(now, RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused: false });
+    net.nodes[0].recv(
+        now,
+        RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused: false, fail_if_gone: false },
+    );
 }
 
 #[test]

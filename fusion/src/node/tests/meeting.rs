@@ -149,7 +149,16 @@ fn futures_wait_in_cells() {
     let tensor = Tensor::from_elements(&[1], &[5_u8]).unwrap();
     net.nodes[0].send(there, 1, "w", tensor, deadline, SendWaiter::Cell(sending));
     let waiter = RecvWaiter::Cell(receiving);
-    let request = RecvRequest { pair: here, step: 1, key: "w", deadline, destination: None, waiter, fused: false };
+    let request = RecvRequest {
+        pair: here,
+        step: 1,
+        key: "w",
+        deadline,
+        destination: None,
+        waiter,
+        fused: false,
+        fail_if_gone: false,
+    };
     net.nodes[1].recv(net.now, request);
     let waker = Waker::noop();
     assert!(net.nodes[0].poll_send(sending, waker).is_pending());
@@ -169,7 +178,16 @@ fn a_future_that_is_dropped_gives_its_recv_up() {
     let here = net.number(1, "worker:1", "ps:1");
     let cell = net.nodes[1].open_recv();
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Cell(cell));
-    let request = RecvRequest { pair: here, step: 1, key: "w", deadline, destination: None, waiter, fused: false };
+    let request = RecvRequest {
+        pair: here,
+        step: 1,
+        key: "w",
+        deadline,
+        destination: None,
+        waiter,
+        fused: false,
+        fail_if_gone: false,
+    };
     let ticket = net.nodes[1].recv(net.now, request);
     net.rest();
     net.nodes[1].close_recv(cell, ticket);

@@ -28,6 +28,7 @@ impl Plan {
             deadline,
             tray,
             views: false,
+            fail_if_gone: false,
             waiter: PullWaiter::Channel(sender),
         };
         let pull = net.nodes[self.at].pull(net.now, request);

@@ -1,8 +1,9 @@
 //! What one peer may make a shard remember: counted by its transport address, over all the sessions that it claims.
 
 use sealane_transport::lane::lane;
+use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::outbox::Outbox;
-use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, parse};
+use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, RowsRequest, parse};
 use sealane_transport::{Keys, Tray};
 
 use super::pushing::{WORKER, accept_at, push_to, taken_from};
@@ -102,8 +103,29 @@ impl Intruder {
                 let rest = keys[first as usize..].iter().copied();
                 first += writer.key_set(id(number), (0, 0), (count, first), rest);
             }
-            writer.pull(&Pull { id: id(number), set: id(number), min_version: 0, timeout_ms: 60_000 });
+            writer.pull(&Pull {
+                id: id(number),
+                set: id(number),
+                min_version: 0,
+                timeout_ms: 60_000,
+                fail_if_gone: false,
+            });
         })
+    }
+
+    /// Asks for rows, and reads nothing of what is answered.
+    fn ask_for_rows(&mut self, net: &mut Net, number: u64, ids: &[u64]) {
+        let mut named = NamedRowsBuf::default();
+        named.name("table", ids, |count| count as u32).unwrap();
+        let (rows, id) = (named.as_rows(), id(number));
+        let request =
+            RowsRequest { id, min_version: 1, timeout_ms: 60_000, fail_if_gone: false, consumer: 0, producer: 0, rows };
+        let mut outbox = Outbox::default();
+        outbox.stage(|writer| writer.rows(&request));
+        while !outbox.is_empty() {
+            self.link.transmit(&mut outbox, usize::MAX, false).unwrap();
+            net.rest();
+        }
     }
 
     fn open(&mut self, net: &mut Net, number: u64, queue: &str) -> Vec<String> {
@@ -133,7 +155,8 @@ fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::R
 fn pull_plan(net: &mut Net, at: usize, plan: Handle, count: usize) -> oneshot::Receiver<Result<Tray, Error>> {
     let (sender, receiver) = oneshot::channel();
     let (deadline, tray, waiter) = (net.now + SOON, Tray::new(count), PullWaiter::Channel(sender));
-    net.nodes[at].pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, views: false, waiter });
+    net.nodes[at]
+        .pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, views: false, fail_if_gone: false, waiter });
     net.rest();
     receiver
 }
@@ -251,6 +274,7 @@ fn parked_requests_are_counted_by_peer() {
         producer: 0,
         step: number as i64,
         timeout_ms: 60_000,
+        if_gone: Default::default(),
         key: "w",
     };
     assert_eq!(
@@ -327,4 +351,24 @@ fn who_is_promised_memory_and_does_not_use_it_holds_others_up_for_a_while_only()
     assert!(credit.len() == 2 && credit.iter().all(|&bytes| bytes <= most), "{credit:?}");
     drop(idler);
     net.rest();
+}
+
+#[test]
+fn a_peer_that_claims_many_shards_takes_no_more_memory_for_rows_than_one_peer_may() {
+    let mut net = Net::new([small_ps()]);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].publish(task, "table", 1, Tensor::from_elements(&[2000, 64], &[7_u8; 128_000]).unwrap()).unwrap();
+    let mut links: Vec<_> = (0..4).map(|shard| intruder(&mut net, PEER, (shard, 4))).collect();
+    let ids: Vec<u64> = (0..2000).collect();
+    for link in &mut links {
+        (0..2).for_each(|number| link.ask_for_rows(&mut net, number, &ids));
+    }
+    let held = net.nodes[0].counters().slab_send_bytes as usize;
+    assert!(held > 0 && held <= SLAB_BYTES / 4, "{held} of {SLAB_BYTES} bytes");
+    // Another's rows come.
+    let mut other = intruder(&mut net, OTHER, (0, 1));
+    other.ask_for_rows(&mut net, 1, &ids);
+    assert!(net.nodes[0].counters().slab_send_bytes as usize > held);
+    drop(links);
+    net.pass(Duration::from_secs(600));
 }

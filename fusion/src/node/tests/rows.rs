@@ -4,7 +4,7 @@ use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::NamedRowsBuf;
 
 use super::*;
-use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY};
+use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY, ROW_WAITS_MAX, ROW_WAKES_PER_TURN};
 use crate::metrics::{TableCounters, TableFigures};
 use crate::node::RowsRequest;
 
@@ -35,7 +35,7 @@ fn ask_all(net: &mut Net, at: (usize, &str), min_version: i64, tables: &[(&str, 
     }
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
-    let request = RowsRequest { pair, rows: named.as_rows(), min_version, deadline, waiter };
+    let request = RowsRequest { pair, rows: named.as_rows(), min_version, deadline, fail_if_gone: false, waiter };
     let ticket = net.nodes[at.0].pull_rows(net.now, request);
     Asked { receiver, ticket }
 }
@@ -188,8 +188,8 @@ fn who_waits_for_a_table_hears_of_its_deadline_its_cancel_and_its_owners_end() {
 fn rows_for_which_there_is_no_memory_now_come_when_there_is() {
     let mut net = Net::pair();
     publish(&mut net, "user", 1, 4096, 3);
-    // Each answer is a quarter of the slab, and the worker has as little.
-    let ids: Vec<u64> = (0..4096).collect();
+    // Each answer is about a quarter of the slab, and the worker has as little.
+    let ids: Vec<u64> = (0..4000).collect();
     let mut asked: Vec<_> = (0..12).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
     let wanted: Vec<u8> = ids.iter().flat_map(|&id| row(3, id)).collect();
     let (mut arrived, mut refused) = (0, 0);
@@ -365,7 +365,7 @@ fn a_shard_sleeps_while_rows_wait_for_memory_and_looks_again_a_millisecond_later
     let mut net = Net::pair();
     publish(&mut net, "user", 1, 4096, 3);
     let memory = net.nodes[0].send_slab().allocate(SLAB_BYTES * 9 / 10).unwrap();
-    let ids: Vec<u64> = (0..4096).collect();
+    let ids: Vec<u64> = (0..4000).collect();
     let asked: Vec<_> = (0..40).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
     net.rest();
     assert!(asked.iter().all(Asked::waits) && !net.nodes[0].has_work());
@@ -386,6 +386,95 @@ fn a_shard_sleeps_while_rows_wait_for_memory_and_looks_again_a_millisecond_later
 }
 
 #[test]
+fn a_publication_wakes_as_many_as_a_turn_may_and_the_next_turns_the_others() {
+    for at in BOTH {
+        let mut net = Net::pair();
+        let count = 10 * ROW_WAKES_PER_TURN;
+        let asked: Vec<_> = (0..count).map(|_| ask(&mut net, at, "user", 2, &[2])).collect();
+        let later = ask(&mut net, at, "user", 3, &[2]);
+        net.rest();
+        publish(&mut net, "user", 1, 10, 1);
+        assert_eq!(net.nodes[0].lookups.waiting(), count + 1, "nobody waits for this version");
+        publish(&mut net, "user", 2, 10, 2);
+        let mut waiting = net.nodes[0].lookups.waiting();
+        assert!(waiting > count - ROW_WAKES_PER_TURN, "{waiting} of {count} wait after the publication");
+        while waiting > 1 {
+            assert!(net.nodes[0].has_work(), "the shard would sleep while {waiting} wait for what is there");
+            net.nodes[0].turn(net.now);
+            net.nodes[0].check_invariants();
+            let woken = waiting - net.nodes[0].lookups.waiting();
+            assert!(woken > 0 && woken <= ROW_WAKES_PER_TURN, "{woken} in one turn");
+            waiting -= woken;
+        }
+        net.rest();
+        assert!(asked.iter().all(|asked| asked.rows() == row(2, 2)) && later.waits());
+    }
+}
+
+#[test]
+fn what_is_withdrawn_before_all_have_heard_of_it_is_waited_for_again() {
+    let mut net = Net::pair();
+    let asked: Vec<_> = (0..2 * ROW_WAKES_PER_TURN).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &[2])).collect();
+    net.rest();
+    publish(&mut net, "user", 1, 10, 1);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].withdraw(task, "user");
+    net.rest();
+    assert!(asked.iter().all(Asked::waits) && !net.nodes[0].has_work());
+    publish(&mut net, "user", 1, 10, 3);
+    net.rest();
+    assert!(asked.iter().all(|asked| asked.rows() == row(3, 2)));
+}
+
+#[test]
+fn a_shard_sleeps_when_those_have_ended_whose_turn_was_to_come() {
+    let mut net = Net::pair();
+    let asked: Vec<_> = (0..2 * ROW_WAKES_PER_TURN).map(|_| ask(&mut net, (0, "ps:2"), "user", 1, &[2])).collect();
+    publish(&mut net, "user", 1, 10, 1);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].forget_client(task, "it ended");
+    assert!(asked.iter().all(|asked| asked.error().code() == Code::Unavailable));
+    net.rest();
+    assert!(!net.nodes[0].has_work());
+}
+
+#[test]
+fn so_many_requests_of_a_peer_wait_for_one_table() {
+    let mut net = Net::pair();
+    let asked: Vec<_> = (0..ROW_WAITS_MAX + 2).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &[2])).collect();
+    let (other, own) = (ask(&mut net, (1, "worker:1"), "item", 1, &[2]), ask(&mut net, (0, "ps:2"), "user", 1, &[2]));
+    net.rest();
+    let ended: Vec<_> = asked.iter().filter_map(|asked| asked.receiver.try_recv().ok()).collect();
+    assert_eq!(ended.len(), 2);
+    for outcome in ended {
+        let error = outcome.unwrap_err().error;
+        assert_eq!(error.code(), Code::ResourceExhausted);
+        assert!(error.to_string().contains("requests of a peer for rows of one table"), "{error}");
+    }
+    assert!(other.waits() && own.waits(), "another table, another asker");
+    // Who ends makes room.
+    assert!(net.nodes[1].cancel(asked[0].ticket.unwrap()));
+    net.rest();
+    let again = ask(&mut net, (1, "worker:1"), "user", 1, &[2]);
+    net.rest();
+    assert!(again.waits());
+}
+
+#[test]
+fn one_request_takes_no_more_memory_than_a_peer_may_have() {
+    let mut net = pair_with_slabs(4 * MIB);
+    publish_wide(&mut net);
+    // With what goes before the rows it is more than a quarter.
+    let asked = ask_for_a_mib(&mut net, (1, "worker:1"));
+    net.rest();
+    let error = asked.error();
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    let told = error.to_string();
+    assert!(told.contains("runtime.slab_send_bytes") && told.contains("at most 1048576 for one peer"), "{told}");
+    net.nothing_is_left();
+}
+
+#[test]
 fn rows_that_may_never_find_memory_are_refused() {
     let mut net = Net::pair();
     publish(&mut net, "user", 1, 4096, 3);
@@ -394,7 +483,7 @@ fn rows_that_may_never_find_memory_are_refused() {
     let memory = net.nodes[0].send_slab().allocate(SLAB_BYTES * 9 / 10).unwrap();
     let (large, small) = (
         ask_for_a_mib(&mut net, (1, "worker:1")),
-        ask(&mut net, (1, "worker:1"), "user", 1, &(0..4096).collect::<Vec<_>>()),
+        ask(&mut net, (1, "worker:1"), "user", 1, &(0..4000).collect::<Vec<_>>()),
     );
     net.rest();
     let error = large.error();
@@ -403,7 +492,7 @@ fn rows_that_may_never_find_memory_are_refused() {
     assert!(small.waits());
     drop(memory);
     net.rest();
-    assert_eq!(small.rows().len(), 4096 * ROW);
+    assert_eq!(small.rows().len(), 4000 * ROW);
     drop((large, small));
     net.rest();
     net.nothing_is_left();

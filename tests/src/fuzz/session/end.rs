@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab};
 use sealane_transport::limits::{KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
 use sealane_transport::link::{Landing, Receiver};
-use sealane_transport::session::{Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait};
+use sealane_transport::session::{
+    Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
+};
 use sealane_transport::tray::Stored;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tray};
@@ -196,8 +198,8 @@ impl<'s> End<'s> {
                 let destination = script.yes().then(|| Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
                 let (step, key, waiter) = (script.below(STEPS) as i64, script.one_of(&KEYS), self.recvs.begin());
                 let ask = Ask { consumer, producer: peer_task, step, key, deadline, destination, waiter };
-                let asked =
-                    if script.yes() { self.session.request(now, ask) } else { self.session.request_fused(now, ask) };
+                let manner = Manner { fused: script.yes(), fail_if_gone: script.yes() };
+                let asked = self.session.request_as(now, ask, manner);
                 if let Err((unanswered, waiter)) = asked {
                     assert!(!unanswered.error.to_string().is_empty());
                     self.recvs.end(waiter);
@@ -275,7 +277,9 @@ impl<'s> End<'s> {
             tray.set_destination(script.below(count), Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
         }
         let (min_version, waiter) = (script.below(STEPS) as i64, self.pulls.begin());
-        if let Err((_, _, waiter)) = self.session.pull(now, PullAsk { set, min_version, deadline, tray, waiter }) {
+        if let Err((_, _, waiter)) =
+            self.session.pull(now, PullAsk { set, min_version, deadline, fail_if_gone: false, tray, waiter })
+        {
             self.pulls.end(waiter);
         }
     }
@@ -321,7 +325,7 @@ impl<'s> End<'s> {
                     match script.below(4) {
                         0 => self.session.refuse(asked.id, &Error::invalid("not here")),
                         1 => {
-                            self.session.park(asked.id);
+                            self.session.park_for(asked.id, script.byte().into());
                             self.parked.push(asked.id);
                         }
                         _ => self.answer(asked.id, script.one_of(&SIZES)),
@@ -334,7 +338,7 @@ impl<'s> End<'s> {
                     match script.below(4) {
                         0 => self.session.refuse(asked.id, &Error::invalid("not here")),
                         1 => {
-                            self.session.park(asked.id);
+                            self.session.park_for(asked.id, script.byte().into());
                             self.parked.push(asked.id);
                         }
                         _ => self.answer(asked.id, rows.iter().map(|table| table.ids.len()).sum()),

@@ -160,8 +160,15 @@ impl Simulation {
         let number = self.plans.asked;
         let (issued, deadline) = (self.now, self.now + timeout);
         self.trace.note(issued, format_args!("pull {number} of plan {plan}, version {min_version}, for {timeout:?}"));
-        let request =
-            PullRequest { plan: handle, min_version, deadline: self.base + deadline, tray, views: false, waiter };
+        let request = PullRequest {
+            plan: handle,
+            min_version,
+            deadline: self.base + deadline,
+            tray,
+            views: false,
+            fail_if_gone: false,
+            waiter,
+        };
         let now = self.instant();
         let handle = self.hosts[host].seats[shard].node.pull(now, request);
         let pull = Pull { plan, handle, ear, min_version, issued, deadline, brought, memory, refused: closed };

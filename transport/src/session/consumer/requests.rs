@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 
-use super::{Ask, HAS_WAITER, QUEUE_SLACK, State, Wanted, not_served};
+use super::{Ask, HAS_WAITER, Manner, QUEUE_SLACK, State, Wanted, not_served};
 use crate::arena::Handle;
 use crate::error::Error;
+use crate::if_gone::IfGone;
 use crate::limits::KEY_BYTES_MAX;
 use crate::named_rows::{NamedRows, NamedRowsBuf};
 use crate::session::control::Control;
@@ -22,7 +23,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// and the destination come back with each.
     #[inline]
     pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.request_as(now, ask, false)
+        self.request_as(now, ask, Manner::default())
     }
 
     /// As [`request`](Self::request), for one of many that are asked for together: it does not wait for the window.
@@ -31,7 +32,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Those of [`request`](Self::request).
     #[inline]
     pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.request_as(now, ask, true)
+        self.request_as(now, ask, Manner { fused: true, ..Manner::default() })
     }
 
     /// Requests rows of tables that the peer has published; the key is what to call them, the step the oldest version that will do. It
@@ -44,27 +45,29 @@ impl<W, D: PartialEq> Session<W, D> {
         now: Instant,
         ask: Ask<'_, W>,
         rows: NamedRows<'_>,
+        fail_if_gone: bool,
     ) -> Result<Handle, (Unanswered, W)> {
-        let handle = self.request_as(now, ask, true)?;
+        let handle = self.request_as(now, ask, Manner { fused: true, fail_if_gone })?;
         self.consumer.wanted.get_mut(handle).expect("just asked for").rows = Some(rows.into());
         Ok(handle)
     }
 
-    /// Either, as `fused` says.
+    /// Either, as `manner` says.
     ///
     /// # Errors
     /// Those of [`request`](Self::request).
     #[inline]
-    pub fn request_as(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
+    pub fn request_as(&mut self, now: Instant, ask: Ask<'_, W>, manner: Manner) -> Result<Handle, (Unanswered, W)> {
         if let Some(error) = self.refusal(&ask) {
             return Err((Unanswered { error, destination: ask.destination }, ask.waiter));
         }
-        let consumer = &mut self.consumer;
+        let (consumer, Manner { fused, fail_if_gone }) = (&mut self.consumer, manner);
         let (handle, wanted) = consumer.wanted.renew(Wanted::nothing).expect("there is room");
         (wanted.consumer, wanted.producer, wanted.step) = (ask.consumer, ask.producer, ask.step);
         wanted.key.push_str(ask.key);
         (wanted.since, wanted.deadline, wanted.state) = (now, ask.deadline, State::Queued);
         (wanted.asked, wanted.announced, wanted.fused) = (false, false, fused);
+        wanted.if_gone = IfGone::new(fail_if_gone);
         wanted.brought = ask.destination.is_some();
         wanted.destination = ask.destination;
         wanted.waiter = Some(ask.waiter);
@@ -154,12 +157,12 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
-    /// another session: its pair turned out to live on another of the peer's shards. With each goes whether it was
-    /// [fused](Self::request_fused), and its [rows](Self::request_rows) if it asks for some.
+    /// another session: its pair turned out to live on another of the peer's shards. With each goes how it was made, and its
+    /// [rows](Self::request_rows) if it asks for some.
     pub fn take_requests(
         &mut self,
         mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, Ask<'_, W>, bool, Option<NamedRowsBuf>),
+        mut each: impl FnMut(Handle, Ask<'_, W>, Manner, Option<NamedRowsBuf>),
     ) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
@@ -175,7 +178,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 destination: wanted.destination,
                 waiter: wanted.waiter.expect(HAS_WAITER),
             };
-            each(handle, ask, wanted.fused, wanted.rows);
+            each(handle, ask, Manner { fused: wanted.fused, fail_if_gone: wanted.if_gone.fails() }, wanted.rows);
         }
     }
 

@@ -60,7 +60,7 @@ fn any_byte_from_the_peer_puts_the_ping_off() {
     let mut asking = End::new();
     let heartbeat = asking.limits.heartbeat;
     asking.now += heartbeat - Duration::from_millis(1);
-    asking.hear(&frames(|w| w.parked(Handle::from_bits(5)))).unwrap();
+    asking.hear(&frames(|w| w.parked(Handle::from_bits(5), 0))).unwrap();
     asking.session.handle_timeout(asking.now + Duration::from_millis(1)).unwrap();
     assert_eq!(words(&asking.speak()), ["resumed"]);
     assert_eq!(asking.session.next_timeout(), Some(asking.now + heartbeat));

@@ -93,7 +93,8 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
     let [Event::Answered { waiter: 4, answer: Err(unanswered) }] = &pair.asking.events()[..] else {
         panic!("no answer")
     };
-    assert_eq!(unanswered.error.to_string(), "recv of step 1 key 'late' waited 2s and its deadline passed");
+    let late = "recv of step 1 key 'late' waited 2s and its deadline passed: 10.0.0.2:7000: connected, but nobody there has sent it";
+    assert_eq!(unanswered.error.to_string(), late);
     assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), Some(64));
     assert_eq!(pair.asking.session.requests(), 0);
     pair.talk();
@@ -218,7 +219,7 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
 #[test]
 fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
     let mut pair = Pair::new();
-    let deadline = Error::late(Operation::Send, 1, "w", Duration::ZERO);
+    let deadline = Error::late(Operation::Send, 1, "w", Duration::ZERO, "");
     let cases = [
         (Error::Aborted { step: 1, reason: "loss is NaN".into() }, Code::Aborted, "step 1 was aborted: loss is NaN"),
         (Error::invalid("odd"), Code::InvalidArgument, "odd"),

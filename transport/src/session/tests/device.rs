@@ -215,7 +215,7 @@ fn a_pull_buffer_in_device_memory_is_written_through_the_host() {
     lengths.iter().enumerate().for_each(|(index, len)| tray.set_destination(index, device.allocate(*len + 1)));
     for round in 0..3_u64 {
         let deadline = both.now + Duration::from_secs(60);
-        let ask = PullAsk { set, min_version: 1, deadline, tray, waiter: 0 };
+        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray, waiter: 0 };
         both.here.pull(both.now, ask).map_err(|_| ()).unwrap();
         both.forth();
         both.open_and_find();

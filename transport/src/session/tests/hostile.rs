@@ -1,11 +1,20 @@
 //! A peer that breaks the protocol, or floods: a typed error or a bound, never more.
 
 use super::*;
+use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
 use crate::wire::{Abort, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
-    Request { id: Handle::from_bits(1 << 32 | number), step: 1, timeout_ms: 9, consumer: 0, producer: 0, key: "w" }
+    Request {
+        id: Handle::from_bits(1 << 32 | number),
+        step: 1,
+        timeout_ms: 9,
+        consumer: 0,
+        producer: 0,
+        if_gone: IfGone::Waits,
+        key: "w",
+    }
 }
 
 #[test]
@@ -35,7 +44,7 @@ fn handles_that_name_nothing_change_nothing() {
     for bits in [0, 1, u64::MAX, 2 << 32, 1 << 32 | 77, u64::MAX >> 1] {
         let unknown = Handle::from_bits(bits);
         let to_consumer = frames(|w| {
-            w.parked(unknown);
+            w.parked(unknown, 0);
             w.failure(&crate::wire::Failure { id: unknown, code: 14, reason: "x" });
         });
         pair.asking.hear(&to_consumer).unwrap();
@@ -182,7 +191,13 @@ fn a_set_that_is_swapped_under_a_pull_harms_nobody() {
             w.key_set(id, (0, 0), (keys.len() as u32, 0), keys.iter().copied());
         })
     };
-    let pull = crate::wire::Pull { id: Handle::from_bits(1 << 32 | 6), set: id, min_version: 0, timeout_ms: 9 };
+    let pull = crate::wire::Pull {
+        id: Handle::from_bits(1 << 32 | 6),
+        set: id,
+        min_version: 0,
+        timeout_ms: 9,
+        fail_if_gone: false,
+    };
     let mut end = End::new();
     end.hear(&name(&["a", "b", "c"])).unwrap();
     let found = |end: &mut End, slots: Vec<u32>| match end.session.poll_event() {
@@ -208,7 +223,13 @@ fn a_set_that_is_swapped_under_a_pull_harms_nobody() {
 #[test]
 fn a_pull_of_half_a_set_is_refused() {
     let id = Handle::from_bits(1 << 32 | 5);
-    let pull = crate::wire::Pull { id: Handle::from_bits(1 << 32 | 6), set: id, min_version: 0, timeout_ms: 9 };
+    let pull = crate::wire::Pull {
+        id: Handle::from_bits(1 << 32 | 6),
+        set: id,
+        min_version: 0,
+        timeout_ms: 9,
+        fail_if_gone: false,
+    };
     let mut end = End::new();
     let half = frames(|w| {
         w.key_set(id, (0, 0), (9, 0), ["a", "b"].into_iter());

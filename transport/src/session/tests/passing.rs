@@ -167,7 +167,14 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
         let keys = Arc::new(Keys::new(keys).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys.clone()).unwrap();
         let deadline = both.now + Duration::from_secs(60);
-        let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(keys.len()), waiter: keys.len() as u32 };
+        let ask = PullAsk {
+            set,
+            min_version: 1,
+            deadline,
+            fail_if_gone: false,
+            tray: Tray::new(keys.len()),
+            waiter: keys.len() as u32,
+        };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
         both.forth();
         both.find_set();
@@ -198,7 +205,7 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     for waiter in 0..PULLS as u32 {
-        let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(1), waiter };
+        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(1), waiter };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();
@@ -208,7 +215,7 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     both.store.push(Entry::new(1, 2, 64));
-    let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(2), waiter: 1000 };
+    let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(2), waiter: 1000 };
     both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     both.forth();
     both.find_set();
@@ -283,7 +290,10 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         let own = heap(LARGE);
         let address = own.as_ptr();
         tray.set_destination(0, own);
-        both.here.pull(both.now, PullAsk { set, min_version: 1, deadline, tray, waiter: 0 }).map_err(|_| ()).unwrap();
+        both.here
+            .pull(both.now, PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray, waiter: 0 })
+            .map_err(|_| ())
+            .unwrap();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
         for deposit in 0..2 {
             let meta = Meta::from_slice(both.store[0].meta.as_wire());
@@ -339,7 +349,7 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
     let deadline = both.now + Duration::from_secs(60);
     for (waiter, min_version) in [(1, 1), (2, 2)] {
-        let ask = PullAsk { set, min_version, deadline, tray: Tray::new(count), waiter };
+        let ask = PullAsk { set, min_version, deadline, fail_if_gone: false, tray: Tray::new(count), waiter };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();

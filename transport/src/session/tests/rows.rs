@@ -7,7 +7,7 @@ use crate::session::RowsAsked;
 
 fn ask(end: &mut End, key: &str, ids: &[u64], waiter: u32) -> Handle {
     let ask = Ask { step: 7, ..end.wanting(key, waiter) };
-    end.session.request_rows(end.now, ask, named(key, ids).as_rows()).unwrap()
+    end.session.request_rows(end.now, ask, named(key, ids).as_rows(), false).unwrap()
 }
 
 fn named(key: &str, ids: &[u64]) -> NamedRowsBuf {
@@ -107,7 +107,12 @@ fn rows_move_to_another_session_and_a_place_is_used_again_for_a_tensor() {
     asking.lose_link();
     ask(&mut asking, "user", &[5, 8], 1);
     let mut moved = Vec::new();
-    asking.session.take_requests(|_, _| true, |_, ask, fused, rows| moved.push((ask.key.to_owned(), fused, rows)));
+    asking.session.take_requests(
+        |_, _| true,
+        |_, ask, manner, rows| {
+            moved.push((ask.key.to_owned(), manner.fused, rows));
+        },
+    );
     assert_eq!(moved, [("user".to_owned(), true, Some(named("user", &[5, 8])))]);
     asking.ask("w", 2);
     asking.attach();

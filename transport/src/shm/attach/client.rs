@@ -80,12 +80,12 @@ pub struct Attached {
     pub socket: OwnedFd,
 }
 
-/// Attaches to the daemon that listens at `path`. An arena of up to `populate_max` bytes is populated: see
-/// [`SharedMemory::create`].
+/// Attaches to the daemon that listens at `path`. With `populate` the first pages of the arena are
+/// mapped: see [`SharedMemory::create`].
 ///
 /// # Errors
 /// [`AttachError`].
-pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) -> Result<Attached, AttachError> {
+pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> Result<Attached, AttachError> {
     let mut talk = Conversation::begin(path, &Request::Attach(wish.clone()), deadline)?;
     let (answer, mut arena) = talk.next()?;
     let welcome = match answer {
@@ -96,7 +96,7 @@ pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) 
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {
         return Err(AttachError::answer("a welcome comes with one descriptor"));
     };
-    let arena = SharedMemory::open(&arena, welcome.arena_bytes, welcome.arena_bytes <= populate_max)?;
+    let arena = SharedMemory::open(&arena, welcome.arena_bytes, populate)?;
     let mut shards = Vec::new();
     for expected in 0..welcome.shards {
         let (answer, mut descriptors) = talk.next()?;
@@ -124,12 +124,12 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     }
 }
 
-/// Asks the daemon at `path` for the arena of another client, of which it has told this process, and maps it to be read. One of up to
-/// `populate_max` bytes is populated.
+/// Asks the daemon at `path` for the arena of another client, of which it has told this process, and maps it to be read; with
+/// `populate`, its first pages one by one.
 ///
 /// # Errors
 /// [`AttachError`].
-pub fn map_arena(path: &Path, arena: u64, populate_max: u64, deadline: Instant) -> Result<ReadOnlyMemory, AttachError> {
+pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> Result<ReadOnlyMemory, AttachError> {
     let mut talk = Conversation::begin(path, &Request::Arena { version: VERSION, arena }, deadline)?;
     let (answer, mut memory) = talk.next()?;
     let bytes = match answer {
@@ -140,7 +140,7 @@ pub fn map_arena(path: &Path, arena: u64, populate_max: u64, deadline: Instant) 
     let (Some(memory), None) = (memory.pop(), memory.pop()) else {
         return Err(AttachError::answer("an arena comes with one descriptor"));
     };
-    Ok(ReadOnlyMemory::open(&memory, bytes, bytes <= populate_max)?)
+    Ok(ReadOnlyMemory::open(&memory, bytes, populate)?)
 }
 
 /// Asks the daemon at `path` for its figures, as JSON.

@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
 /// have the same.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
 /// a daemon can hand over to one of another release.
@@ -52,14 +52,16 @@ pub struct Attach {
     pub version: u32,
     /// The task that it is.
     pub task: String,
-    /// The requested arena size; the daemon may grant less.
+    /// The requested arena size.
     pub arena_bytes: u64,
+    /// The daemon may grant less.
+    pub or_less: bool,
 }
 
 impl Attach {
     /// A request of this version.
     pub fn new(task: impl Into<String>, arena_bytes: u64) -> Self {
-        Self { version: VERSION, task: task.into(), arena_bytes }
+        Self { version: VERSION, task: task.into(), arena_bytes, or_less: false }
     }
 }
 

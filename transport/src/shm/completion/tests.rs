@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{Completion, ReceivedAt};
 use crate::{
-    error::{Error, Operation},
+    error::{Error, Late, Operation},
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
         Record, Span,
@@ -36,15 +36,18 @@ fn errors() -> Vec<Error> {
     vec![
         Error::NotFound { task, reason: reason.into() },
         Error::unavailable("10.0.0.1:7000", reason),
-        Error::DeadlineExceeded {
+        Error::Left { task: "worker:1".into(), reason: reason.into() },
+        Error::from(Late {
             operation: Operation::Recv,
             step: -9,
             key: "grad/fc1".into(),
             waited: Duration::new(u64::MAX, 999_999_999),
             delivery_unknown: true,
-        },
-        Error::late(Operation::Send, 9, "", Duration::from_millis(1)),
-        Error::late(Operation::Push, 0, "q", Duration::ZERO),
+            awaited: reason.into(),
+        }),
+        Error::late(Operation::Send, 9, "", Duration::from_millis(1), ""),
+        Error::late(Operation::Push, 0, "q", Duration::ZERO, reason),
+        Error::TimedOut { reason: reason.into() },
         Error::Aborted { step: i64::MIN, reason: reason.into() },
         Error::full("limits.deposited_tensors_max", reason),
         Error::invalid("ungültig"),
@@ -109,10 +112,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_9_of_attaching_has_them() {
-    let mut lines = include_str!("version_9.txt").lines();
+fn records_lie_in_memory_as_version_10_of_attaching_has_them() {
+    let mut lines = include_str!("version_10.txt").lines();
     each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 9));
+    assert_eq!((lines.next(), VERSION), (None, 10));
 }
 
 #[test]

@@ -28,7 +28,12 @@ fn send<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<
 }
 
 fn recv(key: &str, destination: Option<Span>) -> Submission<'_> {
-    Submission::Recv { call: u32::MAX, peer: 1, step: i64::MIN, timeout_ms: NO_TIMEOUT, key, destination, fused: false }
+    let (step, timeout_ms, fused) = (i64::MIN, NO_TIMEOUT, false);
+    Submission::Recv { call: u32::MAX, peer: 1, step, timeout_ms, key, destination, fused, fail_if_gone: false }
+}
+
+fn pull(timeout_ms: u32, views: bool, fail_if_gone: bool) -> Submission<'static> {
+    Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms, views, fail_if_gone }
 }
 
 fn publish<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
@@ -48,7 +53,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
     let rows = NamedRows::parse(&[1, 0, 5, 0, 4, 0, 0, 0, b'w', 2, 5, 0, 0xa7, 2]).unwrap();
     let fused = |destination| {
         let (call, peer, step, timeout_ms, key) = (1, 2, 3, 4, "grad/fc1");
-        Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true }
+        Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true, fail_if_gone: true }
     };
     for submission in [
         Submission::Peer { number: u16::MAX, name: "worker7.example:2222" },
@@ -70,12 +75,15 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
             payload: PayloadAt::Arena(SPAN),
             more: false,
         },
+        Submission::Commit,
         Submission::Withdraw { key: "w" },
         Submission::OpenPlan { plan: u32::MAX, peer: u16::MAX, keys: u32::MAX },
         Submission::PlanKeys { plan: u32::MAX, keys },
-        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT, views: false },
-        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: 5, views: true },
-        Submission::Rows { call: 9, peer: 3, min_version: -2, timeout_ms: 5, rows },
+        pull(NO_TIMEOUT, false, false),
+        pull(5, true, false),
+        pull(5, false, true),
+        Submission::Rows { call: 9, peer: 3, min_version: -2, timeout_ms: 5, rows, fail_if_gone: false },
+        Submission::Rows { call: 9, peer: 3, min_version: -2, timeout_ms: 5, rows, fail_if_gone: true },
         Submission::ClosePlan { plan: u32::MAX },
         Submission::PlanPlace { call: u32::MAX, plan: 7, index: 9, span: SPAN },
         push("grads", &[1, 2, 3], PayloadAt::Inline(b"abc")),
@@ -108,10 +116,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_9_of_attaching_has_them() {
-    let mut lines = include_str!("version_9.txt").lines();
+fn records_lie_in_memory_as_version_10_of_attaching_has_them() {
+    let mut lines = include_str!("version_10.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 9));
+    assert_eq!((lines.next(), VERSION), (None, 10));
 }
 
 #[test]
@@ -210,9 +218,10 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(2, 0, &[0, 0, 0xffff << 48, 0]), "inline payload");
     assert_eq!(refused(1, 0, &[8 << 16, 0xff]), "name");
     assert_eq!(refused(5, 0, &[0, 8, 0xff]), "reason");
-    assert_eq!(refused(3, 4, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(3, 8, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 4, &[0; 3]), "an unknown flag");
     assert_eq!(refused(13, 2, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(22, 1, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 1, &[0; 4]), "a record is too short for its kind");
     assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
     assert_eq!(refused(15, 2, &[0; 3]), "an unknown flag");
@@ -235,8 +244,8 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..21,
-        flags in 0_u8..5,
+        kind in 0_u8..23,
+        flags in 0_u8..9,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,
         content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),

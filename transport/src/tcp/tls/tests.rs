@@ -148,6 +148,33 @@ fn a_side_that_does_not_name_the_protocol_is_of_another() {
 }
 
 #[test]
+fn both_sides_say_whose_certificate_is_not_believed_and_why() {
+    let (authority, other) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let of = |authority: &Authority, until| identity(&authority.certificate(), &authority.certify(&[], until).unwrap());
+    let now = SystemTime::now();
+    let good = of(&authority, now + DAY);
+    for (bad, here, there) in [
+        (
+            of(&authority, now - DAY / 48),
+            "the peer's certificate, or its authority's, expired 30 minutes ago",
+            "has expired",
+        ),
+        (
+            of(&other, now + DAY),
+            "of no authority in security.tls_authorities here",
+            "not in security.tls_authorities there",
+        ),
+    ] {
+        // As the called side: the caller sees it, and tells.
+        let [caller, called] = shake_hands(&good, &bad).map(|came| came.map_err(|error| error.to_string()));
+        assert!(caller.as_ref().unwrap_err().contains(here), "{caller:?}");
+        let told = called.unwrap_err();
+        assert!(told.contains("the peer rejects this side's certificate") && told.contains(there), "{told}");
+    }
+    assert_eq!([119 * 60, 120 * 60, 48 * 3600].map(span), ["119 minutes", "2 hours", "2 days"]);
+}
+
+#[test]
 fn a_bundle_of_some_hundred_authorities_makes_no_handshake_too_long() {
     let authority = Authority::new().unwrap();
     let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();

@@ -3,10 +3,9 @@
 use std::io;
 use std::ptr;
 
-use rdma_sys as sys;
-
 use super::choose::mtu_to_verbs;
 use super::owned::{CompletionQueue, Connection, Domain, SharedReceiveQueue, failure};
+use super::sys;
 use crate::verbs::VerbsSettings;
 use crate::verbs::device::{Attributes, Endpoint, VerbsError};
 
@@ -85,7 +84,7 @@ pub(super) fn connect(
     attributes.pkey_index = settings.pkey_index;
     attributes.port_num = own.port;
     attributes.qp_access_flags =
-        (sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ).0;
+        sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
     let set = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
     modify(connection, "queue pair to initialized", &mut attributes, set)?;
 
@@ -152,9 +151,9 @@ fn modify(
     connection: &Connection,
     step: &'static str,
     attributes: &mut sys::ibv_qp_attr,
-    set: sys::ibv_qp_attr_mask,
+    set: u32,
 ) -> Result<(), VerbsError> {
     // SAFETY: the queue pair lives, and the structure outlives the call.
-    let code = unsafe { sys::ibv_modify_qp(connection.as_ptr(), attributes, set.0.cast_signed()) };
+    let code = unsafe { sys::ibv_modify_qp(connection.as_ptr(), attributes, set.cast_signed()) };
     if code == 0 { Ok(()) } else { Err(VerbsError::system(step, &failure(code))) }
 }

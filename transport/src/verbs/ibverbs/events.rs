@@ -3,9 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-use rdma_sys as sys;
-
 use super::owned::Context;
+use super::sys::{self, ibv_event_type::*};
 use crate::verbs::device::AsyncEvent;
 
 /// What an event is about.
@@ -22,19 +21,19 @@ enum Meaning {
     Nothing,
 }
 
-/// The numbers are those of `ibv_event_type`; newer libraries have more than this one knows.
+/// Newer libraries have more kinds than this one knows.
 fn meaning(kind: u32) -> Meaning {
     match kind {
-        0 => Meaning::Device(AsyncEvent::CompletionQueueOverrun),
-        // Queue pair: fatal, request error, access error.
-        1..=3 => Meaning::QueuePair,
+        IBV_EVENT_CQ_ERR => Meaning::Device(AsyncEvent::CompletionQueueOverrun),
+        IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => Meaning::QueuePair,
         // The device, or the shard's only receive queue.
-        8 | 14 => Meaning::Device(AsyncEvent::DeviceFailed),
-        9 => Meaning::Port(AsyncEvent::PortUp),
-        10 => Meaning::Port(AsyncEvent::PortDown),
-        16 => Meaning::LastReceive,
-        // LID, client reregistration, GID.
-        11 | 17 | 18 => Meaning::Port(AsyncEvent::AddressChanged),
+        IBV_EVENT_DEVICE_FATAL | IBV_EVENT_SRQ_ERR => Meaning::Device(AsyncEvent::DeviceFailed),
+        IBV_EVENT_PORT_ACTIVE => Meaning::Port(AsyncEvent::PortUp),
+        IBV_EVENT_PORT_ERR => Meaning::Port(AsyncEvent::PortDown),
+        IBV_EVENT_QP_LAST_WQE_REACHED => Meaning::LastReceive,
+        IBV_EVENT_LID_CHANGE | IBV_EVENT_CLIENT_REREGISTER | IBV_EVENT_GID_CHANGE => {
+            Meaning::Port(AsyncEvent::AddressChanged)
+        }
         _ => Meaning::Nothing,
     }
 }
@@ -53,9 +52,8 @@ pub(super) fn next(context: &Context, port: u8, failed: &mut bool) -> Option<Asy
             // The device is gone, and its descriptor stays readable.
             return once(AsyncEvent::DeviceFailed, failed);
         }
-        // SAFETY: the call has filled the event. Its kind is read as the number that it is, which may be one that the
-        // enumeration does not have.
-        let kind = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        // SAFETY: the call has filled the event.
+        let kind = unsafe { (*event.as_ptr()).event_type };
         let found = match meaning(kind) {
             Meaning::Device(event) => Some(event),
             of_pair @ (Meaning::QueuePair | Meaning::LastReceive) => {
@@ -89,21 +87,20 @@ mod tests {
 
     #[test]
     fn events_are_understood() {
-        use sys::ibv_event_type::*;
-        assert_eq!(meaning(IBV_EVENT_CQ_ERR as u32), Meaning::Device(AsyncEvent::CompletionQueueOverrun));
-        for kind in [IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR] {
-            assert_eq!(meaning(kind as u32), Meaning::QueuePair);
+        assert_eq!(meaning(0), Meaning::Device(AsyncEvent::CompletionQueueOverrun));
+        for kind in [1, 2, 3] {
+            assert_eq!(meaning(kind), Meaning::QueuePair);
         }
-        for kind in [IBV_EVENT_DEVICE_FATAL, IBV_EVENT_SRQ_ERR] {
-            assert_eq!(meaning(kind as u32), Meaning::Device(AsyncEvent::DeviceFailed));
+        for kind in [8, 14] {
+            assert_eq!(meaning(kind), Meaning::Device(AsyncEvent::DeviceFailed));
         }
-        assert_eq!(meaning(IBV_EVENT_PORT_ACTIVE as u32), Meaning::Port(AsyncEvent::PortUp));
-        assert_eq!(meaning(IBV_EVENT_PORT_ERR as u32), Meaning::Port(AsyncEvent::PortDown));
-        for kind in [IBV_EVENT_LID_CHANGE, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE] {
-            assert_eq!(meaning(kind as u32), Meaning::Port(AsyncEvent::AddressChanged));
+        assert_eq!(meaning(9), Meaning::Port(AsyncEvent::PortUp));
+        assert_eq!(meaning(10), Meaning::Port(AsyncEvent::PortDown));
+        for kind in [11, 17, 18] {
+            assert_eq!(meaning(kind), Meaning::Port(AsyncEvent::AddressChanged));
         }
-        assert_eq!(meaning(IBV_EVENT_QP_LAST_WQE_REACHED as u32), Meaning::LastReceive);
-        for kind in [IBV_EVENT_COMM_EST as u32, 1000] {
+        assert_eq!(meaning(16), Meaning::LastReceive);
+        for kind in [4, 1000] {
             assert_eq!(meaning(kind), Meaning::Nothing);
         }
     }

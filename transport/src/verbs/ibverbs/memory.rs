@@ -3,18 +3,18 @@
 use std::io;
 
 use nix::sys::resource::{Resource, getrlimit};
-use rdma_sys::ibv_access_flags as flags;
 
 use super::owned::{Domain, MemoryRegion};
+use super::sys::ibv_access_flags as flags;
 use crate::verbs::device::{Access, VerbsError};
 
 /// What the device may do with a region.
 pub(super) fn access_flags(access: Access, has_windows: bool) -> u32 {
     let local = flags::IBV_ACCESS_LOCAL_WRITE;
     match access {
-        Access::Windows if has_windows => (local | flags::IBV_ACCESS_MW_BIND).0,
-        Access::Windows => local.0,
-        Access::Peers => (local | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
+        Access::Windows if has_windows => local | flags::IBV_ACCESS_MW_BIND,
+        Access::Windows => local,
+        Access::Peers => local | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE,
     }
 }
 

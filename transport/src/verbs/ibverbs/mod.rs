@@ -14,6 +14,7 @@ mod open;
 mod owned;
 mod registrar;
 mod slots;
+mod sys;
 mod windows;
 mod work;
 
@@ -22,7 +23,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use rdma_sys as sys;
 
 pub use choose::{DeviceSummary, GidKind, GidSummary, PortState, PortSummary};
 pub use open::devices;

@@ -2,18 +2,17 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::HashMap;
-use rdma_sys as sys;
-
 use super::IbDevice;
 use super::choose::{self, DeviceSummary};
 use super::memory;
 use super::owned::{Channel, CompletionQueue, DeviceList, Domain, SharedReceiveQueue, never_block};
 use super::slots::Slots;
+use super::sys;
 use super::windows::Windows;
 use super::work::{ReceiveList, SendList};
 use crate::verbs::VerbsSettings;
 use crate::verbs::device::{Attributes, VerbsError};
+use hashbrown::HashMap;
 
 /// Reads that a queue pair asks and answers at the same time, where the device offers more: what fills a path is far less,
 /// and some devices reserve memory for each.
@@ -53,7 +52,7 @@ impl IbDevice {
         // One more is each queue pair's own.
         let send_depth = cut(send_depth, limits.max_qp_wr.saturating_sub(1));
         let reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, READS_MAX);
-        let windows = sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+        let windows = sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 
         never_block(context.event_descriptor())?;
         // SAFETY: everything here goes into the `IbDevice` in the order of its fields, or is dropped in the reverse order

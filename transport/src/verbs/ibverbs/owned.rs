@@ -6,13 +6,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
+use super::choose::{self, DeviceSummary, GidKind, GidSummary, PortState, PortSummary};
+use super::sys;
+use crate::verbs::device::VerbsError;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
-use rdma_sys as sys;
-
-use super::choose::{self, DeviceSummary, GidKind, GidSummary, PortState, PortSummary};
-use crate::verbs::device::VerbsError;
 
 /// Declares the owner of a pointer and what frees it.
 macro_rules! owner {
@@ -62,6 +61,9 @@ impl DeviceList {
     /// # Errors
     /// The library is not installed, or the kernel has no RDMA.
     pub(super) fn read() -> Result<Self, VerbsError> {
+        if !sys::is_installed() {
+            return Err(Self::missing(&io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        }
         let mut count = 0;
         // SAFETY: `count` outlives the call.
         let list = unsafe { sys::ibv_get_device_list(&mut count) };
@@ -72,7 +74,6 @@ impl DeviceList {
     /// What a host lacks that cannot list its devices.
     pub(super) fn missing(error: &io::Error) -> VerbsError {
         let reason = match error.raw_os_error() {
-            // What the loader's wrappers answer where the library or the function is missing.
             Some(libc::EOPNOTSUPP) => "libibverbs.so.1 could not be loaded: install it (Debian: libibverbs1 and \
                                        ibverbs-providers; others: rdma-core)"
                 .to_owned(),
@@ -186,7 +187,7 @@ impl Context {
         Ok(PortSummary {
             number,
             state: PortState::from_verbs(port.state),
-            ethernet: port.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
+            ethernet: port.link_layer == sys::link_layer::IBV_LINK_LAYER_ETHERNET,
             lid: port.lid,
             mtu: choose::mtu_from_verbs(port.active_mtu),
             message_bytes_max: port.max_msg_sz,
@@ -200,10 +201,7 @@ impl Context {
         }
         let mut entries = Vec::with_capacity(room);
         // SAFETY: the context is open, and there is room for as many entries as are asked for.
-        let count = unsafe {
-            let size = size_of::<sys::ibv_gid_entry>();
-            sys::_ibv_query_gid_table(self.as_ptr(), entries.as_mut_ptr(), room, 0, size)
-        };
+        let count = unsafe { sys::ibv_query_gid_table(self.as_ptr(), entries.as_mut_ptr(), room) };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::from_raw_os_error(i32::try_from(-count).unwrap_or(libc::EIO));
             let reason = match error.raw_os_error() {

@@ -9,13 +9,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::{io, ptr, thread};
 
-use nix::sched::{sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
-use rdma_sys as sys;
-
 use super::memory::refused;
 use super::owned::{Domain, MemoryRegion};
+use super::sys;
 use crate::verbs::device::{DmaBuf, VerbsError};
+use nix::sched::{sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 /// A domain's pointer on its way to the thread.
 struct DomainPointer(*mut sys::ibv_pd);

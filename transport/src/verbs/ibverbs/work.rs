@@ -3,10 +3,9 @@
 
 use std::ptr;
 
-use rdma_sys as sys;
-
 use super::owned::{Connection, MemoryRegion, SharedReceiveQueue, failure};
 use super::slots::Slots;
+use super::sys;
 use super::windows::Windows;
 use crate::verbs::device::{Completion, Grant, Piece, Post, RECEIVED, Status, VerbsError, Work};
 
@@ -40,11 +39,11 @@ impl SendList {
     ) -> Result<(), VerbsError> {
         use sys::ibv_wr_opcode as opcode;
 
-        // SAFETY: the structure is numbers, pointers and unions of these, for which zeros are valid.
+        // SAFETY: the structure is numbers and pointers, for which zeros are valid.
         let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         request.wr_id = post.id;
         if post.signaled {
-            request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED;
         }
         let mut piece = Piece { address: 0, bytes: 0, lkey: 0 };
         match post.work {
@@ -58,21 +57,21 @@ impl SendList {
                     return Err(VerbsError::new("ibv_post_send", reason));
                 }
                 request.opcode = opcode::IBV_WR_SEND;
-                request.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+                request.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE;
                 piece = Piece { address, bytes, lkey: 0 };
             }
             Work::Write { from, to, word } => {
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;
                 if let Some(word) = word {
                     request.opcode = opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
-                    request.imm_data_invalidated_rkey_union.imm_data = word.to_be();
+                    request.imm_data = word.to_be();
                 }
-                request.wr.rdma = sys::rdma_t { remote_addr: to.address, rkey: to.rkey };
+                request.wr = sys::ibv_send_wr_remote::rdma(to.address, to.rkey);
                 piece = from;
             }
             Work::Read { into, from } => {
                 request.opcode = opcode::IBV_WR_RDMA_READ;
-                request.wr.rdma = sys::rdma_t { remote_addr: from.address, rkey: from.rkey };
+                request.wr = sys::ibv_send_wr_remote::rdma(from.address, from.rkey);
                 piece = into;
             }
             Work::Bind { window, rkey, region, address, bytes, grant } => {
@@ -87,20 +86,20 @@ impl SendList {
                     Grant::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
                 };
                 request.opcode = opcode::IBV_WR_BIND_MW;
-                request.bind_mw_tso_union.bind_mw = sys::bind_mw_t {
+                request.bind_mw = sys::ibv_send_wr_bind {
                     mw: held.as_ptr(),
                     rkey,
                     bind_info: sys::ibv_mw_bind_info {
                         mr: region.as_ptr(),
                         addr: address,
                         length: bytes,
-                        mw_access_flags: access.0,
+                        mw_access_flags: access,
                     },
                 };
             }
             Work::Invalidate { rkey } => {
                 request.opcode = opcode::IBV_WR_LOCAL_INV;
-                request.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
+                request.imm_data = rkey;
             }
         }
         // No piece instead of an empty one: to some devices a length of 0 means 2 GiB.
@@ -215,8 +214,7 @@ pub(super) fn completion(entry: &sys::ibv_wc) -> Completion {
         completion.bytes = entry.byte_len;
         // A word that comes with a message instead of a write is not the seam's: the buffer has been written to then.
         if entry.opcode == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM {
-            // SAFETY: every bit pattern is a number.
-            completion.word = Some(u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data }));
+            completion.word = Some(u32::from_be(entry.imm_data));
         }
     }
     completion
@@ -251,13 +249,9 @@ mod tests {
         let said: Vec<_> =
             list.requests.iter().map(|request| (request.opcode, request.send_flags, request.num_sge)).collect();
         assert_eq!(said, [(2, 2, 1), (2, 8, 1), (1, 2, 1), (0, 0, 0), (4, 2, 1), (7, 0, 0)]);
-        // SAFETY: these are the fields that were written; numbers in any case.
-        unsafe {
-            let word = list.requests[2].imm_data_invalidated_rkey_union.imm_data;
-            assert_eq!(word.to_ne_bytes(), [1, 2, 3, 4]);
-            assert_eq!(list.requests[2].wr.rdma.remote_addr, 8192);
-            assert_eq!(list.requests[5].imm_data_invalidated_rkey_union.invalidated_rkey, 77);
-        }
+        assert_eq!(list.requests[2].imm_data.to_ne_bytes(), [1, 2, 3, 4]);
+        assert_eq!(list.requests[2].wr.remote_addr, 8192);
+        assert_eq!(list.requests[5].imm_data, 77);
         assert_eq!((list.pieces[0].addr, list.pieces[0].length, list.pieces[0].lkey), (4096, 10, 7));
     }
 
@@ -291,10 +285,10 @@ mod tests {
         entry.qp_num = 17;
         entry.byte_len = 99;
         entry.opcode = sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        entry.imm_data_invalidated_rkey_union.imm_data = 0x0102_0304_u32.to_be();
+        entry.imm_data = 0x0102_0304_u32.to_be();
         let received = completion(&entry);
         assert_eq!((received.bytes, received.word, received.queue_pair), (99, Some(0x0102_0304), 17));
-        entry.opcode = sys::ibv_wc_opcode::IBV_WC_RECV;
+        entry.opcode = 1 << 7;
         assert_eq!(completion(&entry).word, None);
         entry.status = 5;
         let flushed = completion(&entry);

@@ -1,18 +1,16 @@
 //! The ledgers of all processes, as one.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-use crate::traffic::ledger::{Holdings, Line, Outcome, What};
+use crate::traffic::ledger::{Arrival, Line, Outcome, What};
 
 /// A call of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) task: usize,
     pub(crate) life: u32,
-    pub(crate) number: u64,
+    number: u64,
     pub(crate) began: u64,
     /// Its deadline.
     pub(crate) until: u64,
@@ -30,27 +28,11 @@ impl Call {
     pub(crate) fn over(&self) -> u64 {
         self.end.as_ref().map_or(self.until, |(at, _)| *at)
     }
-}
 
-impl fmt::Display for Call {
-    /// As its ledger has it.
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Call { task, life, number, began, until, what, end } = self;
-        write!(out, "[task{task}.{life}: call {number} from {began} to {until}, {what:?}: ")?;
-        match end {
-            Some((at, outcome)) => write!(out, "at {at} {outcome:?}]"),
-            None => out.write_str("no end]"),
-        }
+    /// Its task and all others of it.
+    pub(crate) fn concerned(&self) -> Vec<usize> {
+        [&self.what.peers[..], &[self.task]].concat()
     }
-}
-
-/// A tensor that came out of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Accepted {
-    pub(crate) at: u64,
-    pub(crate) from: usize,
-    pub(crate) life: u32,
-    pub(crate) number: u64,
 }
 
 /// What one process did.
@@ -60,13 +42,9 @@ pub(crate) struct Life {
     pub(crate) number: u32,
     /// It was told to finish, and not killed.
     pub(crate) finished: bool,
-    pub(crate) attached: Option<u64>,
     pub(crate) calls: Vec<Call>,
-    pub(crate) accepted: Vec<Accepted>,
+    pub(crate) arrivals: Vec<Arrival>,
     pub(crate) held: Vec<(u64, u64)>,
-    pub(crate) holdings: Vec<(u64, Holdings)>,
-    /// The places of the calls that have not ended, by number.
-    open: HashMap<u64, usize>,
 }
 
 impl Life {
@@ -77,36 +55,31 @@ impl Life {
 
     /// Reads a ledger. The last line of a process that was killed may be cut off.
     fn read(&mut self, text: &str) -> Result<(), String> {
-        let mut lines = text.lines().peekable();
-        while let Some(text) = lines.next() {
-            match serde_json::from_str(text) {
-                Ok(line) => self.add(line)?,
-                Err(_) if lines.peek().is_none() && !self.finished => {}
-                Err(error) => return Err(format!("not a line of a ledger ({error}): {text}")),
-            }
+        let (whole, rest) = text.rsplit_once('\n').unwrap_or(("", text));
+        if self.finished && !rest.is_empty() {
+            return Err(format!("a line is cut off: {rest}"));
         }
-        Ok(())
+        whole.lines().try_for_each(|line| {
+            let read = serde_json::from_str(line).map_err(|error| format!("not a line of a ledger ({error}): {line}"));
+            self.add(read?)
+        })
     }
 
     /// Adds a line.
-    ///
-    /// # Errors
-    /// It ends a call that is not in flight.
     pub(super) fn add(&mut self, line: Line) -> Result<(), String> {
         match line {
-            Line::Attached { at } => self.attached = Some(at),
             Line::Begin { call, at, until, what } => {
-                self.open.insert(call, self.calls.len());
                 let (task, life) = (self.task, self.number);
                 self.calls.push(Call { task, life, number: call, began: at, until, what, end: None });
             }
-            Line::End { call, at, outcome } => match self.open.remove(&call) {
-                Some(place) => self.calls[place].end = Some((at, outcome)),
-                None => return Err(format!("call {call} ended twice, or never began")),
-            },
-            Line::Accepted { at, from, life, number } => self.accepted.push(Accepted { at, from, life, number }),
+            Line::End { call, at, outcome } => {
+                let mut open = self.calls.iter_mut().rev().filter(|open| open.end.is_none());
+                let ended = open.find(|open| open.number == call);
+                ended.ok_or_else(|| format!("call {call} ended twice, or never began"))?.end = Some((at, outcome));
+            }
+            Line::Arrived(arrival) => self.arrivals.push(arrival),
             Line::Held { from, until } => self.held.push((from, until)),
-            Line::Holds { at, holdings } => self.holdings.push((at, holdings)),
+            Line::Holds(_) => {}
         }
         Ok(())
     }
@@ -121,9 +94,6 @@ pub(crate) struct Books {
 
 impl Books {
     /// Reads the ledgers of so many processes of each task; all but the last were killed.
-    ///
-    /// # Errors
-    /// One is missing or unreadable.
     pub(crate) fn read(lives: &[u32], path: impl Fn(usize, u32) -> PathBuf) -> Result<Books, String> {
         let mut books = Books::default();
         for (task, &count) in lives.iter().enumerate() {
@@ -149,40 +119,29 @@ impl Books {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn lines(lines: &[Line]) -> String {
-        lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect()
-    }
+    use crate::traffic::ledger::Kind;
 
     #[test]
     fn a_ledger_is_read_up_to_where_its_process_was_killed() {
-        let mut life = Life::new(3, 0, false);
-        let push = What::Push { to: 1, number: 2, bytes: 3 };
-        let text = lines(&[
-            Line::Attached { at: 5 },
-            Line::Begin { call: 0, at: 10, until: 20, what: push },
-            Line::Begin { call: 1, at: 11, until: 21, what: What::Accept },
-            Line::Accepted { at: 12, from: 2, life: 0, number: 7 },
-            Line::End { call: 1, at: 13, outcome: Outcome::Took(1) },
-            Line::Held { from: 1, until: 2 },
+        let arrival = Arrival { at: 12, kind: Kind::Push, from: 2, life: 0, number: 7 };
+        let lines = [
+            Line::Begin { call: 0, at: 10, until: 20, what: What::new(Kind::Push, &[1], 2) },
+            Line::Begin { call: 1, at: 11, until: 21, what: What::new(Kind::Accept, &[], 0) },
+            Line::Arrived(arrival),
+            Line::End { call: 1, at: 13, outcome: Outcome::Ok },
             Line::End { call: 0, at: 14, outcome: Outcome::Ok },
-        ]);
-        life.read(&text[..text.len() - 2]).unwrap();
-        assert_eq!((life.attached, life.calls.len(), life.held.len()), (Some(5), 2, 1));
+        ];
+        let text: String = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+        let cut = &text[..text.len() - 2];
+        let mut life = Life::new(3, 0, false);
+        life.read(cut).unwrap();
+        assert_eq!((life.calls.len(), life.arrivals), (2, vec![arrival]));
         assert_eq!(life.calls[0].outcome(), None);
-        assert_eq!(life.calls[1].outcome(), Some(&Outcome::Took(1)));
-        assert_eq!(life.accepted, [Accepted { at: 12, from: 2, life: 0, number: 7 }]);
-        let shown = "[task3.0: call 0 from 10 to 20, Push { to: 1, number: 2, bytes: 3 }: no end]";
-        assert_eq!(life.calls[0].to_string(), shown);
-    }
-
-    #[test]
-    fn one_that_was_not_killed_is_whole() {
-        let mut life = Life::new(0, 0, true);
-        let text = lines(&[Line::Attached { at: 5 }, Line::Held { from: 1, until: 2 }]);
-        assert!(life.read(&text[..text.len() - 2]).is_err());
-        let unbegun = lines(&[Line::End { call: 0, at: 1, outcome: Outcome::Ok }, Line::Attached { at: 5 }]);
-        assert!(Life::default().read(&unbegun).unwrap_err().contains("never began"));
+        assert_eq!(life.calls[1].outcome(), Some(&Outcome::Ok));
+        // One that was not killed is whole.
+        assert!(Life::new(3, 0, true).read(cut).is_err() && Life::new(3, 0, true).read(&text).is_ok());
         assert!(Life::default().read(&format!("no line\n{text}")).is_err());
+        let unbegun = format!("{}\n", text.lines().last().unwrap());
+        assert!(Life::default().read(&unbegun).unwrap_err().contains("never began"));
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::Verdict;
 use super::books::{Books, Call, Life};
-use crate::chaos::deeds::{Deed, Victim};
+use crate::chaos::deeds::{Harm, Victim};
 use crate::chaos::history::{Done, History, micros, overlap};
-use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, HOSTS, PEER_TIMEOUT, Patience, TASKS, host_of};
+use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, HOSTS, PEER_TIMEOUT, TASKS, host_of};
 use crate::traffic::ATTACH_TIMEOUT;
-use crate::traffic::ledger::{Outcome, What};
+use crate::traffic::ledger::{Kind, Outcome};
 
 /// What a call may take beyond its deadline: a client ends it a second later if its daemon says nothing (`client/src/lib.rs`), and
 /// before it begins, room in the ring is waited for as long.
@@ -32,7 +32,9 @@ pub(super) fn judge(books: &Books, history: &History, verdict: &mut Verdict) {
         life.calls.iter().for_each(|call| deadline(call, life, history, verdict));
     }
     for done in &history.done {
-        if let Deed::Cut(host, Cut::Pulled | Cut::Silent | Cut::OneWay) = done.deed {
+        if let (Harm::Cut(Cut::Pulled | Cut::Silent | Cut::OneWay), Victim::Cable(host)) =
+            (done.deed.harm, done.deed.victim)
+        {
             returned(host, done, books, history, verdict);
         }
         told(done, books, history, verdict);
@@ -42,7 +44,7 @@ pub(super) fn judge(books: &Books, history: &History, verdict: &mut Verdict) {
 fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) {
     let Some((at, _)) = &call.end else {
         if life.finished {
-            verdict.violations.push(format!("never ended {call}"));
+            verdict.blame("never ended", call);
         }
         return;
     };
@@ -51,11 +53,12 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     let excused = history.standstill(call.task, from, until) + held;
     let late = at.saturating_sub(call.until).saturating_sub(excused);
     // A publication has no deadline, and an accept that ends at its own has just found nothing.
-    if late > 0 && !matches!(call.what, What::Publish { .. } | What::Write { .. } | What::Accept | What::AcceptRows) {
+    let has_none = matches!(call.what.kind, Kind::Publish | Kind::WriteRows | Kind::Accept | Kind::AcceptRows);
+    if late > 0 && !has_none {
         verdict.times.entry(LATE).or_default().push(late);
     }
     if late > micros(GRACE + ATTACH_TIMEOUT + BUSY) {
-        verdict.violations.push(format!("ended {:.3} s after its deadline {call}", late as f64 / 1e6));
+        verdict.blame(&format!("ended {:.3} s after its deadline", late as f64 / 1e6), call);
     }
 }
 
@@ -83,23 +86,22 @@ fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: 
 
 /// When a call showed that tensors pass between two hosts, after that time.
 fn passed(call: &Call, after: u64, one: usize, two: usize) -> Option<u64> {
-    let peer = match (&call.what, call.outcome()?) {
-        (What::Recv { from, .. }, Outcome::Got { .. }) => *from,
-        (What::Pull { from, .. }, Outcome::Pulled(_)) => *from,
-        (What::Push { to, .. } | What::Send { to, .. }, Outcome::Ok) => *to,
-        _ => return None,
+    let has_passed = match (call.what.kind, call.outcome()?) {
+        (Kind::Recv, outcome) => matches!(outcome, Outcome::Got(_)),
+        (Kind::Pull, outcome) => matches!(outcome, Outcome::Pulled(_)),
+        (kind, outcome) => matches!(kind, Kind::Push | Kind::Send) && *outcome == Outcome::Ok,
     };
-    let hosts = (host_of(call.task), host_of(peer));
+    let hosts = (host_of(call.task), host_of(*call.what.peers.first()?));
     let at = call.over();
-    (at > after && (hosts == (one, two) || hosts == (two, one))).then_some(at)
+    (has_passed && at > after && (hosts == (one, two) || hosts == (two, one))).then_some(at)
 }
 
 /// How soon those who waited for a peer heard of its loss.
 fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
-    let (bound, measured) = match done.deed {
-        Deed::KillDaemon(_) => (HEARTBEAT, CLOSED_TOLD),
-        Deed::KillTask(_) => (HEARTBEAT, CLIENT_TOLD),
-        Deed::Cut(_, Cut::Silent | Cut::OneWay) | Deed::StopDaemon(_) if history.patience == Patience::Short => {
+    let (bound, measured) = match (done.deed.harm, done.deed.victim) {
+        (Harm::Kill, Victim::Daemon(_)) => (HEARTBEAT, CLOSED_TOLD),
+        (Harm::Kill, Victim::Task(_)) => (HEARTBEAT, CLIENT_TOLD),
+        (Harm::Cut(Cut::Silent | Cut::OneWay), _) | (Harm::Stop, Victim::Daemon(_)) if !history.is_patient => {
             (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, SILENT_TOLD)
         }
         _ => return,
@@ -109,15 +111,14 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
         // It was over before anybody had to notice.
         return;
     }
-    let lost = |task: usize| match done.deed.victim() {
+    let lost = |task: usize| match done.deed.victim {
         Victim::Task(victim) => task == victim,
         _ => History::reaches(done.deed, task),
     };
-    let waits = |call: &&Call| matches!(call.what, What::Stand { from } if lost(from) && !lost(call.task));
+    let waits = |call: &&Call| call.what.kind == Kind::Stand && lost(call.what.peers[0]) && !lost(call.task);
     for call in books.calls().filter(waits) {
-        let What::Stand { from } = call.what else { continue };
         let stood = call.began < done.began && call.over() > done.began;
-        let both = [from, call.task];
+        let both = call.concerned();
         let others = history.felt(&both, done.began, done.began + allowed).filter(|other| other.began != done.began);
         // Who began a moment before may not have asked yet.
         if !stood || done.began - call.began < micros(HEARTBEAT) || others.count() > 0 || call.end.is_none() {
@@ -125,10 +126,8 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
         }
         let took = call.over() - done.began;
         if took > allowed || !call.outcome().is_some_and(|end| end.is_failed_with(sealane::Code::Unavailable)) {
-            let (what, seconds) = (done.deed, took as f64 / 1e6);
-            verdict
-                .violations
-                .push(format!("heard {seconds:.3} s after '{what}', at most {allowed} us are allowed {call}"));
+            let (deed, seconds) = (done.deed, took as f64 / 1e6);
+            verdict.blame(&format!("heard {seconds:.3} s after '{deed}', at most {allowed} us are allowed"), call);
         }
         verdict.times.entry(measured).or_default().push(took);
     }

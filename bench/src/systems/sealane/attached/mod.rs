@@ -1,35 +1,36 @@
 //! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
-//! client to engine to client; `rounds.rs` and `views.rs` say what is timed.
+//! client to engine to client; `rounds.rs` and `steps.rs` say what is timed.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
 
-mod pushes;
 mod rounds;
-mod views;
+mod steps;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sealane::{Attach, Polling, Task};
+use sealane::{Attach, Buffer, DType, Error, Polling, Task, TensorMeta};
 use sealane_fusion::{ClientEnds, Engine, SharedArena};
 use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
 use super::engine::{self, Links, NAME, PS, WORKER, map};
+use super::streams;
 use crate::error::BenchError;
-use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
+use crate::limits::{CONNECT_LIMIT, FILL, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
-use crate::plan::{Bench, Fuse, Plan};
+use crate::plan::{Bench, Fuse, Plan, SystemName};
 use crate::sample::Sample;
 use crate::system::{Rounds, System};
+use crate::systems::client::measure_now;
 use crate::systems::sockets::Meeting;
-use pushes::Pushes;
-use rounds::{Clients, Steps};
-use views::Views;
+use rounds::Clients;
+use steps::{Steps, Views};
 
 /// Two clients of an engine, and what they do.
 struct Attached {
@@ -41,16 +42,14 @@ struct Attached {
 
 enum Play {
     Tensors(Clients),
-    Pushes(Pushes),
     Views(Views),
     Steps(Steps),
 }
 
 impl Play {
-    fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, ::sealane::Error> {
-        Ok(match (plan.bench, plan.fuse) {
-            (Bench::Fuse, _) => Play::Steps(Steps::new(plan, ps, worker)?),
-            (_, Fuse::Push) => Play::Pushes(Pushes::new(plan, ps, worker)?),
+    fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, Error> {
+        Ok(match plan.bench {
+            Bench::Fuse => Play::Steps(Steps::new(plan, ps, worker)?),
             _ if plan.views => Play::Views(Views::new(plan, ps, worker)?),
             _ => Play::Tensors(Clients::new(plan, ps, worker)?),
         })
@@ -61,21 +60,24 @@ impl Play {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let plan = job.plan.clone();
-    System::with_peer(&job, program, move |_| {
-        let clients = attach(&meeting, &plan, PS)
-            .and_then(|ps| Play::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
-            .map_err(BenchError::sealane("attach"))?;
+    let plan = streams::rested(&job);
+    System::with_peer(&job, program, |_| {
+        let attach = |task| attach(&meeting, &plan, task).map_err(BenchError::sealane("attach"));
+        let (ps, worker) = (attach(PS)?, attach(WORKER)?);
+        if job.system == SystemName::Stream {
+            return streams::between(&plan, ps, &worker);
+        }
+        let clients = Play::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
         Ok(System::new(NAME, variant(&plan), Attached { plan, clients, _meeting: meeting }))
     })
 }
 
-pub(super) fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
+fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, Error> {
     let attach = Attach::new(task)
         .socket(meeting.socket())
         .arena_bytes(match plan.bench {
             Bench::Fuse => step_bytes(&plan.step),
-            _ if plan.views => views::arena_bytes(plan),
+            _ if plan.views => steps::arena_bytes(plan),
             _ => rounds::arena_bytes(plan),
         })
         .timeout(CONNECT_LIMIT);
@@ -89,26 +91,38 @@ fn variant(plan: &Plan) -> String {
         (Bench::Latency, _) => "parking, through the daemon".to_owned(),
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
         (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
-        (Bench::Rate, Fuse::Push) => "polling, push".to_owned(),
         (Bench::Bandwidth, _) if plan.views => format!("polling, views, window {}", plan.window),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
-        (Bench::Fuse, _) => "polling, batched calls".to_owned(),
-        (none, _) => none.is_measured_elsewhere(),
+        _ => "polling, batched calls".to_owned(),
     }
 }
 
 impl Rounds for Attached {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let sample = match (&mut self.clients, self.plan.bench) {
-            (Play::Steps(steps), _) => steps.round(&self.plan, length),
-            (Play::Pushes(pushes), _) => pushes.round(&self.plan, length),
-            (Play::Views(views), _) => views.throughput(&self.plan, length),
-            (Play::Tensors(clients), Bench::Latency) => clients.round_trips(&self.plan, length),
-            (Play::Tensors(clients), _) => clients.throughput(&self.plan, length),
-        };
-        sample.map_err(BenchError::sealane("move tensors"))
+        let plan = &self.plan;
+        match &mut self.clients {
+            Play::Tensors(clients) => measure_now(clients, plan, length),
+            Play::Views(views) => measure_now(views, plan, length),
+            Play::Steps(steps) => {
+                let sample = measure_now(steps, plan, length)?;
+                steps.check().map(|()| sample)
+            }
+        }
     }
+}
+
+/// A call of a client that failed.
+fn unmoved(error: impl ToString) -> BenchError {
+    BenchError::sealane("move tensors")(error)
+}
+
+/// A tensor that is sent again and again, from memory of the client's arena, or of the heap if it travels in the ring.
+fn kept(task: &Task, bytes: usize, in_arena: bool) -> Result<(TensorMeta, Bytes), Error> {
+    let mut memory = if in_arena { task.alloc(bytes)? } else { Buffer::from_vec(vec![0; bytes]) };
+    memory.fill(FILL);
+    let memory = Bytes::from_owner(memory);
+    Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, memory))
 }
 
 /// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
@@ -117,7 +131,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_
 
 /// Memory for tensors received without a destination, of which there are none that need it but those of steps: small ones
 /// lie in the ring, large ones have a destination.
-pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
+const AREA_BYTES: u64 = 1 << 20;
 
 /// The engine's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
@@ -126,12 +140,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(0)?;
-    let area_bytes = match (job.plan.bench, job.plan.fuse) {
-        (Bench::Fuse, _) => step_bytes(&job.plan.step),
-        // A queue has at most half of it.
-        (_, Fuse::Push) => 2 * rounds::arena_bytes(&job.plan),
-        _ => AREA_BYTES,
-    };
+    let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     if job.plan.views {
         show_arenas(&engine, &clients)?;

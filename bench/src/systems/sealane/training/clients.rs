@@ -1,17 +1,15 @@
-//! Workers that are clients of the parameter servers' engine, attached through the crate `sealane` as training processes of
-//! its host are: each with a thread, an arena and rings of its own. The parameter servers are code on the engine's shard, as
-//! over the other links; one that is a client as well would have a hop more. All workers are in this process and share its
-//! CPU. Bounded by [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
-//!
-//! Where rows of tables are pulled, or the same tables whole, workers over TCP are tasks as well: of one engine in this process, each
-//! with a connection of its own with every ps.
+//! Workers that are tasks of the crate `sealane`, as training processes are, each with a thread: over shm, clients of the parameter
+//! servers' engine, attached with an arena and rings of their own; elsewhere, tasks of one engine in this process, each with a
+//! connection of its own with every ps. The parameter servers are code on their engine's shard, whatever the link; one that is a
+//! client as well would have a hop more. All workers are in this process and share its CPU. Bounded by
+//! [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
 //!
 //! All pulls of a step are begun before the first is waited for, rows come first, and what came from a ps is followed by what is
 //! pushed to it.
 
 use std::collections::VecDeque;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sealane::{
@@ -19,86 +17,132 @@ use sealane::{
     Sending, Task, Tensor, TensorMeta,
 };
 use sealane_fusion::Engine;
+use sealane_transport::verbs::Verbs;
 
-use super::super::engine::{self, QUEUE, key_of, ps_task};
+use super::super::engine::{self, QUEUE, key_of, on_shard, ps_task};
 use super::super::peers;
-use super::super::rows::{self, Rows};
-use super::memory::{Copies, OPEN_FILES, arena_bytes};
-use super::servers;
+use super::memory::{OPEN_FILES, arena_bytes};
+use super::rows::Rows;
+use super::servers::{self, REGISTERED_BYTES};
 use crate::error::BenchError;
-use crate::limits::{CONNECT_LIMIT, FILL, STALL_LIMIT};
+use crate::limits::{CONNECT_LIMIT, FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Fuse, Link, Mode, Plan, SystemName, Training, Variant};
+use crate::plan::{Bench, Fuse, Link, Mode, Plan, SystemName, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
+use crate::systems::rows::bytes_of_each;
 use crate::systems::sockets::Meeting;
-use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
+use crate::systems::training::{self, Share, StepLog, Threads, Trainees};
 
-/// All workers, and their engine where it is in this process.
-struct Clients {
-    workers: Vec<Worker>,
-    engine: Option<Engine>,
-}
+/// Buffers of the shared receive queue over verbs: of 16 KiB each, and more than a few ps can have on their way.
+const QUEUE_DEPTH: u32 = 256;
 
-/// Parameter servers in a process of their own, and a client of their engine for every worker.
+/// Parameter servers in a process of their own, and a task for every worker.
 pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let workers = training::of(&job.plan).size.workers;
-    let connections = if job.plan.link == Link::Shm { 0 } else { training::of(&job.plan).size.ps };
+    let plan = &super::pulled(job);
+    let workers = training::of(plan).size.workers;
+    let connections = if plan.link == Link::Shm { 0 } else { training::of(plan).size.ps };
     process::allow_open_files("--workers", workers, OPEN_FILES + connections)?;
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     System::with_peer(&job, program, |peer| {
         let growth = Growth::of(peer.process_id())?;
-        let plan = &job.plan;
-        let engine = match plan.link {
-            Link::Shm => None,
-            _ => Some(host(plan, &peer.ready().ports)?),
-        };
-        let task = |number| match &engine {
-            None => {
-                let attach = Attach::new(&peers::task(number)).socket(meeting.socket()).arena_bytes(arena_bytes(plan));
-                attach.timeout(CONNECT_LIMIT).polling(polling(plan)).attach()
+        let (verbs, opened) = engine::verbs_settings(plan).unzip();
+        let mut threads = match plan.link {
+            Link::Shm => {
+                let attach = |number| {
+                    let attach = Attach::new(&peers::task(number)).socket(meeting.socket());
+                    let attach = attach.arena_bytes(arena_bytes(plan)).timeout(CONNECT_LIMIT);
+                    attach.polling(polling(plan)).attach().map_err(BenchError::sealane("attach"))
+                };
+                join(plan, None, attach)?
             }
-            Some(engine) => engine.task(&peers::task(number)).map(Task::from),
+            _ => hosted(plan, &peer.ready().ports, verbs)?,
         };
-        let workers = (0..workers).map(|number| Worker::new(plan, number, task(number)?));
-        let workers = workers.collect::<Result<_, ::sealane::Error>>().map_err(BenchError::sealane("attach"))?;
-        let clients = Clients { workers, engine };
+        if plan.link == Link::Verbs {
+            // The first pull makes the queue pairs.
+            threads.train(1, &mut StepLog::begin(workers))?;
+        }
         let each = growth.bytes_each(training::of(plan).pairs())?;
-        training::system((job.system.as_str(), described(&job)), plan, clients, each, peer)
+        // Of what is pulled whole, the rows that are named are counted all the same.
+        let system = training::system((job.system.as_str(), described(&job)), &job.plan, threads, each, peer)?;
+        Ok(system.with_device(opened.and_then(|opened| opened.get().cloned())))
     })
 }
 
-/// The engine of all workers, which call parameter servers at these ports.
-fn host(plan: &Plan, ports: &[u16]) -> Result<Engine, BenchError> {
+/// The workers of an engine of this process, which call parameter servers at these ports.
+pub(super) fn hosted(plan: &Plan, ports: &[u16], verbs: Option<Verbs>) -> Result<Threads<Worker>, BenchError> {
+    let engine = host(plan, ports, verbs)?;
+    let task = |number| engine.task(&peers::task(number)).map(Task::from).map_err(BenchError::sealane("start"));
+    let tasks = (0..training::of(plan).size.workers).map(task).collect::<Result<Vec<_>, _>>()?;
+    let mut tasks = tasks.into_iter();
+    join(plan, Some(engine), move |_| Ok(tasks.next().expect("one for each worker")))
+}
+
+/// A worker for each task; what has moved is known of those that have an engine here.
+fn join(
+    plan: &Plan,
+    engine: Option<Engine>,
+    mut task: impl FnMut(usize) -> Result<Task, BenchError>,
+) -> Result<Threads<Worker>, BenchError> {
+    let worker = |number| Worker::new(plan, number, task(number)?, engine.as_ref());
+    let workers = (0..training::of(plan).size.workers).map(worker).collect::<Result<_, _>>()?;
+    // Records in rings are no messages, and nobody counts them.
+    let moved = move || engine.as_ref().map(engine::moved).transpose();
+    Ok(Threads { workers, moved: Box::new(moved) })
+}
+
+fn host(plan: &Plan, ports: &[u16], mut verbs: Option<Verbs>) -> Result<Engine, BenchError> {
     let training = training::of(plan);
-    let names: Vec<String> = (0..training.size.workers).map(peers::task).collect();
-    // Each worker is at a transport address of its own, and so has a connection with each ps.
+    let workers = training.size.workers;
+    let names: Vec<String> = (0..workers).map(peers::task).collect();
+    // Each worker is at a transport address of its own, and so has a connection with each ps. They call, and are not called: any
+    // address will do.
     let listeners = names.iter().map(|_| Ok(engine::listener(plan)?.0)).collect::<Result<_, BenchError>>()?;
-    let mut settings = engine::settings(plan, &servers::map(training, ports), &names, listeners, None)?;
+    if let Some(verbs) = &mut verbs {
+        verbs.settings.queue_depth = QUEUE_DEPTH;
+    }
+    let mut settings = engine::settings(plan, &servers::map(training, ports), &names, listeners, verbs)?;
     settings.links_max = settings.links_max.max(2 * training.pairs());
     engine::let_rest(&mut settings);
-    settings.request_timeout = STALL_LIMIT + Duration::from_micros(training.compute_us);
+    settings.connect_timeout = CONNECT_LIMIT;
+    settings.request_timeout = request_timeout(plan);
     settings.fuse = engine::fuse(plan);
     settings.session.window = plan.window;
     // The workers, which share its CPU, would have to wait for a shard that spins.
     settings.runtime.polling = Polling::Park;
     // A plan keeps what it has pulled, and all parameter servers answer all workers at once.
-    let pulled = engine::room_bytes(&plan.step) + engine::room_bytes(&rows::bytes_of_each(plan));
-    settings.slab_receive_bytes += training.size.workers * pulled;
+    let pulled = workers * (engine::room_bytes(&plan.step) + engine::room_bytes(&bytes_of_each(plan)));
+    settings.slab_receive_bytes += pulled;
+    if plan.link == Link::Verbs {
+        // What the device reaches is taken from the machine at once: no more than what lies there.
+        settings.slab_receive_bytes = REGISTERED_BYTES + pulled;
+        settings.slab_send_bytes = REGISTERED_BYTES + pulled + 2 * workers * engine::room_bytes(&training.push);
+    }
     engine::start(settings)
+}
+
+/// How long a worker waits for a tensor, which in synchronous mode may wait for all that the others move in a step.
+fn request_timeout(plan: &Plan) -> Duration {
+    let training = training::of(plan);
+    let step: usize = plan.step.iter().chain(&training.push).sum();
+    let slowest = (step * training.size.workers / SLOWEST_BYTES_PER_SECOND) as u64;
+    STALL_LIMIT + Duration::from_micros(training.compute_us) + Duration::from_secs(slowest)
 }
 
 /// The variant, with what a shared CPU forbids, and how tables are pulled.
 fn described(job: &PeerJob) -> String {
     let plan = &job.plan;
-    let waiting = if plan.polling && shares_cpu(plan) { ", workers parking" } else { "" };
-    let tables = match job.system {
-        SystemName::Whole => ", tables whole",
+    let tables = match (plan.bench, job.system) {
+        (Bench::Rows, SystemName::Whole) => return "tables as a whole, plan".to_owned(),
+        (Bench::Rows, _) => return "rows".to_owned(),
+        (_, SystemName::Whole) => ", tables whole",
         _ if plan.tables.is_empty() => "",
         _ => ", rows",
     };
-    format!("{}{waiting}{tables}", training::variant(plan))
+    let transfer = plan.verbs().map(|(transfer, _)| format!(", {transfer}")).unwrap_or_default();
+    let waiting = if plan.polling && shares_cpu(plan) { ", workers parking" } else { "" };
+    format!("{}{transfer}{waiting}{tables}", training::variant(plan))
 }
 
 /// Whether a worker that spins would keep others from working.
@@ -111,21 +155,6 @@ fn polling(plan: &Plan) -> Polling {
         (true, _) => Polling::Park,
         (false, true) => Polling::Spin,
         (false, false) => Polling::idle(Attach::IDLE_SPIN),
-    }
-}
-
-impl Trainees for Clients {
-    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
-        training::in_threads(&mut self.workers, log, |worker| {
-            let times = worker.train(steps).map_err(BenchError::sealane("train"))?;
-            worker.rows.as_ref().map_or(Ok(()), Rows::check)?;
-            Ok(times)
-        })
-    }
-
-    /// Records in rings are no messages, and nobody counts them.
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
-        self.engine.as_ref().map(|engine| engine::moved(std::iter::once(engine))).transpose()
     }
 }
 
@@ -149,9 +178,12 @@ struct Side {
     /// Bytes of what it pulls, and the memory for it where that stays, which is empty while a tensor is in flight.
     sizes: Vec<usize>,
     memory: Vec<Option<Buffer>>,
-    /// Memory of the arena that is sent again and again.
+    keeps_memory: bool,
+    /// Memory that is sent again and again.
     gradients: Vec<(TensorMeta, Bytes)>,
-    copies: Option<Copies>,
+    /// Where it copies what it has pulled, if that is to be measured.
+    copies: Option<Vec<Vec<u8>>>,
+    variant: Variant,
 }
 
 /// Pulls from one ps that were begun.
@@ -168,71 +200,75 @@ enum Push {
 }
 
 impl Worker {
-    /// Takes a task, and memory for a step.
-    fn new(plan: &Plan, number: usize, task: Task) -> Result<Self, Error> {
+    /// Takes a task, and memory for a step: over verbs, such as the device reaches.
+    fn new(plan: &Plan, number: usize, task: Task, engine: Option<&Engine>) -> Result<Self, BenchError> {
         let training = training::of(plan).clone();
+        let failed = || BenchError::sealane("prepare its workers");
+        let registered = engine.filter(|_| plan.link == Link::Verbs);
+        let memory = |sizes: &[usize]| match registered {
+            None => sizes.iter().map(|&bytes| task.alloc(bytes)).collect::<Result<Vec<_>, _>>().map_err(failed()),
+            Some(engine) => {
+                let sizes = sizes.to_vec();
+                on_shard(engine, "find memory for its workers", async move |shard| {
+                    sizes.into_iter().map(|bytes| shard.allocate(bytes)).collect()
+                })
+            }
+        };
+        let planned = plan.fuse == Fuse::Plan;
         let side = |(ps, share): (usize, Share)| {
-            let gradient = |&bytes: &usize| {
-                let mut memory = task.alloc(bytes)?;
+            let gradient = |mut memory: Buffer| {
                 memory.fill(FILL);
-                Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, Bytes::from_owner(memory)))
+                Ok((TensorMeta::new(DType::U8, &[memory.len() as u64])?, Bytes::from_owner(memory)))
             };
+            let gradients = memory(&share.pushed)?.into_iter().map(gradient).collect::<Result<_, Error>>();
+            let kept = if registered.is_some() && !planned { memory(&share.pulled)? } else { Vec::new() };
+            let mut kept = kept.into_iter();
             Ok(Side {
                 ps: ps_task(ps),
                 keys: share.numbers.into_iter().map(key_of).collect(),
-                memory: share.pulled.iter().map(|_| None).collect(),
-                gradients: share.pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
-                copies: training.variants[0].copies.then(|| Copies::new(&share.pulled)),
+                memory: share.pulled.iter().map(|_| kept.next()).collect(),
+                keeps_memory: registered.is_some() || training.variants[0].keeps_memory(),
+                gradients: gradients.map_err(failed())?,
+                copies: training.variants[0].copies.then(|| share.pulled.iter().map(|&bytes| vec![0; bytes]).collect()),
                 sizes: share.pulled,
+                variant: training.variants[0],
             })
         };
-        let sides: Vec<Side> = training::shares(plan).enumerate().map(side).collect::<Result<_, Error>>()?;
-        let planned = sides.iter().filter(|_| plan.fuse == Fuse::Plan);
-        let plans = planned.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
-        let plans = plans.collect::<Result<_, Error>>()?;
-        let rows = if plan.tables.is_empty() { None } else { Some(Rows::new(plan, number)?) };
+        let sides = training::shares(plan).enumerate().map(side).collect::<Result<Vec<Side>, BenchError>>()?;
+        let plans = sides.iter().filter(|_| planned);
+        let plans = plans.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
+        let plans = plans.collect::<Result<_, Error>>().map_err(failed())?;
+        let rows = (!plan.tables.is_empty()).then(|| Rows::new(plan, number)).transpose().map_err(failed())?;
         Ok(Self { task, training, step: 0, sides, plans, rows })
-    }
-
-    /// Makes so many steps, one after the other; when each began and ended.
-    pub(super) fn train(&mut self, steps: u64) -> Result<Vec<(Instant, Instant)>, Error> {
-        let one = |_| {
-            let began = Instant::now();
-            self.make_step()?;
-            Ok((began, Instant::now()))
-        };
-        (0..steps).map(one).collect()
     }
 
     fn make_step(&mut self) -> Result<(), Error> {
         let Self { task, training, step, sides, plans, rows } = self;
-        let variant = training.variants[0];
         let at = *step;
         *step += 1;
         let min_version = if training.mode == Mode::Sync { at } else { 0 };
-        let mut plans = plans.iter_mut();
-        let begin = |side: &mut Side| match plans.next() {
+        let mut planned = plans.iter_mut();
+        let begin = |side: &mut Side| match planned.next() {
             Some(plan) => Ok(Pull::Planned(plan.pull(min_version))),
-            None => side.ask(task, at, variant).map(Pull::Received),
+            None => side.ask(task, at).map(Pull::Received),
         };
         let pulls = sides.iter_mut().map(begin).collect::<Result<Vec<_>, Error>>()?;
         if let Some(rows) = rows {
-            let pull = rows.begin(task);
-            rows.end(pull)?;
+            rows.pull(task)?;
         }
-        let waits_for_all = training.compute_us > 0 || variant.fuse == Fuse::ReceiveWaitAll;
+        let waits_for_all = training.compute_us > 0 || training.variants[0].fuse == Fuse::ReceiveWaitAll;
         let mut pushes = Vec::with_capacity(sides.len());
         for (side, pull) in sides.iter_mut().zip(pulls) {
             match pull {
                 Pull::Planned(pulling) => pulling.wait()?,
-                Pull::Received(asked) => side.receive(task, at, asked, variant)?,
+                Pull::Received(asked) => side.receive(task, at, asked)?,
             }
             if !waits_for_all {
-                pushes.push(side.push(task, variant)?);
+                pushes.push(side.push(task)?);
             }
         }
         // What a plan has pulled is looked at when all have: until then the plans are lent.
-        for (side, plan) in sides.iter_mut().zip(&self.plans) {
+        for (side, plan) in sides.iter_mut().zip(&*plans) {
             for number in 0..side.keys.len() {
                 side.arrived(number, plan.get(number)?.bytes())?;
             }
@@ -241,67 +277,74 @@ impl Worker {
             // The processor is for others meanwhile: what computes here is a device.
             thread::sleep(Duration::from_micros(training.compute_us));
             for side in sides.iter_mut() {
-                pushes.push(side.push(task, variant)?);
+                pushes.push(side.push(task)?);
             }
         }
         pushes.into_iter().try_for_each(Push::wait)
     }
 }
 
+impl training::Worker for Worker {
+    fn step(&mut self) -> Result<(), BenchError> {
+        self.make_step().map_err(BenchError::sealane("train"))
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
+        self.rows.as_ref().map_or(Ok(()), Rows::check)
+    }
+}
+
 impl Side {
+    /// Whether each tensor is a request, and each gradient a push, of its own.
+    fn is_one_by_one(&self) -> bool {
+        matches!(self.variant.fuse, Fuse::Off | Fuse::Turn)
+    }
+
     /// Begins to ask for the tensors of a step: for all at once, or for as many as there are request buffers.
-    fn ask(&mut self, task: &Task, step: i64, variant: Variant) -> Result<VecDeque<(usize, Receiving)>, Error> {
-        if variant.fuse == Fuse::Off {
-            let first = 0..variant.request_buffers.min(self.keys.len());
-            return first.map(|number| Ok((number, self.ask_one(task, step, number, variant)?))).collect();
+    fn ask(&mut self, task: &Task, step: i64) -> Result<VecDeque<(usize, Receiving)>, Error> {
+        if self.is_one_by_one() {
+            let first = 0..self.variant.request_buffers.min(self.keys.len());
+            return first.map(|number| Ok((number, self.ask_one(task, step, number)?))).collect();
         }
-        let options = (0..self.keys.len()).map(|number| self.options(task, number, variant));
+        let options = (0..self.keys.len()).map(|number| self.options(task, number));
         let options = options.collect::<Result<Vec<_>, Error>>()?;
         let wanted = self.keys.iter().map(String::as_str).zip(options);
         Ok(task.recv_all(&self.ps, step, wanted).into_iter().enumerate().collect())
     }
 
-    fn ask_one(&mut self, task: &Task, step: i64, number: usize, variant: Variant) -> Result<Receiving, Error> {
-        let options = self.options(task, number, variant)?;
+    fn ask_one(&mut self, task: &Task, step: i64, number: usize) -> Result<Receiving, Error> {
+        let options = self.options(task, number)?;
         Ok(task.recv_with(&self.ps, step, &self.keys[number], options))
     }
 
     /// The memory that a tensor is asked for in: its own, or such as was made for this transfer.
-    fn options(&mut self, task: &Task, number: usize, variant: Variant) -> Result<RecvOptions, Error> {
-        let kept = self.memory[number].take().filter(|_| variant.keeps_memory());
-        let memory = kept.map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
+    fn options(&mut self, task: &Task, number: usize) -> Result<RecvOptions, Error> {
+        let memory = self.memory[number].take().map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
         Ok(RecvOptions { destination: Some(memory), ..RecvOptions::default() })
     }
 
     /// Waits for all tensors of a step, and asks for those that were not yet.
-    fn receive(
-        &mut self,
-        task: &Task,
-        step: i64,
-        mut asked: VecDeque<(usize, Receiving)>,
-        variant: Variant,
-    ) -> Result<(), Error> {
-        if variant.fuse != Fuse::Off {
+    fn receive(&mut self, task: &Task, step: i64, mut asked: VecDeque<(usize, Receiving)>) -> Result<(), Error> {
+        if !self.is_one_by_one() {
             // Under one lock, as far as they have ended.
             let arrived = Receiving::wait_all(asked.into_iter().map(|(_, receiving)| receiving));
-            let mut arrived = arrived.into_iter().enumerate();
-            return arrived.try_for_each(|(number, tensor)| self.received(number, tensor?, variant));
+            return arrived.into_iter().enumerate().try_for_each(|(number, tensor)| self.received(number, tensor?));
         }
         let mut next = asked.len();
         while let Some((number, receiving)) = asked.pop_front() {
-            self.received(number, receiving.wait()?, variant)?;
+            self.received(number, receiving.wait()?)?;
             if next < self.keys.len() {
-                asked.push_back((next, self.ask_one(task, step, next, variant)?));
+                asked.push_back((next, self.ask_one(task, step, next)?));
                 next += 1;
             }
         }
         Ok(())
     }
 
-    fn received(&mut self, number: usize, tensor: Tensor, variant: Variant) -> Result<(), Error> {
+    fn received(&mut self, number: usize, tensor: Tensor) -> Result<(), Error> {
         let memory = tensor.into_buffer();
         self.arrived(number, &memory)?;
-        if variant.keeps_memory() {
+        if self.keeps_memory {
             self.memory[number] = Some(memory);
         }
         Ok(())
@@ -314,26 +357,27 @@ impl Side {
             return Err(Error::InvalidArgument { reason: reason.into() });
         }
         if let Some(copies) = &mut self.copies {
-            copies.take(number, bytes);
+            copies[number].copy_from_slice(bytes);
         }
         Ok(())
     }
 
     /// Pushes all gradients; where each is one, the last request buffers' worth is still in flight.
-    fn push(&self, task: &Task, variant: Variant) -> Result<Push, Error> {
-        if variant.fuse != Fuse::Off {
-            let tensors = self.gradients.iter().map(|gradient| self.tensor(task, gradient));
+    fn push(&self, task: &Task) -> Result<Push, Error> {
+        let mut tensors = self.gradients.iter().map(|gradient| self.tensor(task, gradient));
+        if !self.is_one_by_one() {
             return Ok(Push::All(task.push_all(&self.ps, QUEUE, tensors.collect::<Result<Vec<_>, Error>>()?)));
         }
         let mut under_way: VecDeque<Sending> = VecDeque::new();
-        for gradient in &self.gradients {
-            if under_way.len() == variant.request_buffers
+        tensors.try_for_each(|tensor| {
+            if under_way.len() == self.variant.request_buffers
                 && let Some(first) = under_way.pop_front()
             {
                 first.wait()?;
             }
-            under_way.push_back(task.push(&self.ps, QUEUE, self.tensor(task, gradient)?));
-        }
+            under_way.push_back(task.push(&self.ps, QUEUE, tensor?));
+            Ok::<_, Error>(())
+        })?;
         Ok(Push::OneByOne(under_way))
     }
 

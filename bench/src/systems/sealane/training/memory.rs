@@ -1,13 +1,13 @@
-//! The memory that a worker pulls into: its own from the first step on, or made for each transfer; where a copy is forced, the
-//! memory that it copies to; and what a worker that is a client takes of both processes.
+//! The memory that a worker pulls into, its own from the first step on, or made for each transfer; and what a worker that is a
+//! client takes of both processes.
 
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
 use super::super::attached::{SLACK_BYTES, room_bytes};
-use super::super::rows;
 use crate::error::BenchError;
 use crate::plan::{Fuse, Plan, Registration};
+use crate::systems::rows::bytes_of_each;
 use crate::systems::training;
 
 const SMALL_BYTES_MAX: usize = 64 << 10;
@@ -38,26 +38,13 @@ fn slab_bytes(bytes: usize) -> usize {
     pages.next_multiple_of(((1 << pages.ilog2()) / 8).max(1)) * PAGE_BYTES
 }
 
-/// Where a worker copies what it has pulled from one ps.
-pub(super) struct Copies(Vec<Vec<u8>>);
-
-impl Copies {
-    pub(super) fn new(sizes: &[usize]) -> Self {
-        Self(sizes.iter().map(|&bytes| vec![0; bytes]).collect())
-    }
-
-    pub(super) fn take(&mut self, number: usize, bytes: &[u8]) {
-        self.0[number].copy_from_slice(bytes);
-    }
-}
-
 /// Open files of a client: its socket, its doorbell, and what it sleeps on.
-pub(super) const OPEN_FILES: usize = 3;
+pub(in super::super) const OPEN_FILES: usize = 3;
 
 /// Memory of a client for what it pulls with a plan, and for rows, which lie where the engine puts them.
 pub(super) fn area_bytes(plan: &Plan) -> u64 {
     let planned = if plan.fuse == Fuse::Plan { room_bytes(&plan.step) } else { 0 };
-    (SLACK_BYTES + planned + room_bytes(&rows::bytes_of_each(plan))) as u64
+    (SLACK_BYTES + planned + room_bytes(&bytes_of_each(plan))) as u64
 }
 
 /// Memory of a client for its gradients, once more where they are copied, and for what it pulls without a plan.
@@ -71,35 +58,13 @@ pub(super) fn arena_bytes(plan: &Plan) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Bench, Training, Variant};
 
     #[test]
     fn there_is_memory_for_tensors_of_every_size() {
         let powers = (0..23).flat_map(|power| [-1, 0, 1].map(|more| (1_i32 << power) + more));
         for bytes in powers.chain([26_624, 751_616, 3_000_001]).filter(|bytes| *bytes > 0) {
-            for registration in [Registration::Static, Registration::Dynamic] {
-                let memory = destination(registration, bytes as usize).expect("there is memory");
-                assert_eq!(memory.len(), bytes as usize);
-            }
+            let memory = destination(Registration::Dynamic, bytes as usize).expect("there is memory");
+            assert_eq!(memory.len(), bytes as usize);
         }
-    }
-
-    #[test]
-    fn an_arena_has_room_for_what_lies_in_it() {
-        let (step, push) = (vec![100_000, 1], vec![70_000]);
-        let plan = |fuse, copies| {
-            let whole = Plan { step: step.clone(), fuse, ..Plan::new(Bench::Ps) };
-            let variants = vec![Variant { fuse, copies, ..Variant::default() }];
-            let training = Training { push: push.clone(), variants, ..training::of(&whole).clone() };
-            Plan { training: Some(training), ..whole }
-        };
-        let [planned, copied, received] =
-            [(Fuse::Plan, false), (Fuse::Plan, true), (Fuse::Receive, false)].map(|(fuse, copies)| plan(fuse, copies));
-        assert!(
-            area_bytes(&planned) as usize >= SLACK_BYTES + 100_001 && area_bytes(&received) as usize == SLACK_BYTES
-        );
-        assert!(arena_bytes(&planned) as usize >= SLACK_BYTES + 70_000);
-        assert!(arena_bytes(&copied) >= arena_bytes(&planned) + 70_000);
-        assert!(arena_bytes(&received) >= arena_bytes(&planned) + 100_001);
     }
 }

@@ -1,54 +1,79 @@
-//! Workers that train with parameter servers. All parameter servers are tasks of one engine, which has a process to itself.
-//! Over TCP each is at a transport address of its own, and every worker has a session over a socket with each of them; over
-//! verbs a worker is an engine, see `engines`; over shm it is a client of the parameter servers' engine, see `clients`.
+//! Workers that train with parameter servers, pull rows of tables from them, or only ask them. All parameter servers are tasks of
+//! one engine, which has a process to itself. Over TCP each is at a transport address of its own, and every worker has a session
+//! over a socket with each of them, see `workers`; elsewhere, and where rows are pulled, a worker is a task, see `clients`.
 
 mod clients;
-mod engines;
 mod memory;
 mod pair;
+mod rows;
 mod servers;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 use super::engine::NAME;
 use super::peers;
 use crate::error::BenchError;
-use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Link, Plan, SystemName};
+use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, SystemName, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
 use crate::systems::crowd::Crowd;
-use crate::systems::training;
-use workers::Workers;
+use crate::systems::{fanin, training};
 
+pub(super) use memory::OPEN_FILES;
 pub(in crate::systems) use servers::serve;
+pub(super) use workers::Workers as Sessions;
 
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    match job.plan.link {
-        Link::Verbs => engines::start(job, program),
-        Link::Shm => clients::start(job, program),
-        _ if job.plan.has_hosted_workers() || job.system == SystemName::Whole => clients::start(job, program),
-        Link::Tcp | Link::Loopback => over_sockets(job, program),
+    if job.plan.link != Link::Tcp || job.plan.has_hosted_workers() || job.system == SystemName::Whole {
+        return clients::start(job, program);
     }
-}
-
-fn over_sockets(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
-    let training = training::of(plan);
-    process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
+    process::allow_open_files("--workers x --ps", training::of(plan).pairs(), 1)?;
     System::with_peer(job, program, |peer| {
-        let growth = Growth::of(peer.process_id())?;
-        let connected = connect(plan, &peer.ready().ports)?;
-        let congestion = connected[0].congestion()?;
-        let each = growth.bytes_each(training.pairs())?;
-        let workers = Workers::new(connected, plan)?;
+        let (workers, congestion, each) = connect(job, peer)?;
         Ok(training::system((NAME, training::variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
     })
 }
 
-/// The workers' sockets, by ps: all workers call one, and then the next.
-fn connect(plan: &Plan, ports: &[u16]) -> Result<Vec<Crowd<peers::Workers>>, BenchError> {
+/// One parameter server whose workers all want small tensors. What a worker costs the engine is measured before the first one asks.
+pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    process::allow_open_files("--peers", job.plan.peers, 1)?;
+    System::with_peer(job, program, |peer| {
+        let (workers, congestion, each) = connect(job, peer)?;
+        Ok(fanin::system(NAME, &job.plan, congestion, Some(each), workers))
+    })
+}
+
+/// What workers pull and push for a job: of a fan-in, as many tensors as are in flight, without a step; of peers that only connect,
+/// nothing; of tables that are pulled whole, all of them by a plan.
+fn pulled(job: &PeerJob) -> Plan {
+    let plan = &job.plan;
+    match (plan.bench, &plan.training) {
+        (Bench::FanIn | Bench::Connect | Bench::Idle, _) => {
+            let variant = Variant { request_buffers: plan.window, fuse: plan.fuse, ..Variant::default() };
+            let (size, push, pieces) = (Size { workers: plan.peers, ps: 1 }, Vec::new(), Vec::new());
+            let training = Training { size, mode: Mode::Async, compute_us: 0, push, variants: vec![variant], pieces };
+            let tensors = if plan.bench == Bench::FanIn { plan.window } else { 0 };
+            Plan { step: vec![plan.size_bytes; tensors], training: Some(training), ..plan.clone() }
+        }
+        (Bench::Rows, Some(training)) if job.system == SystemName::Whole => {
+            plan.with_variant(Variant { fuse: Fuse::Plan, ..training.variants[0] }).with_whole_tables()
+        }
+        _ => plan.clone(),
+    }
+}
+
+/// The workers, their sockets' congestion control, and what the resident memory of the parameter servers' process grew by for each
+/// connection. All workers call one ps, and then the next.
+pub(super) fn connect(job: &PeerJob, peer: &Peer) -> Result<(Sessions, String, f64), BenchError> {
+    let (plan, growth) = (&pulled(job), Growth::of(peer.process_id())?);
     let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
-    let call = |port: &u16| Ok(Crowd::call(NAME, peers::Workers::Silent, 0, workers, *port, congestion)?.0);
-    ports.iter().map(call).collect()
+    let call = |port: &u16| Ok(Crowd::call(NAME, peers::Greeters, 0, workers, *port, congestion)?.0);
+    let connected = peer.ready().ports.iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
+    let congestion = connected[0].congestion()?;
+    let each = growth.bytes_each(training::of(plan).pairs())?;
+    Ok((Sessions::new(connected, plan)?, congestion, each))
 }

@@ -8,9 +8,8 @@ use std::net::TcpListener;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use sealane_fusion::{
-    AcceptOptions, Acceptor, Buffer, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask,
-};
+use sealane::Table;
+use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
 use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 
@@ -18,12 +17,12 @@ use super::super::attached::admit_next;
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
 use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
-use super::super::rows;
 use super::memory;
+use super::rows;
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::peer::{PeerJob, PeerReady, announce, until_ended};
-use crate::plan::{Fuse, Link, Mode, Plan, Size, Training};
+use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, Training};
 use crate::process;
 use crate::systems::training::{self, Share};
 
@@ -39,37 +38,37 @@ pub(super) const REGISTERED_BYTES: usize = 4 << 20;
 
 /// Serves workers until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    let plan = &job.plan;
+    let plan = &super::pulled(job);
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
-        let engine = host_clients(plan)?;
+        let (engine, tables) = host_clients(plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
         announce(0)?;
         let area_bytes = memory::area_bytes(plan);
         let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
-        (admitted.collect::<Result<Vec<_>, _>>()?, engine)
+        (admitted.collect::<Result<Vec<_>, _>>()?, engine, tables)
     } else {
         process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
-        let (engine, ports) = host_peers(plan, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
+        let (engine, tables, ports) = host_peers(plan, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
         announce(PeerReady { port: 0, ports })?;
-        (Vec::new(), engine)
+        (Vec::new(), engine, tables)
     };
     until_ended()
 }
 
 /// Parameter servers that workers reach over the network, each at an address of its own, with their ports.
-pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<u16>), BenchError> {
+pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<Table>, Vec<u16>), BenchError> {
     let training = training::of(plan);
     let listening = (0..training.size.ps).map(|_| listener(plan)).collect::<Result<Vec<_>, _>>()?;
     let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    let engine = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
-    Ok((engine, ports))
+    let (engine, tables) = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
+    Ok((engine, tables, ports))
 }
 
 /// Parameter servers in an engine that serves the workers too: all are tasks of one host.
-fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
+fn host_clients(plan: &Plan) -> Result<(Engine, Vec<Table>), BenchError> {
     let Size { workers, ps } = training::of(plan).size;
     let (listener, port) = listener(plan)?;
     let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(peers::task)).collect();
@@ -90,14 +89,20 @@ fn start_engine(
     tasks: &[String],
     listeners: Vec<TcpListener>,
     verbs: Option<Verbs>,
-) -> Result<Engine, BenchError> {
+) -> Result<(Engine, Vec<Table>), BenchError> {
     let mut settings = engine::settings(plan, map, tasks, listeners, verbs)?;
-    engine::let_rest(&mut settings);
-    settings.request_timeout = PATIENCE;
-    make_room(&mut settings, plan, training::of(plan));
+    if !matches!(plan.bench, Bench::Connect | Bench::Idle) {
+        engine::let_rest(&mut settings);
+        settings.request_timeout = PATIENCE;
+        make_room(&mut settings, plan, training::of(plan));
+    }
     let engine = engine::start(settings)?;
-    start(&engine, plan)?;
-    Ok(engine)
+    let of_all = plan.clone();
+    on_shard(&engine, "start its parameter servers", async move |shard| {
+        training::shares(&of_all).enumerate().try_for_each(|(number, share)| start_one(&shard, &of_all, number, &share))
+    })?;
+    let tables = rows::publish(&engine, plan)?;
+    Ok((engine, tables))
 }
 
 /// Settings with room for all workers at once.
@@ -110,8 +115,10 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     let deposited = AHEAD * training.size.workers * plan.step.len();
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
     settings.fuse = engine::fuse(plan);
-    let largest: usize = training::shares(plan).map(|share| share.pushed.into_iter().max().unwrap_or_default()).sum();
-    settings.slab_receive_bytes = (SLAB_BYTES + 2 * largest).min(SLAB_BYTES_MAX);
+    let largest: usize = training::shares(plan).filter_map(|share| share.pushed.into_iter().max()).sum();
+    if largest > 0 {
+        settings.slab_receive_bytes = (SLAB_BYTES + 2 * largest).min(SLAB_BYTES_MAX);
+    }
     match plan.link {
         // What the device reaches is taken from the machine at once: no more than what lies there.
         Link::Verbs => {
@@ -128,14 +135,7 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     }
 }
 
-/// Starts every ps on the shard; they run until the engine stops.
-fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
-    let plan = plan.clone();
-    on_shard(engine, "start its parameter servers", async move |shard| {
-        training::shares(&plan).enumerate().try_for_each(|(number, share)| start_one(&shard, &plan, number, &share))
-    })
-}
-
+/// Starts a ps on the shard; it runs until the engine stops.
 fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> Result<(), Error> {
     let training = training::of(plan);
     let parameter = |&tensor: &usize| Parameter::kept(tensor, engine::filled(shard, plan, plan.step[tensor])?);
@@ -143,11 +143,9 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
     let parameters: Rc<[Parameter]> = share.numbers.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = share.pushed.len() * training.size.workers;
     let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
-    for part in rows::parts(plan, number, |bytes| Ok(Buffer::from_vec(vec![0; bytes]))) {
-        let (key, part) = part?;
-        server.task.publish(&key, 0, part)?;
-    }
-    if plan.fuse == Fuse::Plan {
+    if server.parameters.is_empty() {
+        // Nothing is pulled.
+    } else if plan.fuse == Fuse::Plan {
         publish(&server.task, 0, &server.parameters)?;
     } else {
         // Without gradients no version follows the first.
@@ -157,8 +155,11 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
             drop(shard.shard().spawn(told(ended.clone(), deposit(server.clone(), pair, waits))));
         }
     }
+    if gradients == 0 {
+        return Ok(());
+    }
     // Room for all that the workers push in a step, so that what is measured is how it comes, not how it waits.
-    let options = AcceptOptions { tensors_max: gradients.max(1), ..AcceptOptions::default() };
+    let options = AcceptOptions { tensors_max: gradients, ..AcceptOptions::default() };
     let acceptor = server.task.acceptor(QUEUE, options);
     let publishes = plan.fuse == Fuse::Plan;
     drop(shard.shard().spawn(told(ended, accept(server, acceptor, publishes))));

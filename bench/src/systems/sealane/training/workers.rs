@@ -1,5 +1,6 @@
 //! Many workers in one thread, each with a session over a socket of its own with every ps. All sockets are in one epoll set,
-//! which is polled, or waited for with polling off. Bounded by the plan's workers and ps.
+//! which is polled, or waited for with polling off. Of a fan-in, they make no steps, but ask for each tensor again. Bounded by the
+//! plan's workers and ps.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -9,12 +10,13 @@ use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use sealane_fusion::Buffer;
 
 use super::super::engine::NAME;
-use super::super::peers;
-use super::pair::{Pair, Tensors};
+use super::pair::{Ended, Pair, Tensors};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
+use crate::systems::client::Client;
 use crate::systems::crowd::Crowd;
+use crate::systems::fanin::Peers;
 use crate::systems::sockets::{Poller, at_most};
 use crate::systems::training::{self, Moved, StepLog, Trainees};
 
@@ -29,7 +31,7 @@ struct Worker {
 }
 
 /// See the module.
-pub(super) struct Workers {
+pub(in super::super) struct Workers {
     poller: Poller,
     training: Training,
     workers: Vec<Worker>,
@@ -39,11 +41,14 @@ pub(super) struct Workers {
     computing: VecDeque<(Instant, usize)>,
     /// Workers that have steps to make.
     busy: usize,
+    /// Of a fan-in: at which pairs how many tensors arrived in the last look, and at each since they were last counted.
+    came: Vec<(usize, usize)>,
+    arrived: Vec<u64>,
 }
 
 impl Workers {
     /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
-    pub(super) fn new(connected: Vec<Crowd<peers::Workers>>, plan: &Plan) -> Result<Self, BenchError> {
+    pub(super) fn new(connected: Vec<Crowd>, plan: &Plan) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
         let tensors = |share| Tensors::new(share).map(Rc::new);
@@ -54,6 +59,7 @@ impl Workers {
             let mut parts = parts(plan);
             for (ps, (sockets, share)) in sockets.iter_mut().zip(&shares).enumerate() {
                 let socket = sockets.next().expect("every worker was welcomed by every ps");
+                socket.0.set_nonblocking(true).map_err(BenchError::io("set O_NONBLOCK"))?;
                 let parts = share.numbers.iter().map(|&number| parts[number].take()).collect();
                 let pair = Pair::new(socket, (ps, training.size.ps), (share.clone(), parts), training.variants[0])?;
                 poller.watch(pair.socket(), pairs.len(), EpollFlags::EPOLLIN)?;
@@ -63,7 +69,23 @@ impl Workers {
         let began = Instant::now();
         let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
         let workers = (0..training.size.workers).map(worker).collect();
-        Ok(Self { poller, training, workers, pairs, computing: VecDeque::new(), busy: 0 })
+        let (came, arrived) = (Vec::new(), vec![0; pairs.len()]);
+        Ok(Self { poller, training, workers, pairs, computing: VecDeque::new(), busy: 0, came, arrived })
+    }
+
+    /// Answers pings for so long, of workers that want nothing.
+    pub(in super::super) fn attend(&mut self, length: Duration) -> Result<(), BenchError> {
+        let end = Instant::now() + length;
+        while let left = end.saturating_duration_since(Instant::now())
+            && !left.is_zero()
+        {
+            for number in 0..self.poller.look(at_most(left))? {
+                let (place, now) = (self.poller.reported(number).0, Instant::now());
+                self.pairs[place].hear(now)?;
+                self.send(place, now)?;
+            }
+        }
+        Ok(())
     }
 
     /// The places of a worker's pairs.
@@ -84,7 +106,7 @@ impl Workers {
         one.step += 1;
         for place in self.pairs_of(worker) {
             let min_version = if mode == Mode::Sync { step } else { 0 };
-            if self.pairs[place].pull(now, step, min_version)? {
+            if self.pairs[place].pull(now, min_version)? {
                 self.pulled(place, now, log)?;
             }
             self.send(place, now)?;
@@ -220,5 +242,55 @@ impl Trainees for Workers {
 
     fn moved(&self) -> Result<Option<Moved>, BenchError> {
         Moved::over_loopback(self.pairs.iter().map(Pair::messages).sum())
+    }
+}
+
+impl Client for Workers {
+    fn ask(&mut self, _count: usize) -> Result<(), BenchError> {
+        let (now, came) = (Instant::now(), std::mem::take(&mut self.came));
+        if came.is_empty() {
+            for place in 0..self.pairs.len() {
+                self.pairs[place].pull(now, 0)?;
+                self.send(place, now)?;
+            }
+        }
+        for (place, count) in came {
+            self.arrived[place] += count as u64;
+            self.pairs[place].ask_again(now)?;
+            self.send(place, now)?;
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self) -> Result<usize, BenchError> {
+        let began = Instant::now();
+        self.came.clear();
+        while self.came.is_empty() {
+            let count = self.poller.look(EpollTimeout::ZERO)?;
+            let now = Instant::now();
+            for number in 0..count {
+                let (place, ready) = self.poller.reported(number);
+                let ended =
+                    if ready == EpollFlags::EPOLLOUT { Ended::default() } else { self.pairs[place].hear(now)? };
+                self.send(place, now)?;
+                self.came.extend((ended.came > 0).then_some((place, ended.came)));
+            }
+            let waited = now - began;
+            if waited >= STALL_LIMIT {
+                return Err(BenchError::Stalled { system: NAME, waited });
+            }
+        }
+        Ok(self.came.iter().map(|(_, count)| count).sum())
+    }
+
+    async fn end(&mut self) -> Result<(), BenchError> {
+        self.came.clear();
+        Ok(())
+    }
+}
+
+impl Peers for Workers {
+    fn take_arrived(&mut self) -> Vec<u64> {
+        self.arrived.iter_mut().map(std::mem::take).collect()
     }
 }

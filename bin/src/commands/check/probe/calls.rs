@@ -2,8 +2,6 @@
 //! by the time that is given.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -46,31 +44,23 @@ pub(super) enum Unanswered {
     Failed(DialError),
 }
 
-/// Calls everyone, and gives the answers in the same order. `told` hears how many calls are over.
+/// Calls everyone, so many at once, and gives the answers in the same order. `told` hears how many calls are over.
 pub(super) fn call_all(
     callees: &[Callee<'_>],
     prober: &Prober<'_>,
-    mut told: impl FnMut(usize),
+    told: impl Fn(usize),
 ) -> Vec<Result<Answered, Unanswered>> {
-    let next = AtomicUsize::new(0);
-    let call_next = || {
-        let index = next.fetch_add(1, Ordering::Relaxed);
-        callees.get(index).map(|callee| (index, call(callee, prober)))
-    };
-    let mut answers: Vec<_> = callees.iter().map(|_| None).collect();
-    std::thread::scope(|scope| {
-        let (tell, answered) = channel();
-        for _ in 0..callees.len().min(CALLS_MAX) {
-            let tell = tell.clone();
-            scope.spawn(move || std::iter::from_fn(call_next).try_for_each(|answer| tell.send(answer)));
-        }
-        drop(tell);
-        for (over, (index, answer)) in (1..).zip(answered) {
-            answers[index] = Some(answer);
-            told(over);
-        }
-    });
-    answers.into_iter().map(|answer| answer.expect("every call is over")).collect()
+    let mut answers = Vec::new();
+    for some in callees.chunks(CALLS_MAX) {
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = some.iter().map(|callee| scope.spawn(|| call(callee, prober))).collect();
+            for call in calls {
+                answers.push(call.join().expect("a call reports what goes wrong"));
+                told(answers.len());
+            }
+        });
+    }
+    answers
 }
 
 /// Calls the addresses of a peer in turn.

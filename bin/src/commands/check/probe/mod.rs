@@ -3,7 +3,7 @@
 
 mod calls;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -16,8 +16,7 @@ use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, Wir
 use serde::Serialize;
 
 use self::calls::{Answered, Callee, Unanswered, call_all};
-use super::paths::Ours;
-use super::verdict::{Finding, Remedy, Verdict, advice};
+use super::verdict::{Finding, advice};
 use crate::counted;
 use crate::local_host::{LOOK_UP_TIME, look_up};
 use crate::progress::Bar;
@@ -28,19 +27,26 @@ pub(super) struct Probe {
     pub(super) transport_address: String,
     /// It answered as Sealane does.
     reachable: bool,
-    verdict: Verdict,
-    says: String,
-    remedy: Option<Remedy>,
-    /// The version of the wire that both sides speak; `null` where nobody answered, like all below.
-    wire_version: Option<u16>,
+    #[serde(flatten)]
+    pub(super) finding: Finding,
+    /// Nothing where nobody answered.
+    #[serde(flatten)]
+    peer: Option<Peer>,
+}
+
+/// A peer that answered.
+#[derive(Debug, PartialEq, Serialize)]
+struct Peer {
+    /// The version of the wire that both sides speak.
+    wire_version: u16,
     /// `loopback`, `verbs` or `tcp`: what tensors would take.
-    link: Option<&'static str>,
-    shards: Option<u16>,
-    tasks: Option<Vec<String>>,
+    link: &'static str,
+    shards: u16,
+    tasks: Vec<String>,
     /// One round trip: the connection stood.
-    connect_us: Option<u64>,
+    connect_us: u64,
     /// What must be shown, and the greeting, after that.
-    greet_us: Option<u64>,
+    greet_us: u64,
 }
 
 /// How peers are called, and what this side has.
@@ -50,7 +56,8 @@ pub(super) struct Prober<'a> {
     pub(super) authentication: Authentication,
     /// `transport.handshake_timeout_ms`: how long one address of a peer may take.
     pub(super) patience: Duration,
-    pub(super) ours: &'a Ours,
+    /// The transport addresses that this host serves.
+    pub(super) ours: &'a HashSet<TransportAddress>,
     /// This side can use RDMA verbs.
     pub(super) has_verbs: bool,
     /// It does without a link rather than without verbs.
@@ -77,7 +84,7 @@ impl Prober<'_> {
 
     fn answered(&self, address: &TransportAddress, answered: Answered, map: &EndpointMap) -> Probe {
         let Answered { welcome, certificate, connected_in, greeted_in } = answered;
-        let is_ours = self.ours.has(address);
+        let is_ours = self.ours.contains(address);
         let both_have_verbs = self.has_verbs && welcome.features & FEATURE_VERBS != 0;
         let link = match (is_ours, both_have_verbs) {
             (true, _) => "loopback",
@@ -106,16 +113,15 @@ impl Prober<'_> {
         } else {
             Finding::ok(NAME, says)
         };
-        Probe {
-            reachable: true,
-            wire_version: Some(VERSION_MAX),
-            link: Some(link),
-            shards: Some(welcome.shards),
-            tasks: Some(welcome.tasks),
-            connect_us: Some(microseconds(connected_in)),
-            greet_us: Some(microseconds(greeted_in)),
-            ..Probe::of(address, finding)
-        }
+        let peer = Peer {
+            wire_version: VERSION_MAX,
+            link,
+            shards: welcome.shards,
+            tasks: welcome.tasks,
+            connect_us: microseconds(connected_in),
+            greet_us: microseconds(greeted_in),
+        };
+        Probe { transport_address: address.to_string(), reachable: true, finding, peer: Some(peer) }
     }
 
     fn unanswered(&self, address: &TransportAddress, unanswered: Unanswered) -> Probe {
@@ -134,7 +140,7 @@ impl Prober<'_> {
                 let says = format!("it accepted the connection but did not answer within {within:?}");
                 Finding::fails(NAME, says, advice("check its daemon: it is stopped, or another program uses its port"))
             }
-            Unanswered::Failed(DialError::Link(LinkError::Io { refused: true, .. })) if self.ours.has(address) => {
+            Unanswered::Failed(DialError::Link(LinkError::Io { refused: true, .. })) if self.ours.contains(address) => {
                 Finding::better(NAME, "this host's own: no daemon listens there", "sealane daemon")
             }
             Unanswered::Failed(error) => return refused(address, error, reach),
@@ -163,7 +169,7 @@ fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Str
             // It does not know the probe, and so found no address in it.
             RejectCode::Refused => {
                 let finding = Finding::ok(NAME, "an older version, which does not answer probes");
-                return Probe { reachable: true, wire_version: Some(VERSION_MAX), ..Probe::of(address, finding) };
+                return Probe { reachable: true, ..Probe::of(address, finding) };
             }
             RejectCode::Unauthenticated => secrets(),
             RejectCode::Version => version(),
@@ -179,25 +185,7 @@ fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Str
 impl Probe {
     /// A peer of which nothing else is known.
     fn of(address: &TransportAddress, finding: Finding) -> Probe {
-        let Finding { verdict, says, remedy, .. } = finding;
-        Probe {
-            transport_address: address.to_string(),
-            reachable: false,
-            verdict,
-            says,
-            remedy,
-            wire_version: None,
-            link: None,
-            shards: None,
-            tasks: None,
-            connect_us: None,
-            greet_us: None,
-        }
-    }
-
-    /// What came of it, as of everything else.
-    pub(super) fn finding(&self) -> Finding {
-        Finding { name: NAME, verdict: self.verdict, says: self.says.clone(), remedy: self.remedy.clone() }
+        Probe { transport_address: address.to_string(), reachable: false, finding, peer: None }
     }
 }
 

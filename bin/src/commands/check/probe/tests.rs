@@ -11,12 +11,13 @@ use sealane_transport::authentication::Authority;
 use sealane_transport::tcp::{Answering, Progress};
 use sealane_transport::wire::{FEATURE_PROBE, Greeting, Reject};
 
+use super::super::verdict::{Remedy, Verdict};
 use super::*;
 
 /// Longer than any answer takes here.
 const LONG: Duration = Duration::from_secs(60);
 
-fn prober(ours: &Ours, patience: Duration) -> Prober<'_> {
+fn prober(ours: &HashSet<TransportAddress>, patience: Duration) -> Prober<'_> {
     Prober {
         tcp: TcpSettings::default(),
         authentication: Authentication::default(),
@@ -63,7 +64,7 @@ fn welcome(tasks: &[&str]) -> Hello {
 
 fn probe_with(answer: Greeting, change: impl FnOnce(&mut Prober<'_>)) -> Probe {
     let (port, served) = peer(answer.to_bytes());
-    let ours = Ours::default();
+    let ours = HashSet::new();
     let mut prober = prober(&ours, LONG);
     change(&mut prober);
     let probe = prober.probe(&map_of(port)).remove(0);
@@ -71,50 +72,52 @@ fn probe_with(answer: Greeting, change: impl FnOnce(&mut Prober<'_>)) -> Probe {
     probe
 }
 
+fn told(probe: &Probe) -> (&str, u16) {
+    let peer = probe.peer.as_ref().unwrap();
+    (peer.link, peer.shards)
+}
+
 #[test]
 fn a_peer_that_answers_is_described() {
     let both = welcome(&["ps0:2222", "ps1:2222"]);
     let probe = probe_with(Greeting::Welcome(both.clone()), |_| {});
-    assert!(probe.reachable && probe.connect_us.is_some() && probe.greet_us.is_some());
-    assert_eq!((probe.verdict, probe.link, probe.shards), (Verdict::Ok, Some("tcp"), Some(4)));
+    assert!(probe.reachable);
+    assert_eq!((probe.finding.verdict, told(&probe)), (Verdict::Ok, ("tcp", 4)));
     let says = format!("tcp, wire version {VERSION_MAX}, 4 shards, 2 tasks; ");
-    assert!(probe.says.starts_with(&says), "{}", probe.says);
+    assert!(probe.finding.says.starts_with(&says), "{}", probe.finding.says);
     let probe = probe_with(Greeting::Welcome(both), |prober| prober.has_verbs = true);
-    assert_eq!(probe.link, Some("verbs"));
+    assert_eq!(told(&probe).0, "verbs");
 }
 
 #[test]
-fn a_peer_that_lacks_a_task_or_verbs_is_told_of() {
-    let probe = probe_with(Greeting::Welcome(welcome(&["ps0:2222"])), |_| {});
-    assert_eq!(probe.verdict, Verdict::CouldBeBetter);
-    assert!(probe.says.ends_with("it does not serve task ps1:2222, which the map lists there"), "{}", probe.says);
+fn every_answer_has_a_verdict() {
+    let reject = |code| Greeting::Reject(Reject { code, reason: "no".into() });
     let plain = Hello { features: 0, ..welcome(&["ps0:2222", "ps1:2222"]) };
-    let probe = probe_with(Greeting::Welcome(plain), |prober| {
-        (prober.has_verbs, prober.requires_verbs) = (true, true);
-    });
-    assert_eq!(probe.verdict, Verdict::WillNotWork);
-    assert!(probe.says.starts_with("verbs are required"), "{}", probe.says);
+    for (answer, requires_verbs, reachable, verdict, says) in [
+        (
+            Greeting::Welcome(welcome(&["ps0:2222"])),
+            false,
+            true,
+            Verdict::CouldBeBetter,
+            "does not serve task ps1:2222",
+        ),
+        (Greeting::Welcome(plain), true, true, Verdict::WillNotWork, "verbs are required"),
+        (reject(RejectCode::Refused), false, true, Verdict::Ok, "an older version"),
+        (reject(RejectCode::Version), false, false, Verdict::WillNotWork, "no"),
+        (reject(RejectCode::Unauthenticated), false, false, Verdict::WillNotWork, "no"),
+        (reject(RejectCode::Full), false, false, Verdict::CouldBeBetter, "no"),
+    ] {
+        let probe = probe_with(answer, |prober| {
+            (prober.has_verbs, prober.requires_verbs) = (requires_verbs, requires_verbs);
+        });
+        assert_eq!((probe.reachable, probe.finding.verdict), (reachable, verdict), "{probe:?}");
+        assert!(probe.finding.says.contains(says), "{probe:?}");
+        assert_eq!(probe.finding.remedy.is_some(), verdict != Verdict::Ok, "{probe:?}");
+    }
     // A list that was cut says nothing of what it has not.
-    let names = vec!["n".repeat(100); 82];
-    let cut = Hello { tasks: names, ..welcome(&[]) };
+    let cut = Hello { tasks: vec!["n".repeat(100); 82], ..welcome(&[]) };
     let task: TaskName = "ps0:2222".parse().unwrap();
     assert_eq!(first_missing(&cut, std::iter::once(&task)), None);
-}
-
-#[test]
-fn every_refusal_has_a_verdict() {
-    let reject = |code, reason: &str| Greeting::Reject(Reject { code, reason: reason.into() });
-    let older = probe_with(reject(RejectCode::Refused, "'' is not a transport address"), |_| {});
-    assert_eq!((older.reachable, older.verdict, older.wire_version), (true, Verdict::Ok, Some(VERSION_MAX)));
-    for (code, verdict) in [
-        (RejectCode::Version, Verdict::WillNotWork),
-        (RejectCode::Unauthenticated, Verdict::WillNotWork),
-        (RejectCode::Full, Verdict::CouldBeBetter),
-    ] {
-        let probe = probe_with(reject(code, "no"), |_| {});
-        assert_eq!((probe.reachable, probe.verdict), (false, verdict), "{code:?}");
-        assert!(probe.says.ends_with("no") && probe.remedy.is_some(), "{probe:?}");
-    }
 }
 
 /// Probes a peer that wants and shows what `theirs` says, on a side that has `ours`.
@@ -135,7 +138,7 @@ fn probe_shown(theirs: Authentication, ours: Authentication) -> Probe {
             thread::yield_now();
         }
     });
-    let nobody = Ours::default();
+    let nobody = HashSet::new();
     let prober = Prober { authentication: ours, ..prober(&nobody, LONG) };
     let probe = prober.probe(&map_of(port)).remove(0);
     served.join().unwrap();
@@ -145,11 +148,11 @@ fn probe_shown(theirs: Authentication, ours: Authentication) -> Probe {
 #[test]
 fn a_probe_shows_the_secret_or_the_certificate_and_looks_at_the_peers() {
     let secret = |text: &str| Authentication::secret_bytes(text.repeat(8).as_bytes()).unwrap();
-    assert_eq!(probe_shown(secret("this"), secret("this")).verdict, Verdict::Ok);
+    assert_eq!(probe_shown(secret("this"), secret("this")).finding.verdict, Verdict::Ok);
     let wrong = probe_shown(secret("this"), secret("that"));
-    assert_eq!((wrong.reachable, wrong.verdict), (false, Verdict::WillNotWork));
-    assert!(wrong.says.contains("security.secret_file"), "{}", wrong.says);
-    assert!(matches!(wrong.remedy, Some(Remedy::Advice(_))));
+    assert_eq!((wrong.reachable, wrong.finding.verdict), (false, Verdict::WillNotWork));
+    assert!(wrong.finding.says.contains("security.secret_file"), "{}", wrong.finding.says);
+    assert!(matches!(wrong.finding.remedy, Some(Remedy::Advice(_))));
 
     let authority = Authority::new().unwrap();
     let certified = |tasks: &[&str]| {
@@ -159,10 +162,10 @@ fn a_probe_shows_the_secret_or_the_certificate_and_looks_at_the_peers() {
         Authentication::certified(&authority.certificate(), &certified).unwrap()
     };
     let ours = || certified(&["worker0:2222"]);
-    assert_eq!(probe_shown(certified(&["ps0:2222", "ps1:2222"]), ours()).verdict, Verdict::Ok);
+    assert_eq!(probe_shown(certified(&["ps0:2222", "ps1:2222"]), ours()).finding.verdict, Verdict::Ok);
     let impostor = probe_shown(certified(&["ps0:2222"]), ours());
-    assert_eq!((impostor.reachable, impostor.verdict), (true, Verdict::WillNotWork));
-    assert!(impostor.says.ends_with("does not cover task ps1:2222"), "{}", impostor.says);
+    assert_eq!((impostor.reachable, impostor.finding.verdict), (true, Verdict::WillNotWork));
+    assert!(impostor.finding.says.ends_with("does not cover task ps1:2222"), "{}", impostor.finding.says);
 }
 
 #[test]
@@ -180,10 +183,10 @@ fn another_program_or_version_is_named() {
         (Vec::new(), "the peer closed the connection"),
     ] {
         let (port, served) = peer(answer);
-        let probe = prober(&Ours::default(), LONG).probe(&map_of(port)).remove(0);
+        let probe = prober(&HashSet::new(), LONG).probe(&map_of(port)).remove(0);
         served.join().unwrap();
-        assert_eq!(probe.verdict, Verdict::WillNotWork);
-        assert!(probe.says.contains(says), "{}", probe.says);
+        assert_eq!(probe.finding.verdict, Verdict::WillNotWork);
+        assert!(probe.finding.says.contains(says), "{}", probe.finding.says);
     }
 }
 
@@ -193,17 +196,17 @@ fn nobody_there_is_said_and_our_own_may_start_later() {
     let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
     bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     let map = map_of(getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port());
-    let probe = prober(&Ours::default(), LONG).probe(&map).remove(0);
+    let probe = prober(&HashSet::new(), LONG).probe(&map).remove(0);
     assert_eq!(
-        (probe.verdict, probe.says.as_str()),
+        (probe.finding.verdict, probe.finding.says.as_str()),
         (Verdict::WillNotWork, "nothing listens there (connection refused)")
     );
-    let ours = Ours::new(map.addresses().cloned(), "a test says so");
+    let ours = map.addresses().cloned().collect();
     let probe = prober(&ours, LONG).probe(&map).remove(0);
-    assert_eq!((probe.verdict, probe.finding().remedy()), (Verdict::CouldBeBetter, "sealane daemon"));
+    assert_eq!((probe.finding.verdict, probe.finding.remedy()), (Verdict::CouldBeBetter, "sealane daemon"));
     let nowhere = EndpointMap::parse("ps0:2222=sealane.invalid:7000\n", "test").unwrap();
-    let probe = prober(&Ours::default(), LONG).probe(&nowhere).remove(0);
-    assert_eq!(probe.finding().remedy(), "getent hosts sealane.invalid");
+    let probe = prober(&HashSet::new(), LONG).probe(&nowhere).remove(0);
+    assert_eq!(probe.finding.remedy(), "getent hosts sealane.invalid");
 }
 
 #[test]
@@ -214,11 +217,15 @@ fn silent_peers_are_given_up_all_at_once() {
         format!("ps{index}:2222=127.0.0.1:{}\n", listener.local_addr().unwrap().port())
     };
     let map = EndpointMap::parse(&silent.iter().enumerate().map(line).collect::<String>(), "test").unwrap();
-    let probes = prober(&Ours::default(), Duration::from_millis(20)).probe(&map);
+    let probes = prober(&HashSet::new(), Duration::from_millis(20)).probe(&map);
     assert_eq!(probes.len(), silent.len());
     for probe in &probes {
-        assert_eq!(probe.verdict, Verdict::WillNotWork);
-        assert!(probe.says.starts_with("it accepted the connection but did not answer within 20ms"), "{}", probe.says);
+        assert_eq!(probe.finding.verdict, Verdict::WillNotWork);
+        assert!(
+            probe.finding.says.starts_with("it accepted the connection but did not answer within 20ms"),
+            "{}",
+            probe.finding.says
+        );
     }
 }
 

@@ -111,13 +111,8 @@ enum Source {
 }
 
 impl Source {
-    fn name(self) -> &'static str {
-        match self {
-            Source::TfConfig => "tf-config",
-            Source::Slurm => "slurm",
-            Source::Hostfile => "hostfile",
-            Source::Statefulset => "statefulset",
-        }
+    fn name(self) -> String {
+        self.to_possible_value().expect("no source is hidden").get_name().to_owned()
     }
 }
 

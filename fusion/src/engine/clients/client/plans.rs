@@ -181,7 +181,7 @@ impl Client {
         node: &mut Node,
         now: Instant,
         (call, plan): (u32, u32),
-        (min_version, views): (i64, bool),
+        (min_version, views, fail_if_gone): (i64, bool, bool),
         deadline: Instant,
     ) -> Result<(), Misconduct> {
         let seat = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?;
@@ -218,7 +218,8 @@ impl Client {
         seat.told.resize_with(keys.len(), Told::default);
         let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: asked.name() });
         let tray = std::mem::take(&mut seat.tray);
-        let pull = node.pull(now, PullRequest { plan: handle, min_version, deadline, tray, views, waiter });
+        let request = PullRequest { plan: handle, min_version, deadline, tray, views, fail_if_gone, waiter };
+        let pull = node.pull(now, request);
         seat.state = State::Pulling(asked, pull);
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Publications of one client on one shard: tensors that must become visible together are collected until the last has arrived.
 //! Bounded by `PUBLISHED_TOGETHER_MAX`, and by the calls that a client may have in flight.
 
+use sealane_transport::shm::limits::PUBLISHED_TOGETHER_MAX;
 use sealane_transport::shm::{Moved, PayloadAt};
 use sealane_transport::{Error, Tensor};
 
 use super::Client;
-use crate::limits::PUBLISHED_TOGETHER_MAX;
 use crate::node::Node;
 
 /// A tensor that is about to be published.
@@ -43,13 +43,18 @@ impl Client {
             Err(error) => self.published(call, lent, Err(error)),
         }
         if !more || self.together.len() >= PUBLISHED_TOGETHER_MAX {
-            let mut together = std::mem::take(&mut self.together);
-            for Publication { call, version, key, tensor, lent } in together.drain(..) {
-                let published = node.publish(self.task, &key, version, tensor);
-                self.published(call, lent, published);
-            }
-            self.together = together;
+            self.commit(node);
         }
+    }
+
+    /// Publishes what waits for the rest of its set.
+    pub(super) fn commit(&mut self, node: &mut Node) {
+        let mut together = std::mem::take(&mut self.together);
+        for Publication { call, version, key, tensor, lent } in together.drain(..) {
+            let published = node.publish(self.task, &key, version, tensor);
+            self.published(call, lent, published);
+        }
+        self.together = together;
     }
 
     /// The client says how much of what it had published with the daemon before is published here. Logged once, since it may say so

@@ -35,7 +35,7 @@ fn pull(consumer: &mut Process, plan: u32) -> String {
     consumer.submit(&[
         Submission::OpenPlan { plan, peer: 0, keys: 1 },
         Submission::PlanKeys { plan, keys },
-        Submission::Pull { call: plan, plan, min_version: 1, timeout_ms: NO_TIMEOUT, views: true },
+        Submission::Pull { call: plan, plan, min_version: 1, timeout_ms: NO_TIMEOUT, views: true, fail_if_gone: false },
     ]);
     let [board, tensor, pulled] = [(); 3].map(|()| consumer.next().unwrap());
     assert!(board.starts_with("Board "), "{board}");

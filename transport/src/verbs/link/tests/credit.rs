@@ -4,6 +4,7 @@ use super::harness::{Into, LARGE, Manner};
 use super::stage::{Fixture, WILD, frames};
 use crate::arena::Handle;
 use crate::error::LinkError;
+use crate::if_gone::IfGone;
 use crate::link::Link;
 use crate::verbs::limits::WINDOW_MAX;
 use crate::verbs::message::{Answer, Part};
@@ -83,7 +84,8 @@ fn a_payload_that_nobody_wants_comes_home_without_another_word() {
     stage.side.link.as_mut().expect("it stands").adopt(name);
     let key = format!("1 {LARGE}");
     let id = Handle::from_bits(1 << 32 | 5);
-    let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
+    let request =
+        Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
     let frame = frames(|writer| writer.request(&request));
     stage.say(&[Part::Frames(&frame)]);
     stage.turns();

@@ -7,6 +7,7 @@ use super::harness::{Into, LARGE, Manner, pattern};
 use super::stage::{Fixture, TURNS, WILD, frames, place_in, response};
 use crate::arena::Handle;
 use crate::error::LinkError;
+use crate::if_gone::IfGone;
 use crate::link::{Frames, Landing, Link, Place, Receiver};
 use crate::verbs::device::{Remote, Status, Work};
 use crate::verbs::limits::PLACES_MAX;
@@ -174,7 +175,8 @@ fn wild_places_are_refused_by_the_device() {
         let mut stage = Fixture::new(Transfer::Write);
         let key = format!("1 {LARGE}");
         let id = Handle::from_bits(1 << 32 | 5);
-        let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
+        let request =
+            Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
         let frame = frames(|writer| writer.request(&request));
         if announced {
             stage.say(&[Part::Place { request: id.to_bits(), bytes: 1 << 40, place: WILD }, Part::Frames(&frame)]);
@@ -376,7 +378,8 @@ fn a_peer_that_never_answers_leaves_nothing_behind() {
         let key = format!("1 {LARGE}");
         for number in 0..3 {
             let id = Handle::from_bits(1 << 32 | number);
-            let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
+            let request =
+                Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
             let frame = frames(|writer| writer.request(&request));
             stage.say(&[Part::Frames(&frame)]);
             stage.turns();

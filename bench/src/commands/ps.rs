@@ -1,0 +1,279 @@
+//! `sealane bench ps`: the parameter-server experiment, and the product of its settings.
+
+use crate::{Bench, Fuse, Mode, Plan, Registration, Size, Training, Variant};
+use itertools::iproduct;
+
+use super::tables::{RowsFlags, Step};
+use super::{Common, Polling, plan};
+use sealane_cli::Failure;
+use sealane_cli::workload::Workload;
+
+/// Many workers that train with several parameter servers: in each step, a worker pulls from every ps and pushes to it
+///
+/// Reproduces the published experiments on parameter servers at scale, with each published technique as a setting. All ps run
+/// in one process, on one shard; all workers run in another, on one CPU. Over tcp, workers share one thread, each with a
+/// session over its own socket to every ps; over verbs, each is an engine, and over shm each is a client of the parameter
+/// servers' engine, with its own thread. Several such threads share the CPU, so they sleep whenever they wait, even with
+/// --polling on: then only the ps spin, and the variant says that its workers park. Tensors are distributed over the ps by
+/// size. A round is as many steps of every worker as fit into --seconds, at least one. steps_per_s is the total of all workers;
+/// step_ms is one worker's step, from its first request until all ps have taken its gradients; messages_per_step counts wire
+/// frames both ways, control frames included; bytes_per_step counts bytes on the loopback interface, or over verbs on the
+/// workers' links (shm counts neither); slowest_share and fastest_share are a worker's steps relative to the mean.
+///
+/// If a setting is a list, all combinations are variants, which are measured in turn and compared with the first. grpc: tonic,
+/// with a connection from every worker to every ps: one unary call per tensor, with as many in flight as there are request
+/// buffers, and one call per ps with all tensors in one message.
+///
+/// With --rows, workers over tcp are tasks of one engine, with a thread each and a connection with every ps, and 64 at most: each
+/// pulls its rows, then waits for its variables. whole: Sealane pulls the same tables as variables, whole, and pushes the same.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
+                  sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
+                  sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
+                  sealane bench ps --workers 200 --ps 10 --slices 1,10\n  \
+                  sealane bench ps --rows --workload dlrm_kaggle --workers 8 --ps 2 --baseline whole\n  \
+                  sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
+                  sealane bench ps --link verbs --workers 4 --ps 2 --registration dynamic,static")]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// Workers
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "50")]
+    workers: Vec<usize>,
+
+    /// Parameter servers: one number, or one for each number of workers
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "5")]
+    ps: Vec<usize>,
+
+    /// The tensors that a worker pulls and pushes in a step: dlrm_kaggle, wide_deep_400, resnet50, ..., or a JSON file
+    #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
+    workload: String,
+
+    #[command(flatten)]
+    rows: RowsFlags,
+
+    /// Whether workers proceed independently, or each step waits for the gradients of all
+    #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
+    mode: Mode,
+
+    /// Microseconds of computation between a worker's pulls and its pushes; if not 0, it pulls everything first
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    compute_us: u64,
+
+    /// Requests, and pushes, that a worker has in flight per ps, if each tensor is one: 1 as in TensorFlow's verbs, 40 as in
+    /// mt-verbs
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "40")]
+    request_buffers: Vec<usize>,
+
+    /// off: one write per message; turn: one write per turn; receive: one request by keys for all tensors of a ps;
+    /// receive-wait-all: the same, but a worker continues only when all tensors have arrived; plan: one request by the number
+    /// of a plan
+    #[arg(
+        long,
+        value_name = "off|turn|receive|receive-wait-all|plan,...",
+        value_delimiter = ',',
+        default_value = "plan"
+    )]
+    fuse: Vec<Fuse>,
+
+    /// Whether all sides spin instead of sleeping; over verbs and shm, multiple workers sleep anyway
+    #[arg(long, value_name = "ON|OFF,...", value_delimiter = ',', default_value = "on")]
+    polling: Vec<Polling>,
+
+    /// Extra copies that a worker makes of every tensor, each way, besides those made by the kernel
+    #[arg(long, value_name = "0|1,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=1), default_value = "0")]
+    copies: Vec<u8>,
+
+    /// Cut larger variables, and their gradients, into this many slices over the ps, of 4 KiB at least; a worker gathers them in
+    /// one array
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    slices: Vec<usize>,
+}
+
+impl Args {
+    /// What the flags describe: every combination of the lists is a variant, the later flags changing faster.
+    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+        let text = Workload::text(&self.workload)?;
+        let workload = Workload::parse(&text, &self.workload)?;
+        let Step { pull: step, push, tables } = self.rows.step(&workload)?;
+        let &Self { mode, compute_us, .. } = self;
+        let sizes = self.sizes()?;
+        let (size, variants) = (sizes[0], self.variants(&sizes));
+        let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
+        let whole = plan(Bench::Ps, &self.common);
+        let first = training.variants[0];
+        Ok(Plan {
+            step,
+            tables,
+            workload: Some(workload.name),
+            window: first.request_buffers,
+            fuse: first.fuse,
+            polling: first.polling,
+            training: Some(training),
+            ..whole
+        })
+    }
+
+    /// The numbers of workers, each with its number of ps.
+    fn sizes(&self) -> Result<Vec<Size>, Failure> {
+        let (workers, ps) = (self.workers.len(), self.ps.len());
+        if ps != 1 && ps != workers {
+            let problem =
+                format!("--workers has {workers} numbers and --ps has {ps}; give one of ps for all, or one for each");
+            return Err(Failure::input(problem));
+        }
+        let all = self.workers.iter().zip(self.ps.iter().cycle());
+        Ok(all.map(|(&workers, &ps)| Size { workers, ps }).collect())
+    }
+
+    fn variants(&self, sizes: &[Size]) -> Vec<Variant> {
+        let registrations = match &self.common.registration[..] {
+            [] => &[Registration::Static][..],
+            some => some,
+        };
+        let sizes = match sizes {
+            [_] => vec![None],
+            several => several.iter().copied().map(Some).collect(),
+        };
+        let all = iproduct!(
+            sizes,
+            &self.request_buffers,
+            registrations,
+            &self.fuse,
+            &self.polling,
+            &self.copies,
+            &self.slices
+        );
+        let variant = |(size, &request_buffers, &registration, &fuse, &polling, &copies, &slices)| {
+            let (polling, copies) = (polling == Polling::On, copies > 0);
+            Variant { size, request_buffers, registration, fuse, polling, copies, slices }
+        };
+        all.map(variant).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan_of(line: &str) -> Plan {
+        let args = Line::parse_from(line.split(' ')).args;
+        let plan = args.plan().unwrap_or_else(|_| panic!("{line}"));
+        plan.check().unwrap();
+        plan
+    }
+
+    #[test]
+    fn lists_make_variants() {
+        let plan = plan_of("ps --request-buffers 1,40 --registration dynamic,static --fuse turn");
+        let variants: Vec<_> = plan.training.unwrap().variants.iter().map(Variant::to_string).collect();
+        assert_eq!(
+            variants,
+            [
+                "fuse turn, 1 request buffer, dynamic, polling",
+                "fuse turn, 1 request buffer, static, polling",
+                "fuse turn, 40 request buffers, dynamic, polling",
+                "fuse turn, 40 request buffers, static, polling",
+            ]
+        );
+        let plan = plan_of("ps --fuse off,plan --polling off,on --copies 0,1 --slices 1,10");
+        let variants = plan.training.unwrap().variants;
+        assert_eq!(variants.len(), 16);
+        assert_eq!(variants[1].to_string(), "fuse off, 40 request buffers, static, parking, 10 slices");
+    }
+
+    #[test]
+    fn sizes_make_variants_as_well() {
+        let training = plan_of("ps --workers 50,200 --ps 5,10 --fuse plan,off").training.unwrap();
+        let variants: Vec<_> = training.variants.iter().map(Variant::to_string).collect();
+        assert_eq!(variants[1], "50 workers + 5 ps, fuse off, 40 request buffers, static, polling");
+        assert_eq!(variants[2], "200 workers + 10 ps, fuse plan, 40 request buffers, static, polling");
+        assert_eq!((training.size, variants.len()), (Size { workers: 50, ps: 5 }, 4));
+        assert!(Line::parse_from("ps --workers 50,200 --ps 1,2,3".split(' ')).args.plan().is_err());
+    }
+
+    #[test]
+    fn a_link_that_cannot_do_what_is_asked_says_so() {
+        let refused = |line: &str| {
+            let plan = Line::parse_from(line.split(' ')).args.plan().unwrap_or_else(|_| panic!("{line}"));
+            plan.check().unwrap_err().to_string()
+        };
+        for (line, expected) in [
+            (
+                "ps --link shm --fuse plan,turn",
+                "--fuse is turn; give off or receive or receive-wait-all or plan with ps over shm",
+            ),
+            (
+                "ps --link shm --registration static,dynamic",
+                "--registration is dynamic; give static with --fuse plan over shm, where a plan keeps its memory",
+            ),
+            (
+                "ps --link shm --workers 65",
+                "--workers is 65; give at most 64 over shm, where each has a thread and memory of its own",
+            ),
+            ("ps --link shm --workers 4 --slices 1,4", "--slices is 4; give 1 over shm, or --link tcp"),
+            ("ps --slices 0", "--slices is 0; give 1 to 4096"),
+            (
+                "ps --slices 1,4 --registration dynamic",
+                "--registration is dynamic; give static with --slices, which arrive in one array that stays",
+            ),
+            ("ps --link shm --baseline grpc", "--baseline is grpc; give none with ps over shm"),
+            ("ps --link loopback", "--link is loopback; give tcp or shm or verbs with ps"),
+        ] {
+            assert_eq!(refused(line), expected);
+        }
+        let plan = plan_of("ps --link shm --fuse off,receive,plan --copies 0,1");
+        assert_eq!(plan.training.unwrap().variants.len(), 6);
+    }
+
+    #[test]
+    fn rows_are_pulled_in_place_of_their_tables() {
+        let plan = plan_of("ps --rows --workload dlrm_kaggle --workers 8 --ps 2 --baseline whole --fuse plan,off");
+        assert_eq!((plan.step.len(), plan.tables.len(), plan.training.as_ref().unwrap().push.len()), (14, 26, 66));
+        plan_of("ps --rows --workload dlrm_kaggle --workers 8 --link shm --baseline whole");
+        let refused = |flags: &str| {
+            let line = format!("ps --workload dlrm_kaggle {flags}");
+            let plan = Line::parse_from(line.split(' ')).args.plan().unwrap_or_else(|_| panic!("{line}"));
+            plan.check().unwrap_err().to_string()
+        };
+        for (flags, expected) in [
+            ("--baseline whole", "--baseline is whole; give only grpc with ps"),
+            ("--rows --baseline grpc", "--baseline is grpc; give only whole with ps"),
+            (
+                "--rows --fuse turn",
+                "--fuse is turn; give off or receive or receive-wait-all or plan with ps and --rows",
+            ),
+            ("--rows --slices 2", "--slices is 2; give 1 with --rows"),
+            (
+                "--rows --registration dynamic",
+                "--registration is dynamic; give static with --fuse plan with --rows, where a plan keeps its memory",
+            ),
+            (
+                "--rows --baseline whole --table-rows-max 20000000",
+                "--baseline is whole, which are 2162708868 bytes a step; give it with --table-rows-max, so that they are at most \
+                 1073741824 bytes",
+            ),
+        ] {
+            assert_eq!(refused(flags), expected);
+        }
+        assert!(refused("--rows --workers 65").starts_with("--workers is 65; give at most 64 with --rows"));
+    }
+
+    #[test]
+    fn pulls_and_pushes_are_the_models() {
+        let plan = plan_of("ps --workload dlrm_kaggle --workers 10 --ps 1 --mode sync --compute-us 500");
+        let training = plan.training.unwrap();
+        assert_eq!((plan.step.len(), training.push.len(), training.mode), (40, 66, Mode::Sync));
+        assert_eq!((training.size, training.compute_us), (Size { workers: 10, ps: 1 }, 500));
+        assert_eq!(training.variants, [Variant::default()]);
+    }
+}

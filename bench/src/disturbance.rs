@@ -1,0 +1,135 @@
+//! Whether the machine had other work, or less to give, while a run measured: then its figures say little, and the report warns.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::run::Measured;
+
+/// How long the machine is watched before the first system is set up.
+const LOOK: Duration = Duration::from_millis(200);
+/// Other programs may use so much of one CPU.
+const BUSY_CPUS_MAX: f64 = 0.3;
+/// The hypervisor may keep back so much of the machine's CPU time.
+const STEAL_MAX: f64 = 0.01;
+/// Rounds of one system may differ by so much.
+const ROUNDS_FACTOR_MAX: f64 = 2.0;
+
+/// CPU time of the machine since it started, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Ticks {
+    all: u64,
+    idle: u64,
+    stolen: u64,
+}
+
+impl Ticks {
+    fn now() -> Ticks {
+        Ticks::of(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    /// Of the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's.
+    fn of(stat: &str) -> Ticks {
+        let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+        let ticks: Vec<u64> = fields.map(|field| field.parse().unwrap_or(0)).collect();
+        let [.., idle, waiting, _, _, stolen] = ticks[..] else { return Ticks::default() };
+        Ticks { all: ticks.iter().sum(), idle: idle + waiting, stolen }
+    }
+
+    /// The shares of the CPU time since `before` that were used, and that were kept back.
+    fn shares_since(self, before: Ticks) -> [f64; 2] {
+        let all = self.all.saturating_sub(before.all).max(1) as f64;
+        let grown = |now: u64, then: u64| now.saturating_sub(then) as f64 / all;
+        let stolen = grown(self.stolen, before.stolen);
+        [(1.0 - grown(self.idle, before.idle) - stolen).max(0.0), stolen]
+    }
+}
+
+/// The machine before a run.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    /// CPUs that other programs used.
+    busy_cpus: f64,
+    begun: Ticks,
+}
+
+impl Quiet {
+    /// Watches it for a moment.
+    pub(crate) fn watch() -> Quiet {
+        let before = Ticks::now();
+        sleep(LOOK);
+        let begun = Ticks::now();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        Quiet { busy_cpus: begun.shares_since(before)[0] * cpus, begun }
+    }
+
+    /// What keeps the figures of a run that has just ended from being those of its systems.
+    pub(crate) fn warnings(&self, measured: &[Measured]) -> Vec<String> {
+        let [_, stolen] = Ticks::now().shares_since(self.begun);
+        let mut warnings = Vec::new();
+        if self.busy_cpus > BUSY_CPUS_MAX {
+            warnings.push(format!(
+                "the machine was busy: other programs used {:.1} CPUs before the first round; stop them and measure again",
+                self.busy_cpus
+            ));
+        }
+        if stolen > STEAL_MAX {
+            let percent = stolen * 100.0;
+            warnings.push(format!("the hypervisor kept {percent:.0}% of the CPU time back (steal in /proc/stat)"));
+        }
+        warnings.extend(measured.iter().filter_map(uneven));
+        warnings
+    }
+}
+
+/// What to say of a system whose rounds differ too much.
+fn uneven(one: &Measured) -> Option<String> {
+    let median = |sample: &crate::sample::Sample| {
+        sample
+            .round_trips
+            .as_ref()
+            .map(|trips| trips.value_at_quantile(0.5) as f64)
+            .or(sample.figures.first().map(|(_, value)| *value))
+    };
+    let rounds: Vec<f64> = one.samples.iter().filter_map(median).filter(|value| *value > 0.0).collect();
+    let (least, most) =
+        rounds.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(*value), most.max(*value)));
+    (rounds.len() > 1 && most / least >= ROUNDS_FACTOR_MAX).then(|| {
+        let factor = most / least;
+        format!(
+            "the rounds of {} differ by a factor of {factor:.1}: take more, or longer ones, on a quiet machine",
+            one.system
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{Metric, Sample};
+
+    #[test]
+    fn shares_of_cpu_time_are_read() {
+        let before = Ticks::of("cpu  100 0 100 1000 0 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n");
+        let after = Ticks::of("cpu  150 0 100 1040 0 0 0 10 0 0\n");
+        assert_eq!(after, Ticks { all: 1300, idle: 1040, stolen: 10 });
+        assert_eq!(after.shares_since(before), [0.5, 0.1]);
+        assert_eq!(Ticks::of("").shares_since(Ticks::default()), [1.0, 0.0]);
+        assert!(Ticks::now().all > 0);
+    }
+
+    #[test]
+    fn a_busy_machine_and_uneven_rounds_are_warned_of() {
+        let rounds = |values: &[f64]| Measured {
+            system: "sealane",
+            variant: String::new(),
+            samples: values.iter().map(|value| Sample::figure(Metric::GigabytesPerSecond, *value)).collect(),
+        };
+        let quiet = Quiet { busy_cpus: 0.1, begun: Ticks::now() };
+        assert_eq!(quiet.warnings(&[rounds(&[1.0, 1.9])]), Vec::<String>::new());
+        let busy = Quiet { busy_cpus: 0.8, ..quiet };
+        let warnings = busy.warnings(&[rounds(&[1.0, 2.5, 2.0])]);
+        assert!(warnings[0].contains("other programs used 0.8 CPUs"), "{warnings:?}");
+        assert!(warnings[1].starts_with("the rounds of sealane differ by a factor of 2.5"), "{warnings:?}");
+    }
+}

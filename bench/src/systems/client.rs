@@ -1,0 +1,229 @@
+//! How a consumer is measured, whatever carries the tensors: it asks, takes what came, and asks again. Here are all loops of
+//! latency, rate, bandwidth, fan-in and steps; a system says how one request is made.
+//!
+//! The loops are async, for the systems that are measured on an executor of theirs; the others do all their waiting within
+//! their calls, and go through [`measure_now`].
+
+use std::time::{Duration, Instant};
+use std::{hint, thread};
+
+use futures_util::FutureExt;
+
+use crate::error::BenchError;
+use crate::limits::FILL;
+use crate::plan::{Bench, Plan};
+use crate::sample::Sample;
+use crate::stopwatch::{RoundTrips, StepTally, Tally};
+
+/// A consumer. Which of its methods are called depends on what the plan measures.
+pub(super) trait Client {
+    /// Asks for so many more tensors, without waiting for them. Where tensors come unasked, the first call has them come.
+    fn ask(&mut self, count: usize) -> Result<(), BenchError>;
+
+    /// Waits until some tensors are there; how many.
+    async fn take(&mut self) -> Result<usize, BenchError>;
+
+    /// Whether tensors come unasked: then those that are in flight at the end of a round are left to [`end`](Self::end).
+    fn is_one_way(&self) -> bool {
+        false
+    }
+
+    /// Called once a round is over: nothing may be in flight afterwards.
+    async fn end(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// One tensor, after a gap if the plan has one; when it was asked for, and when it was there.
+    async fn exchange(&mut self, plan: &Plan) -> Result<(Instant, Instant), BenchError> {
+        if let Some(idle) = plan.idle() {
+            pass_gap(idle, plan.polling);
+        }
+        let asked = Instant::now();
+        self.ask(1)?;
+        self.take().await?;
+        Ok((asked, Instant::now()))
+    }
+
+    /// What comes before a step and is not timed.
+    fn prepare(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// All tensors of a step, each into its own memory.
+    async fn step(&mut self) -> Result<(), BenchError> {
+        unreachable!("this system has no steps")
+    }
+
+    /// Messages of all steps so far, both ways, if they are counted.
+    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
+        Ok(None)
+    }
+
+    /// The time, as exactly as the system counts.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+/// A round of what the plan measures, for `length` after its warm-up.
+pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    match plan.bench {
+        Bench::Latency => round_trips(client, plan, length).await,
+        Bench::Fuse => steps(client, plan, length).await,
+        _ => throughput(client, plan, plan.window, length).await,
+    }
+}
+
+/// The same of a client that waits within its calls.
+pub(super) fn measure_now(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    now(measure(client, plan, length))
+}
+
+/// What a future of such a client gives.
+pub(super) fn now<T>(work: impl Future<Output = T>) -> T {
+    work.now_or_never().expect("it waits within its calls")
+}
+
+async fn round_trips(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    let mut trips = RoundTrips::start(Instant::now(), length);
+    loop {
+        let (asked, answered) = client.exchange(plan).await?;
+        if trips.completed(asked, answered) {
+            return Ok(trips.sample());
+        }
+    }
+}
+
+/// A window of requests in flight: what is answered is asked for again at once.
+pub(super) async fn throughput(
+    client: &mut impl Client,
+    plan: &Plan,
+    window: usize,
+    length: Duration,
+) -> Result<Sample, BenchError> {
+    let mut tally = Tally::start(Instant::now(), length);
+    client.ask(window)?;
+    let mut left = if client.is_one_way() { 0 } else { window };
+    let mut over = false;
+    while !over || left > 0 {
+        let count = client.take().await?;
+        over |= tally.completed(count as u64, client.now());
+        if over {
+            left = left.saturating_sub(count);
+        } else {
+            client.ask(count)?;
+        }
+    }
+    client.end().await?;
+    Ok(tally.sample(plan))
+}
+
+/// Step after step; a window of small tensors that are asked for together is one as well.
+pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    let before = client.messages().await?;
+    let mut tally = StepTally::start(Instant::now(), length);
+    loop {
+        client.prepare()?;
+        let began = Instant::now();
+        client.step().await?;
+        if tally.completed(began, Instant::now()) {
+            break;
+        }
+    }
+    if plan.bench != Bench::Fuse {
+        return Ok(tally.tensors_per_second(plan.window));
+    }
+    let sent = client.messages().await?.zip(before).map(|(after, before)| after - before);
+    Ok(tally.sample(plan, sent.map(|sent| sent as f64 / tally.steps() as f64)))
+}
+
+/// Lets the gap pass as the run waits for everything else: spinning, or asleep.
+pub(super) fn pass_gap(idle: Duration, polling: bool) {
+    if !polling {
+        return thread::sleep(idle);
+    }
+    let end = Instant::now() + idle;
+    while Instant::now() < end {
+        hint::spin_loop();
+    }
+}
+
+/// Looks at the memory that the last step of a round has filled, and that was empty before its first.
+pub(super) fn check_arrival<'t>(
+    system: &'static str,
+    tensors: impl Iterator<Item = &'t [u8]>,
+) -> Result<(), BenchError> {
+    let wrong = tensors.enumerate().find(|(_, bytes)| bytes.iter().any(|byte| *byte != FILL));
+    wrong.map_or(Ok(()), |(tensor, _)| Err(BenchError::WrongBytes { system, tensor }))
+}
+
+/// Whether a tensor has the length that was asked for.
+pub(super) fn check_length(system: &'static str, expected: usize, received: usize) -> Result<(), BenchError> {
+    if received == expected { Ok(()) } else { Err(BenchError::WrongReply { system, expected, received }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Metric;
+
+    /// Answers two requests at a time, and counts what is in flight.
+    #[derive(Default)]
+    struct Scripted {
+        in_flight: usize,
+        one_way: bool,
+        ended: bool,
+        steps: u64,
+    }
+
+    impl Client for Scripted {
+        fn ask(&mut self, count: usize) -> Result<(), BenchError> {
+            self.in_flight += count;
+            Ok(())
+        }
+        async fn take(&mut self) -> Result<usize, BenchError> {
+            let count = self.in_flight.min(2);
+            assert!(count > 0, "something was asked for");
+            self.in_flight -= count;
+            Ok(count)
+        }
+        fn is_one_way(&self) -> bool {
+            self.one_way
+        }
+        async fn end(&mut self) -> Result<(), BenchError> {
+            self.ended = true;
+            Ok(())
+        }
+        async fn step(&mut self) -> Result<(), BenchError> {
+            self.steps += 1;
+            Ok(())
+        }
+        async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
+            Ok(Some(3 * self.steps))
+        }
+    }
+
+    #[test]
+    fn nothing_is_in_flight_after_a_round_and_messages_are_those_of_a_step() {
+        for (bench, one_way) in
+            [(Bench::Latency, false), (Bench::Rate, false), (Bench::Rate, true), (Bench::Fuse, false)]
+        {
+            let mut client = Scripted { one_way, ..Scripted::default() };
+            let plan = Plan { window: 5, ..Plan::new(bench) };
+            let sample = measure_now(&mut client, &plan, Duration::from_millis(1)).expect("scripted");
+            assert!(client.in_flight == 0 || one_way);
+            assert_eq!(client.ended, bench == Bench::Rate);
+            assert_eq!(sample.round_trips.is_some(), bench == Bench::Latency);
+            let messages = sample.figures.iter().find(|(metric, _)| *metric == Metric::MessagesPerStep);
+            assert_eq!(messages.map(|(_, value)| *value), (bench == Bench::Fuse).then_some(3.0));
+        }
+    }
+
+    #[test]
+    fn memory_that_was_not_filled_is_named() {
+        let (full, short) = ([FILL; 3], [FILL, FILL, 0]);
+        check_arrival("raw", [&full[..], &[]].into_iter()).expect("all of it is");
+        let error = check_arrival("raw", [&full[..], &short].into_iter()).expect_err("the last byte is missing");
+        assert!(error.to_string().starts_with("raw delivered tensor 1"), "{error}");
+    }
+}

@@ -1,0 +1,79 @@
+//! Rows of tables by the crate `sealane`: what every ps publishes of each table, and what a worker pulls of them.
+
+use sealane::{
+    Buffer, DType, Error, RowsOptions, RowsWanted, ShardedTable, Sharding, Table, TableOptions, Task, Tensor,
+    TensorMeta,
+};
+use sealane_fusion::Engine;
+
+use super::super::engine::{NAME, key_of, ps_task};
+use crate::error::BenchError;
+use crate::plan::{Bench, Plan, Tables};
+use crate::systems::rows::{Wanted, bytes_of_each, each, fill};
+use crate::systems::training;
+
+fn sharding(plan: &Plan, table: &Tables) -> Result<Sharding, Error> {
+    Sharding::modulo(table.rows, training::of(plan).size.ps)
+}
+
+/// The keys of tables follow those of the variables.
+fn table_key(plan: &Plan, number: usize) -> String {
+    key_of(plan.step.len() + number)
+}
+
+/// Every ps publishes its part of each table. What lies there beside variables has no locks: nobody writes it.
+pub(super) fn publish(engine: &Engine, plan: &Plan) -> Result<Vec<Table>, BenchError> {
+    let options = TableOptions { torn: plan.bench == Bench::Ps, ..TableOptions::default() };
+    let one = |(ps, (number, table)): (usize, (usize, Tables))| {
+        let (task, sharding) = (Task::from(engine.task(&ps_task(ps))?), sharding(plan, &table)?);
+        let rows = sharding.rows_of(ps);
+        let mut memory = task.alloc(rows as usize * table.row_bytes())?;
+        fill(&mut memory, &table, number, (0..rows).map(|local| sharding.row(ps, local)));
+        let part = Tensor::new(TensorMeta::new(DType::F32, &[rows, table.dim as u64])?, memory)?;
+        task.publish_table(&table_key(plan, number), part, options)
+    };
+    let tables =
+        (0..training::of(plan).size.ps).flat_map(|ps| each(plan).into_iter().enumerate().map(move |of| (ps, of)));
+    tables
+        .filter(|(ps, (_, table))| table.rows > *ps as u64)
+        .map(one)
+        .collect::<Result<_, Error>>()
+        .map_err(BenchError::sealane("publish tables"))
+}
+
+/// The rows that a worker pulls, step after step.
+pub(super) struct Rows {
+    wanted: Wanted,
+    tables: Vec<ShardedTable>,
+    /// Where the rows of each table go; gone if a step has failed.
+    rows: Vec<Option<Buffer>>,
+}
+
+impl Rows {
+    /// Of the worker with this number.
+    pub(super) fn new(plan: &Plan, worker: usize) -> Result<Self, Error> {
+        let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
+        let of = |(number, table)| ShardedTable::new(&table_key(plan, number), &ps, sharding(plan, &table)?);
+        Ok(Self {
+            wanted: Wanted::new(plan, worker),
+            tables: each(plan).into_iter().enumerate().map(of).collect::<Result<_, _>>()?,
+            rows: bytes_of_each(plan).into_iter().map(|bytes| Some(Buffer::from_vec(vec![0; bytes]))).collect(),
+        })
+    }
+
+    /// Pulls those of the next step.
+    pub(super) fn pull(&mut self, task: &Task) -> Result<(), Error> {
+        let ids = self.wanted.advance();
+        let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
+        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take() });
+        let pulled = task.pull_all_rows(wanted, &RowsOptions::default()).wait()?;
+        self.rows = pulled.into_iter().map(|pulled| Some(pulled.rows.into_buffer())).collect();
+        Ok(())
+    }
+
+    /// Looks whether the last step's are what was named.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        let mut rows = self.rows.iter().enumerate();
+        rows.try_for_each(|(table, rows)| self.wanted.check(NAME, table, rows.as_deref().unwrap_or_default()))
+    }
+}

@@ -1,0 +1,118 @@
+//! What a daemon does before its shards start. `sealane check` does the same and gives all of it back, so that whatever keeps a
+//! daemon from starting is found by the code that refuses.
+
+use std::sync::Arc;
+
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
+use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
+use tracing::subscriber::{NoSubscriber, with_default};
+
+use super::metrics::MetricsListener;
+use super::{socket, tasks};
+use crate::engine_settings::{authentication, engine_settings_beside};
+use crate::settings::Settings;
+use crate::{Failure, locked_memory};
+
+/// The endpoint map.
+///
+/// # Errors
+/// It is missing or wrong.
+pub(super) fn map(settings: &Settings) -> Result<SharedEndpointMap, Failure> {
+    Ok(SharedEndpointMap::load(&settings.transport.endpoint_map.value)?)
+}
+
+/// The tasks that a daemon serves, of those that are named or of all.
+///
+/// # Errors
+/// There are none, or one that is named is not in the map.
+pub(super) fn tasks(map: &EndpointMap, settings: &Settings, named: &[String]) -> Result<Vec<TaskName>, Failure> {
+    tasks::served(map, &settings.transport.endpoint_map.value, named)
+}
+
+/// What its engine starts with; `shared` are the CPUs of a daemon whose place it takes.
+///
+/// # Errors
+/// A CPU, a file or memory cannot be had.
+pub(super) fn engine(
+    settings: &Settings,
+    map: &EndpointMap,
+    tasks: &[TaskName],
+    shared: &[usize],
+) -> Result<EngineSettings, Failure> {
+    let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
+    let engine = engine_settings_beside(settings, map.clone(), &names, shared)?;
+    locked_memory::check(&engine)?;
+    Ok(engine)
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Rehearsal {
+    /// None if it cannot be read.
+    pub(crate) map: Option<Arc<EndpointMap>>,
+    /// Those of it that are served.
+    pub(crate) tasks: Vec<TaskName>,
+    /// What is wrong with the map, or with the tasks that it should have.
+    pub(crate) map_failure: Option<Failure>,
+    /// What is wrong with what peers must show.
+    pub(crate) security_failure: Option<Failure>,
+    /// What else keeps a daemon from starting.
+    pub(crate) failures: Vec<Failure>,
+    /// What it would serve, or who does already.
+    pub(crate) outcome: String,
+}
+
+/// Does what a daemon with these settings does before its shards start, for the tasks that are named or for all. Ports that it
+/// needs are taken for a moment, unless a daemon serves already: then they are that one's.
+pub(crate) fn rehearse(settings: &Settings, named: &[String]) -> Rehearsal {
+    // What is logged of it would be a running daemon's to log.
+    with_default(NoSubscriber::new(), || {
+        let mut rehearsal = Rehearsal {
+            map: None,
+            tasks: Vec::new(),
+            map_failure: None,
+            security_failure: authentication(&settings.security).err(),
+            failures: Vec::new(),
+            outcome: String::new(),
+        };
+        let path = &settings.daemon.socket.value;
+        let holder = socket::look(path).unwrap_or_else(|failure| {
+            rehearsal.failures.push(failure);
+            None
+        });
+        let served = map(settings).and_then(|map| {
+            let map = rehearsal.map.insert(map.snapshot()).clone();
+            tasks(&map, settings, named).map(|tasks| (map, tasks))
+        });
+        match (served, holder) {
+            (Err(failure), _) => rehearsal.map_failure = Some(failure),
+            (Ok((map, tasks)), holder) => {
+                rehearsal.outcome = match holder {
+                    Some(holder) => format!("{holder} serves at {}", path.display()),
+                    None => {
+                        rehearsal.take(settings, &map, &tasks);
+                        let served = tasks::by_address(&map, &tasks);
+                        format!("would serve {served}; clients attach at {}", path.display())
+                    }
+                };
+                rehearsal.tasks = tasks;
+            }
+        }
+        rehearsal
+    })
+}
+
+impl Rehearsal {
+    /// Takes what no other daemon has, and gives it back.
+    fn take(&mut self, settings: &Settings, map: &EndpointMap, tasks: &[TaskName]) {
+        self.failures.extend(MetricsListener::bind(&settings.daemon.metrics).err());
+        if self.security_failure.is_some() {
+            return;
+        }
+        match engine(settings, map, tasks, &[]).map(|mut engine| Engine::bind(&mut engine).err()) {
+            Ok(Some(error @ StartError::Insecure { .. })) => self.security_failure = Some(Failure::work(error)),
+            Ok(error) => self.failures.extend(error.map(Failure::work)),
+            Err(failure) => self.failures.push(failure),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A peer whose daemon does not run: calls say so when their deadline passes, and the log says it once.
+
+use std::time::Duration;
+
+use sealane::{Code, RecvOptions};
+
+use crate::fixture::{PS, WORKER};
+use crate::hosts::Hosts;
+use crate::tensors::{STEP, tensor, verify};
+use crate::traces::eventually;
+
+/// Longer than it takes the log to call a peer unreachable.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_peer_that_is_absent_is_named_by_every_call_and_once_by_the_log() {
+    let mut hosts = Hosts::start(&[&[PS], &[WORKER]]);
+    let worker = hosts.attach(WORKER);
+    let address = hosts.place(PS).address.clone();
+    hosts.kill(PS);
+    for key in ["one", "another"] {
+        let options = RecvOptions { timeout: Some(PATIENCE), ..RecvOptions::default() };
+        let error = worker.recv_with(PS, STEP, key, options).wait().unwrap_err().error;
+        let told = error.to_string();
+        assert_eq!(error.code(), Code::DeadlineExceeded, "{told}");
+        let whom = format!("{PS} at {address}: connect: Connection refused");
+        assert!(told.contains(&whom) && told.contains(" tries in "), "{told}");
+    }
+    let lines = |hosts: &mut Hosts, text: &str| hosts.daemon(WORKER).log().matches(text).count();
+    assert_eq!(lines(&mut hosts, "a peer cannot be reached"), 1, "{}", hosts.daemon(WORKER).log());
+
+    let waits = worker.recv(PS, STEP, "later");
+    hosts.restart(PS);
+    let ps = hosts.attach(PS);
+    let sending = ps.send(WORKER, STEP, "later", tensor(1, 64));
+    verify(&waits.wait().unwrap(), 1, 64);
+    sending.wait().unwrap();
+    eventually("the log tells that it is back", || lines(&mut hosts, "a peer can be reached again") == 1);
+    assert_eq!(lines(&mut hosts, "a peer cannot be reached"), 1);
+    drop((ps, worker));
+    hosts.drain();
+}

@@ -1,0 +1,111 @@
+//! Tasks whose process is killed: who waits for them hears of it, and so does who asks later, unless it waits for their return.
+
+use std::time::{Duration, Instant};
+
+use sealane::{
+    AcceptOptions, Code, Error, PullOptions, RecvOptions, RowsOptions, ShardedTable, StreamOptions, Streams, Task,
+};
+
+use crate::fixture::{PS, WORKER};
+use crate::hosts::Hosts;
+use crate::processes::Process;
+use crate::roles::LISTENER;
+use crate::tensors::STEP;
+
+/// Longer than anything here takes, and shorter than a call waits that nobody ends.
+const LONG: Duration = Duration::from_secs(60);
+/// A wait that is to find that nothing comes.
+const SHORT: Duration = Duration::from_millis(200);
+
+fn recv_or_fail(task: &Task, key: &str) -> sealane::Receiving {
+    let options = RecvOptions { timeout: Some(LONG), fail_if_gone: true, ..RecvOptions::default() };
+    task.recv_with(PS, STEP, key, options)
+}
+
+/// What says that the process of the ps has ended.
+fn is_left(error: &Error, process: &Process) -> bool {
+    let pid = format!("process {} was attached as this task", process.pid());
+    matches!(error, Error::Left { task, reason } if &**task == PS && reason.contains(&pid))
+        && error.code() == Code::Unavailable
+}
+
+fn a_ps_is_killed(mut hosts: Hosts) {
+    let beside = usize::from(hosts.socket(PS) == hosts.socket(WORKER));
+    let worker = hosts.attach(WORKER);
+    let gradients = worker.acceptor("gradients", AcceptOptions::default());
+    let users = ShardedTable::of(PS, "user").unwrap();
+    // Nobody was there yet: that is waited for.
+    let first = recv_or_fail(&worker, "before anybody came");
+    for _ in 0..2 {
+        let mut ps = Process::start(&format!("hold {PS}"), &hosts.socket(PS));
+        ps.hear("attached");
+        let waiting = recv_or_fail(&worker, "w");
+        let accepted = gradients.accept().fail_if_gone([PS]).wait_within(SHORT).unwrap();
+        assert!(accepted.is_none(), "nothing came, and nobody has left");
+        let begun = Instant::now();
+        ps.kill();
+        assert!(is_left(&waiting.wait().unwrap_err().error, &ps));
+        let error = gradients.accept().fail_if_gone([PS]).wait().unwrap_err();
+        assert!(is_left(&error, &ps), "{error}");
+        hosts.until_clients(PS, beside);
+        // What is asked now is asked of who has left.
+        let error = recv_or_fail(&worker, "w").wait().unwrap_err().error;
+        assert!(is_left(&error, &ps), "{error}");
+        let options = PullOptions { timeout: Some(LONG), fail_if_gone: true };
+        let keys = sealane::Keys::new(["w"]).unwrap();
+        let error = worker.pull_many_with(PS, keys, 0, options).wait().remove(0).unwrap_err();
+        assert!(is_left(&error, &ps), "{error}");
+        let options = RowsOptions { timeout: Some(LONG), ..RowsOptions::default() };
+        let error = worker.pull_rows(&users, &[1], &options).wait().unwrap_err().error;
+        assert!(is_left(&error, &ps), "{error}");
+        let error = Streams::of(&worker).connect(PS, LISTENER, StreamOptions::default()).wait().unwrap_err();
+        assert!(is_left(&error, &ps), "{error}");
+        assert!(begun.elapsed() < LONG, "by a deadline, and not by the end of the process");
+        // Calls that do not say so wait for the next one.
+        let options = RecvOptions { timeout: Some(SHORT), ..RecvOptions::default() };
+        let error = worker.recv_with(PS, STEP, "w", options).wait().unwrap_err().error;
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+        let options = RowsOptions { timeout: Some(SHORT), fail_if_gone: false, ..RowsOptions::default() };
+        let error = worker.pull_rows(&users, &[1], &options).wait().unwrap_err().error;
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+    }
+    assert!(matches!(first.wait().unwrap_err().error, Error::Left { .. }), "it waited for the first of them");
+    drop((gradients, worker));
+    hosts.drain();
+}
+
+#[test]
+fn who_waits_for_a_task_hears_that_its_process_was_killed() {
+    a_ps_is_killed(Hosts::start(&[&[PS, WORKER]]));
+}
+
+#[test]
+fn who_waits_for_a_task_hears_that_its_process_was_killed_over_tcp() {
+    a_ps_is_killed(Hosts::start(&[&[PS], &[WORKER]]));
+}
+
+#[test]
+fn a_task_whose_daemon_is_restarted_has_not_left() {
+    let mut hosts = Hosts::start(&[&[PS], &[WORKER]]);
+    let (ps, worker) = (hosts.attach(PS), hosts.attach(WORKER));
+    let table = vec![7_u8; 64];
+    let publish =
+        || ps.publish_table("user", sealane::Tensor::from_elements(&[8, 8], &table).unwrap(), Default::default());
+    let _table = publish().unwrap();
+    let users = ShardedTable::of(PS, "user").unwrap();
+    let options = || RowsOptions { timeout: Some(LONG), ..RowsOptions::default() };
+    worker.pull_rows(&users, &[1], &options()).wait().unwrap();
+    hosts.kill(PS);
+    hosts.restart(PS);
+    // Its process is there, and publishes again: until then it is waited for.
+    let pulled = loop {
+        match worker.pull_rows(&users, &[1], &options()).wait() {
+            Ok(pulled) => break pulled,
+            // Of the daemon that was killed.
+            Err(unreceived) => assert!(!matches!(unreceived.error, Error::Left { .. }), "{unreceived}"),
+        }
+    };
+    assert_eq!(pulled.rows.bytes(), [7; 8]);
+    drop((ps, worker));
+    hosts.drain();
+}

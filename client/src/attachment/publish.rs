@@ -1,0 +1,224 @@
+//! Publishing and withdrawing: each shard is told, and what the task has published is kept. Runs on the callers' threads, and on that
+//! which publishes again.
+//!
+//! One set of tensors at a time is on its way to the shards, or one that is withdrawn: whoever tells the shards has the *turn*, from the
+//! moment that it looks at what is published until every shard was told and that is noted. So all shards hear of a key in the same
+//! order and of each set without another in between; what is published again is the newest that there is, and nothing that was
+//! withdrawn. The attachment's lock would not do: it is released wherever a ring is full.
+
+use std::sync::PoisonError;
+
+use sealane_transport::{
+    Error, Payload, Tensor, TensorMeta,
+    shm::{NO_TIMEOUT, PayloadAt, Submission, limits::INLINE_BYTES_MAX},
+};
+
+use super::{
+    Attachment, Held, Line,
+    calls::Direction,
+    memory::Memory,
+    submit::{down, is_small, too_large},
+};
+use crate::clock::Tick;
+
+/// Where the tensors of a set are when it is published.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lying {
+    /// Anywhere: large ones are copied into the arena unless they lie there.
+    Anywhere,
+    /// Large ones in the arena, where their owner goes on writing them: a copy would be another tensor.
+    InArena,
+}
+
+/// One tensor of a set, as shards are told of it.
+pub(super) type InSet<'a> = (&'a str, i64, &'a TensorMeta, &'a Payload);
+
+impl Attachment {
+    /// The state, in turn. It is not waited for long: a turn has a second for each record that finds no room in a ring, and not a second
+    /// one after the first that found none.
+    pub(super) fn in_turn(&self) -> Held<'_> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.lock();
+        held.turn = Some(turn);
+        held
+    }
+
+    /// The same with a link that takes calls, as [`up`](Self::up). A daemon is waited for before the turn.
+    fn up_in_turn(&self) -> Result<Held<'_>, Error> {
+        loop {
+            drop(self.up(Tick::now(), None)?);
+            let held = self.in_turn();
+            if held.takes_calls() {
+                return Ok(held);
+            }
+        }
+    }
+
+    /// Publishes at every shard; `each` hears of every call, or of a tensor that there is none for.
+    pub(crate) fn publish_all<K: AsRef<str>>(
+        &self,
+        version: i64,
+        (tensors, lying): (Vec<(K, Tensor)>, Lying),
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
+        let (placed, refusal) = self.place_all(tensors, lying);
+        let told = self.up_in_turn().and_then(|mut held| held.publish_set(version, &placed, &mut each));
+        for error in refusal.into_iter().chain(told.err()) {
+            each(Err(error));
+        }
+    }
+
+    /// The tensors that lie where the daemon reads them, each to be lent to every shard; and why the others do not.
+    fn place_all<K>(&self, tensors: Vec<(K, Tensor)>, lying: Lying) -> (Vec<(K, TensorMeta, Payload)>, Option<Error>) {
+        // What follows one that had no room is not copied any more, as in `send_all`.
+        let mut refusal = None;
+        let mut placed = Vec::with_capacity(tensors.len());
+        for (key, tensor) in tensors {
+            let mut tensor = Some(tensor);
+            if lying == Lying::Anywhere && (refusal.is_none() || tensor.as_ref().is_some_and(is_small)) {
+                refusal = match self.place(&mut tensor, None) {
+                    Ok(true) => refusal,
+                    // A version that takes the place of another may have to wait for memory that only its own coming frees.
+                    Ok(false) => tensor.take().map(|tensor| self.no_room(tensor.bytes().len())),
+                    Err(error) => Some(error),
+                }
+            }
+            placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
+                // Each shard is lent the same bytes; they are free when the last has given them back.
+                let (meta, payload) = tensor.into_parts();
+                (key, meta, payload.into_shared())
+            }));
+        }
+        (placed, refusal)
+    }
+
+    /// Tells every shard to remove a tensor from its store. It is not published again, whether or not there is a daemon to hear it.
+    pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
+        self.check_fork()?;
+        let (mut held, in_vain) = match self.up_in_turn() {
+            Ok(held) => (held, None),
+            Err(error) => (self.in_turn(), Some(error)),
+        };
+        let forgotten = held.published.forget(key);
+        held.aftermath.spent.extend(forgotten);
+        if !matches!(held.line, Line::Up(_)) {
+            return Err(in_vain.unwrap_or_else(|| down(&held.line)));
+        }
+        // Also one that drains, or has come meanwhile and may have heard of the tensor.
+        held.tell_all(&Submission::Withdraw { key })
+    }
+}
+
+impl Held<'_> {
+    fn publish_set<K: AsRef<str>>(
+        &mut self,
+        version: i64,
+        set: &[(K, TensorMeta, Payload)],
+        each: &mut impl FnMut(Result<u32, Error>),
+    ) -> Result<(), Error> {
+        let (_, deadline) = self.time(Tick::now(), None)?;
+        let (serial, segments) = (self.link().serial, self.link().segments());
+        // The calls at the first shard of those that all shards were told.
+        let mut told = vec![None; set.len()];
+        for segment in 0..segments {
+            let all = set.iter().map(|(key, meta, payload)| (key.as_ref(), version, meta, payload));
+            self.tell_set((serial, segment), deadline, all, |at, call| {
+                told[at] = call.as_ref().ok().and_then(|call| if segment == 0 { Some(*call) } else { told[at] });
+                each(call);
+            });
+        }
+        // If the daemon was lost meanwhile, it may have published none: they are the caller's to publish again.
+        if self.is_link(serial) {
+            for ((key, meta, payload), call) in set.iter().zip(told) {
+                if let Some(call) = call {
+                    self.keep_published(key.as_ref(), version, (meta, payload), (serial, call));
+                }
+            }
+        }
+        self.submitted(set.len() * usize::from(segments));
+        Ok(())
+    }
+
+    /// Tells one shard of a link of tensors that it is to make visible together; `each` hears of every one, with its place in the set.
+    /// The last may find no room, or be refused: then those before it become visible by themselves.
+    pub(super) fn tell_set<'t>(
+        &mut self,
+        (serial, segment): (u64, u16),
+        deadline: Tick,
+        set: impl ExactSizeIterator<Item = InSet<'t>>,
+        mut each: impl FnMut(usize, Result<u32, Error>),
+    ) {
+        let last = set.len().wrapping_sub(1);
+        let mut is_open = self.take_uncommitted(segment);
+        for (at, tensor) in set.enumerate() {
+            let told = match self.is_link(serial) {
+                true => self.publish(segment, deadline, (tensor, at < last)),
+                false => Err(self.lost_in_transit()),
+            };
+            if told.is_ok() {
+                is_open = at < last;
+            }
+            each(at, told);
+        }
+        if is_open && self.is_link(serial) {
+            self.commit(segment);
+        }
+    }
+
+    /// Submits a publication to one shard; `more` follow that are to be seen with it.
+    fn publish(
+        &mut self,
+        segment: u16,
+        deadline: Tick,
+        ((key, version, meta, payload), more): (InSet<'_>, bool),
+    ) -> Result<u32, Error> {
+        if let Line::Up(link) = &self.line
+            && payload.len() as u64 > link.tensor_bytes_max
+        {
+            return Err(too_large(payload.len() as u64, link.tensor_bytes_max));
+        }
+        let meta = meta.as_wire();
+        let inline = PayloadAt::Inline(payload.as_ref());
+        let (memory, payload) = if payload.len() <= INLINE_BYTES_MAX {
+            (Memory::Nothing, inline)
+        } else {
+            let memory = Memory::Source(payload.share());
+            let span = self.span(&memory)?;
+            (memory, PayloadAt::Arena(span.unwrap_or_default()))
+        };
+        let published = self.enter(Direction::Publish, segment, deadline, memory, |call| {
+            (NO_TIMEOUT, Submission::Publish { call, version, key, meta, payload, more })
+        });
+        published.map_err(|(error, memory)| {
+            self.aftermath.spent.push(memory);
+            error
+        })
+    }
+
+    /// It is still that link which the calls go to.
+    pub(super) fn is_link(&self, serial: u64) -> bool {
+        matches!(&self.line, Line::Up(link) if link.serial == serial)
+    }
+
+    fn lost_in_transit(&self) -> Error {
+        match &self.line {
+            Line::Up(link) => Error::unavailable(&link.daemon, "it was lost while tensors were published"),
+            line => down(line),
+        }
+    }
+
+    /// What a shard was told of a set is all of it. Where its ring has no room, it hears that as soon as there is.
+    fn commit(&mut self, segment: u16) {
+        let Line::Up(link) = &mut self.line else { return };
+        link.commit(segment);
+        if let Err(fault) = link.flush() {
+            self.lose(&fault);
+        }
+    }
+
+    /// True if a shard was not told yet where the set before ends: it ends with the next one then.
+    fn take_uncommitted(&mut self, segment: u16) -> bool {
+        let Line::Up(link) = &mut self.line else { return false };
+        link.take_uncommitted(segment)
+    }
+}

@@ -1,0 +1,130 @@
+//! Every history of a few turns, in which the daemon dies before any of their records: what is published again is what the program was
+//! told that it has published, at all shards alike.
+
+use std::collections::BTreeMap;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Payload, TensorMeta, tensor::DType};
+
+use super::Published;
+
+const SHARDS: usize = 2;
+
+/// One turn, or the end of a daemon between two.
+#[derive(Debug, Clone, Copy)]
+enum Turn {
+    Publish(&'static [&'static str]),
+    Withdraw(&'static str),
+    Republish,
+    Die,
+}
+
+const TURNS: [Turn; 5] =
+    [Turn::Publish(&["a"]), Turn::Publish(&["a", "b"]), Turn::Withdraw("a"), Turn::Republish, Turn::Die];
+
+/// A task, and the daemon that it is attached to.
+struct World {
+    published: Published,
+    link: u64,
+    shards: [BTreeMap<String, u8>; SHARDS],
+    /// Records until the daemon dies, unless it does not.
+    left: Option<usize>,
+    /// What the program was told that it has published.
+    told: BTreeMap<&'static str, u8>,
+    value: u8,
+}
+
+impl World {
+    fn die(&mut self) {
+        self.link += 1;
+        self.shards = Default::default();
+        self.left = None;
+    }
+
+    /// Tells all shards, one after the other, as far as the daemon lives; whether it does.
+    fn tell(&mut self, records: &[(&str, Option<u8>)]) -> bool {
+        for shard in 0..SHARDS {
+            for (key, value) in records {
+                match &mut self.left {
+                    Some(0) => {
+                        self.die();
+                        return false;
+                    }
+                    Some(left) => *left -= 1,
+                    None => {}
+                }
+                match value {
+                    Some(value) => drop(self.shards[shard].insert((*key).to_owned(), *value)),
+                    None => drop(self.shards[shard].remove(*key)),
+                }
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, turn: Turn) {
+        match turn {
+            Turn::Publish(keys) => {
+                self.value += 1;
+                let value = self.value;
+                let set: Vec<_> = keys.iter().map(|&key| (key, Some(value))).collect();
+                if self.tell(&set) {
+                    let (meta, payload) = tensor(value);
+                    for &key in keys {
+                        self.published.keep((key, 1), (&meta, &payload), (self.link, 0));
+                        self.told.insert(key, value);
+                    }
+                }
+            }
+            Turn::Withdraw(key) => {
+                self.published.forget(key);
+                self.told.remove(key);
+                self.tell(&[(key, None)]);
+            }
+            Turn::Republish => {
+                let link = self.link;
+                let stale = self.published.stale(link);
+                let value = |key: &str| self.published.get_stale(link, key).unwrap().payload.as_ref()[0];
+                let set: Vec<_> = stale.iter().map(|key| (&**key, Some(value(key)))).collect();
+                if self.tell(&set) {
+                    stale.iter().for_each(|key| self.published.told(key, link, 0));
+                }
+            }
+            Turn::Die => self.die(),
+        }
+    }
+}
+
+fn tensor(value: u8) -> (TensorMeta, Payload) {
+    (TensorMeta::new(DType::U8, &[1]).unwrap(), Buffer::copy_of(&[value]).into())
+}
+
+#[test]
+fn whatever_the_turns_and_wherever_the_daemon_dies_the_next_one_has_what_the_program_was_told() {
+    const LONG: u32 = 5;
+    for history in 0..TURNS.len().pow(LONG) {
+        let turns: Vec<Turn> = (0..LONG).map(|at| TURNS[history / TURNS.len().pow(at) % TURNS.len()]).collect();
+        // At most two keys for each shard and turn.
+        for dies in (0..SHARDS * 2 * LONG as usize).map(Some).chain([None]) {
+            let mut world = World {
+                published: Published::default(),
+                link: 1,
+                shards: Default::default(),
+                left: dies,
+                told: BTreeMap::new(),
+                value: 0,
+            };
+            turns.iter().for_each(|turn| world.take(*turn));
+            world.left = None;
+            world.take(Turn::Republish);
+            for shard in &world.shards {
+                let there = shard.iter().map(|(key, value)| (&**key, *value));
+                assert!(
+                    there.eq(world.told.clone()),
+                    "{turns:?}, dies before {dies:?}: {shard:?}, not {:?}",
+                    world.told
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The *republisher*: a thread that waits for the daemon's end, attaches again, and publishes what the task had published. A program that
+//! has published and does nothing more need not notice. One per attachment, started by the first publication; it ends with the
+//! attachment. What lies in the arena of the daemon before is [brought](super::moving) into the new one; where there is no room, it is
+//! tried again every `REPUBLISH_INTERVAL`.
+//!
+//! It becomes visible together, in sets of as many as a shard makes visible together; and whatever the program publishes meanwhile comes
+//! before such a set, which then is without it, or after it.
+
+use std::thread;
+
+use sealane_transport::{
+    Code, Error,
+    shm::{
+        Moved, Submission,
+        limits::{INLINE_BYTES_MAX, PUBLISHED_TOGETHER_MAX},
+    },
+};
+
+use super::{Attachment, Calls, Held, Line, Link, State, memory::Memory, published::Stale, submit::down};
+use crate::{
+    clock::Tick,
+    limits::{NO_LIMIT, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, REPUBLISH_INTERVAL},
+};
+
+/// What came of publishing again.
+#[derive(Default)]
+struct Told {
+    /// At the first shard, and how many bytes each has.
+    calls: Vec<(u32, u64)>,
+    copied_bytes: u64,
+    /// Those that were not told.
+    left: Moved,
+    /// Of these, some had no room, which may come.
+    without_room: bool,
+}
+
+impl Told {
+    fn leave(&mut self, bytes: u64) {
+        (self.left.tensors, self.left.bytes) = (self.left.tensors + 1, self.left.bytes + bytes);
+    }
+}
+
+impl Attachment {
+    /// The republisher.
+    pub(super) fn republish(&self) {
+        let (mut pause, mut tried) = (REATTACH_INTERVAL, None);
+        loop {
+            let held = self.lock();
+            let (serial, ear, draining) = match &held.line {
+                Line::Up(link) => (link.serial, link.ear.clone(), link.draining),
+                Line::Closed => return,
+                Line::Lost(_) => {
+                    let interval = if held.awaits_restart() { REATTACH_INTERVAL } else { pause };
+                    drop(held);
+                    if self.attach_by(false).is_err() {
+                        thread::park_timeout(interval);
+                        pause = (2 * pause).min(REATTACH_PAUSE_MAX);
+                    }
+                    continue;
+                }
+            };
+            drop(held);
+            pause = REATTACH_INTERVAL;
+            let is_first = tried.replace(serial) != Some(serial);
+            let done = draining || self.publish_again(serial, is_first);
+            if ear.wait_for_end(if done { NO_LIMIT } else { REPUBLISH_INTERVAL }) {
+                let mut held = self.lock();
+                if matches!(&held.line, Line::Up(link) if link.serial == serial) {
+                    held.hung_up();
+                }
+            }
+        }
+    }
+
+    /// Publishes by that link what it has not got; false if it is to be tried again.
+    fn publish_again(&self, serial: u64, is_first: bool) -> bool {
+        let stale = self.lock().published.stale(serial);
+        if stale.is_empty() {
+            return true;
+        }
+        let mut told = Told::default();
+        let all_told = self.bring_within_reach(serial, &stale, &mut told).and_then(|keys| {
+            let mut sets = keys.chunks(PUBLISHED_TOGETHER_MAX);
+            sets.try_for_each(|keys| self.in_turn().publish_together(serial, keys, &mut told))
+        });
+        let Told { calls, copied_bytes, mut left, without_room } = told;
+        if all_told.is_err() {
+            // Another link is told instead, or this one again.
+            calls.iter().for_each(|(call, _)| self.forsake(*call, false));
+            return false;
+        }
+        let (mut published, mut refused, mut of) = (Moved::default(), Vec::new(), calls.iter());
+        let waited = self.wait_all(calls.iter().map(|(call, _)| *call), Calls::take_sent, |outcome| {
+            let Some(&(call, bytes)) = of.next() else { return };
+            let sum = if outcome.is_ok() { &mut published } else { &mut left };
+            (sum.tensors, sum.bytes) = (sum.tensors + 1, sum.bytes + bytes);
+            refused.extend(outcome.err().filter(|error| error.code() != Code::Unavailable).map(|_| call));
+        });
+        let mut held = self.lock();
+        let State { line, published: all, aftermath, .. } = &mut *held;
+        refused.iter().for_each(|call| aftermath.spent.extend(all.forget_refused(serial, *call)));
+        if let (Line::Up(link), Ok(())) = (line, waited)
+            && link.serial == serial
+            && (is_first || published.tensors > 0)
+        {
+            // Figures are not worth waiting for room.
+            let _ = link.submit(0, &Submission::PublishedAgain { published, copied_bytes, left });
+            held.submitted(1);
+        }
+        !without_room
+    }
+
+    /// Brings what lies in another arena into that of the link; the keys of what it can be told then.
+    ///
+    /// # Errors
+    /// It is not the link any more.
+    fn bring_within_reach<'k>(
+        &self,
+        serial: u64,
+        keys: &'k [Box<str>],
+        told: &mut Told,
+    ) -> Result<Vec<&'k str>, Error> {
+        let mut within_reach = Vec::with_capacity(keys.len());
+        for key in keys {
+            let (arena, bytes_max, stale) = {
+                let held = self.lock();
+                let link = held.check_link(serial)?;
+                (link.arena.clone(), link.tensor_bytes_max, held.published.get_stale(serial, key))
+            };
+            let Some(Stale { payload, .. }) = stale else { continue };
+            let bytes = payload.len() as u64;
+            if bytes > bytes_max {
+                told.leave(bytes);
+            } else if payload.len() <= INLINE_BYTES_MAX || arena.span_of(payload.as_ref()).is_some() {
+                within_reach.push(&**key);
+            } else if let Some(copied) = self.bring(&arena, key, &payload) {
+                told.copied_bytes += copied;
+                within_reach.push(&**key);
+            } else {
+                told.leave(bytes);
+                told.without_room = true;
+            }
+        }
+        Ok(within_reach)
+    }
+}
+
+impl Held<'_> {
+    /// The link, if it is that one and takes calls.
+    fn check_link(&self, serial: u64) -> Result<&Link, Error> {
+        match &self.line {
+            Line::Up(link) if link.serial == serial && !link.draining => Ok(link),
+            Line::Up(link) => Err(Error::unavailable(&link.daemon, "it is another one, or drains")),
+            line => Err(down(line)),
+        }
+    }
+
+    /// Tells all shards what the link was not told of these, in turn, so that each makes it visible together: whoever pulls does not find
+    /// some of it and then something newer of the rest.
+    fn publish_together(&mut self, serial: u64, keys: &[&str], told: &mut Told) -> Result<(), Error> {
+        let stale = |key: &&str| Some((*key).to_owned()).zip(self.published.get_stale(serial, key));
+        let batch: Vec<(String, Stale)> = keys.iter().filter_map(stale).collect();
+        let (_, deadline) = self.time(Tick::now(), None)?;
+        let segments = self.check_link(serial)?.segments();
+        let (first, mut whole) = (told.calls.len(), Ok(()));
+        for segment in 0..segments {
+            let set = batch.iter().map(|(key, Stale { version, meta, payload })| (&**key, *version, meta, payload));
+            let mut calls = Vec::with_capacity(batch.len());
+            self.tell_set((serial, segment), deadline, set, |_, call| match call {
+                Ok(call) => calls.push(call),
+                Err(error) => whole = Err(error),
+            });
+            if segment == 0 {
+                let bytes = batch.iter().map(|(_, stale)| stale.payload.len() as u64);
+                told.calls.extend(calls.into_iter().zip(bytes));
+            } else {
+                let State { calls: all, aftermath, .. } = &mut **self;
+                for call in calls {
+                    let _told_alike = all.forsake(call, false, aftermath);
+                }
+            }
+            whole.clone()?;
+        }
+        for ((key, _), (call, _)) in batch.iter().zip(&told.calls[first..]) {
+            self.published.told(key, serial, *call);
+        }
+        self.submitted(batch.len() * usize::from(segments));
+        self.aftermath.spent.extend(batch.into_iter().map(|(_, stale)| Memory::Source(stale.payload)));
+        Ok(())
+    }
+}

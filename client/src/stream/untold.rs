@@ -1,0 +1,136 @@
+//! The last words about streams that a peer is to be told, each until a push of it was taken. No I/O.
+//!
+//! A push that was taken is in the peer's queue, and comes before all that is pushed later: the peer's end hears it, unless its
+//! process or its daemon ends, and the stream with it. Bounded by the streams that there were, and for what the peer asks
+//! for by `STREAM_ANSWERS_MAX`.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use crate::limits::{STREAM_ANSWERS_MAX, STREAM_TELL_MAX, STREAMS_MAX};
+
+/// A stream with the peer: whether this side has dialed it, and its number.
+pub(super) type Id = (bool, u64);
+
+/// What an end is told last.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Word {
+    /// All that it wrote was taken in: so many bytes.
+    Taken(u64),
+    /// The stream has ended, for this reason; so many of its bytes were taken in.
+    Reset { code: u64, taken: u64, reason: Arc<str> },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Entry {
+    word: Word,
+    /// Tells a word from one before it about the same stream.
+    serial: u64,
+    since: Instant,
+    is_answer: bool,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Stage {
+    Due,
+    Pushed,
+    /// In vain: again after a pause.
+    Failed,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Untold {
+    entries: BTreeMap<Id, Entry>,
+    /// Streams whose word is to be pushed, in order.
+    due: VecDeque<Id>,
+    /// Those whose word was pushed in vain.
+    failed: Vec<Id>,
+    last: u64,
+    answers: usize,
+}
+
+impl Untold {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Some are to be pushed.
+    pub(super) fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Some are to be pushed again after a pause.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Has the peer told the word, in place of what it was to be told before. Where there are too many, its end finds out when
+    /// it asks.
+    pub(super) fn tell(&mut self, id: Id, word: Word, now: Instant) {
+        if self.entries.len() < STREAMS_MAX || self.entries.contains_key(&id) {
+            self.enter(id, word, now, false);
+        }
+    }
+
+    /// Has the peer told a word that it has asked for itself, unless it is being told one about that stream.
+    pub(super) fn answer(&mut self, id: Id, word: Word, now: Instant) {
+        if self.answers < STREAM_ANSWERS_MAX && !self.entries.contains_key(&id) {
+            self.enter(id, word, now, true);
+        }
+    }
+
+    fn enter(&mut self, id: Id, word: Word, now: Instant, is_answer: bool) {
+        self.last += 1;
+        let entry = Entry { word, serial: self.last, since: now, is_answer, stage: Stage::Due };
+        let before = self.entries.insert(id, entry);
+        self.answers += usize::from(is_answer);
+        self.answers -= usize::from(before.as_ref().is_some_and(|before| before.is_answer));
+        if before.is_none_or(|before| before.stage != Stage::Due) {
+            self.due.push_back(id);
+        }
+    }
+
+    /// The next word to push, with its serial number.
+    pub(super) fn next(&mut self) -> Option<(Id, u64, Word)> {
+        let id = self.due.pop_front()?;
+        let entry = self.entries.get_mut(&id).expect("it stays until its push was taken");
+        entry.stage = Stage::Pushed;
+        Some((id, entry.serial, entry.word.clone()))
+    }
+
+    /// A push of a word was taken, or not.
+    pub(super) fn settle(&mut self, id: Id, serial: u64, is_taken: bool, now: Instant) {
+        // A later word about the stream is on its way, or will be.
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.serial == serial) else { return };
+        if is_taken || now.saturating_duration_since(entry.since) >= STREAM_TELL_MAX {
+            self.answers -= usize::from(entry.is_answer);
+            self.entries.remove(&id);
+        } else {
+            entry.stage = Stage::Failed;
+            self.failed.push(id);
+        }
+    }
+
+    /// What was pushed in vain is due again.
+    pub(super) fn again(&mut self) {
+        for id in self.failed.drain(..) {
+            // A later word may be due or on its way by now.
+            if let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.stage == Stage::Failed) {
+                entry.stage = Stage::Due;
+                self.due.push_back(id);
+            }
+        }
+    }
+
+    /// Nobody will say what became of the pushes on their way: all is due again.
+    pub(super) fn interrupt(&mut self) {
+        self.failed.clear();
+        self.entries.values_mut().for_each(|entry| entry.stage = Stage::Due);
+        self.due = self.entries.keys().copied().collect();
+    }
+}

@@ -1,0 +1,102 @@
+//! Which local tasks have a process attached, and which had one that has left. Pure: no clock, no I/O.
+//!
+//! Either side of a call may start first, so a task that was never attached is waited for. One that was attached and has left is
+//! waited for too, unless the request [says otherwise](IfGone): such a request ends when its task leaves, or at once if it has.
+//! Each attachment has a number, which these requests are told while they wait and repeat when they are asked again after a link
+//! was lost: the note that their task has left may have been lost with it, and another process may have attached since.
+//!
+//! A process whose daemon drains attaches to the next daemon, or to this one if that fails: it has not left.
+//!
+//! Bounded by the tasks of the node, and a reason of `ENDED_REASON_BYTES` for each.
+
+use std::sync::Arc;
+
+use sealane_transport::Error;
+use sealane_transport::if_gone::IfGone;
+
+use crate::rendezvous::EndedSteps;
+
+/// Whether a task has a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+enum State {
+    /// It had none yet, or is expected back.
+    #[default]
+    Awaited,
+    Here,
+    /// It drains: when its process goes, it is expected back.
+    Moving,
+    /// Its process has left, and why.
+    Left(Arc<str>),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Seat {
+    /// Of the last attachment; 0 before the first.
+    number: u32,
+    state: State,
+}
+
+/// The tasks of a node, by their places. See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Presence {
+    seats: Vec<Seat>,
+}
+
+impl Presence {
+    fn seat(&mut self, task: u16) -> &mut Seat {
+        let place = usize::from(task);
+        if self.seats.len() <= place {
+            self.seats.resize_with(place + 1, Seat::default);
+        }
+        &mut self.seats[place]
+    }
+
+    /// A process attaches as the task; the number of this attachment.
+    pub fn came(&mut self, task: u16) -> u32 {
+        let seat = self.seat(task);
+        seat.number = seat.number.wrapping_add(1).max(1);
+        seat.state = State::Here;
+        seat.number
+    }
+
+    /// The process of a task is gone.
+    pub fn left(&mut self, task: u16, reason: &str) {
+        let seat = self.seat(task);
+        seat.state = match seat.state {
+            State::Moving => State::Awaited,
+            _ => State::Left(EndedSteps::reason_to_keep(reason)),
+        };
+    }
+
+    /// The processes that are attached now will attach again when they are gone: their daemon drains.
+    pub fn expect_all_again(&mut self) {
+        for seat in self.seats.iter_mut().filter(|seat| seat.state == State::Here) {
+            seat.state = State::Moving;
+        }
+    }
+
+    /// For which attachment of its task a request may wait; 0 for the next one, or for any.
+    ///
+    /// # Errors
+    /// Why it is not to wait.
+    #[inline]
+    pub fn admit(&self, task: u16, if_gone: IfGone) -> Result<u32, &str> {
+        let IfGone::Fails { attachment } = if_gone else { return Ok(0) };
+        let Some(seat) = self.seats.get(usize::from(task)) else { return Ok(0) };
+        match &seat.state {
+            State::Left(reason) => Err(reason),
+            State::Here | State::Moving if [0, seat.number].contains(&attachment) => Ok(seat.number),
+            State::Awaited if attachment == 0 => Ok(0),
+            State::Here | State::Moving => Err("another process has attached as this task since"),
+            State::Awaited => Err("its daemon was drained"),
+        }
+    }
+}
+
+/// What those hear who wait for a task that has left.
+pub fn gone(task: &str, reason: &str) -> Error {
+    Error::Left { task: task.into(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests;

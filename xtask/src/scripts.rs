@@ -1,0 +1,33 @@
+//! What scripts of this repository do: `cargo xtask wheels` is `python/wheels.sh`, which builds the Python package and the TensorFlow
+//! plugin; `report` and `peers` are `bench/report` (Python 3.11 or newer), which measures and writes what documents have of it.
+
+use std::process::Command;
+
+use clap::Args;
+
+use crate::Outcome;
+use crate::build::workspace;
+use crate::command::hand_over;
+
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Script {
+    /// What the script takes; of a report, see --help
+    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+    arguments: Vec<String>,
+}
+
+impl Script {
+    /// The wheels' folder, and the releases of TensorFlow to build for; without them, all that the plugin supports in `target/wheels`.
+    pub(crate) fn wheels(&self) -> Outcome {
+        let default = ["target/wheels".to_owned()];
+        let arguments = if self.arguments.is_empty() { &default[..] } else { &self.arguments };
+        hand_over(Command::new(workspace().join("python/wheels.sh")).args(arguments))
+    }
+
+    /// Of one experiment alone, or as the arguments say.
+    pub(crate) fn report(&self, only: Option<&str>) -> Outcome {
+        let only = only.map(|name| format!("--only={name}"));
+        hand_over(Command::new("python3").arg(workspace().join("bench/report")).args(only).args(&self.arguments))
+    }
+}

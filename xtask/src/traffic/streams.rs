@@ -1,0 +1,107 @@
+//! Streams of bytes: each process numbers those that it dials, writes one to its end and waits until the other process has taken
+//! all; the other reads to the end, or hears that there is none.
+
+use std::io::{ErrorKind, Read, Write};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use sealane::{Code, Error, Stream, StreamOptions, Streams};
+
+use super::ledger::{Kind, Outcome, What, now_us};
+use super::tensors::{Label, mix};
+use super::{Actor, name, number};
+
+const LISTENER: &str = "bytes";
+
+/// What one call of a stream may take; an accept, and a piece of a longer wait.
+const CALL: StreamOptions = StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)) };
+const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
+
+/// How long bytes are written; and what that may take with a dial that is tried so long, and the calls that are under way by then.
+const WRITES: Duration = Duration::from_secs(2);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(7);
+
+/// Far longer than whoever dials takes, than anything is done to it, and than it takes to hear that it has gone.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Between two streams, and two attempts.
+const PAUSE: Duration = Duration::from_millis(40);
+
+/// How long streams that are dialed in the end are accepted.
+const AFTERWARDS: Duration = Duration::from_secs(8);
+
+fn bytes_of(number: u64) -> usize {
+    match mix(number, 11) % 8 {
+        0..4 => 50,
+        4..7 => 20_000,
+        _ => 400_000,
+    }
+}
+
+/// The library's error in one of `std::io`.
+fn told(error: std::io::Error) -> Error {
+    let within = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
+    within.unwrap_or_else(|| Error::invalid(error.to_string()))
+}
+
+/// Dials one stream after the other.
+pub(super) fn dial(actor: &Actor, streams: &Streams, to: usize) {
+    actor.again(PAUSE, |times| {
+        // Each peer's have numbers of their own.
+        let number = (to as u64) << 32 | times;
+        actor.ledger.call(What::new(Kind::Stream, &[to], number as i64), STREAM_TIMEOUT, || {
+            let label = Label { life: actor.life, ..Label::of(Kind::Stream, actor.me, number, to as u32) };
+            carry(streams, to, &label.bytes(bytes_of(number)))
+        });
+    });
+}
+
+fn carry(streams: &Streams, to: usize, bytes: &[u8]) -> Result<(), Error> {
+    let begun = Instant::now();
+    let stream = loop {
+        match streams.connect(&name(to), LISTENER, CALL).wait() {
+            // Its process has begun, and does not listen yet.
+            Err(error) if error.code() == Code::NotFound && begun.elapsed() < WRITES => thread::sleep(PAUSE),
+            dialed => break dialed?,
+        }
+    };
+    let (begun, mut rest) = (Instant::now(), bytes);
+    while !rest.is_empty() {
+        match (&stream).write(rest) {
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == ErrorKind::TimedOut && begun.elapsed() < WRITES => {}
+            Err(error) => return Err(told(error)),
+        }
+    }
+    stream.finish().wait()
+}
+
+/// Reads what others dial.
+pub(super) fn serve<'scope>(actor: &'scope Actor, streams: &Streams, scope: &'scope Scope<'scope, '_>) {
+    let listener = streams.listen(LISTENER, LOOK).expect("nobody else listens");
+    while !actor.orders.is_over(now_us().saturating_sub(AFTERWARDS.as_micros() as u64)) {
+        match listener.accept().wait() {
+            Ok(stream) => _ = scope.spawn(move || read(actor, &stream)),
+            Err(error) if error.code() == Code::DeadlineExceeded => {}
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn read(actor: &Actor, stream: &Stream) {
+    let Some(from) = number(stream.peer()) else { return };
+    let (begun, mut came, mut piece) = (Instant::now(), Vec::new(), vec![0; 64 << 10]);
+    actor.ledger.call(What::new(Kind::Read, &[from], 0), READ_TIMEOUT, || {
+        loop {
+            match (&*stream).read(&mut piece) {
+                Ok(0) => {
+                    let noted = actor.note_arrival(Kind::Stream, stream.peer(), &came, bytes_of);
+                    return noted.map_or_else(Outcome::Wrong, |()| Outcome::Ok);
+                }
+                Ok(count) => came.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::TimedOut && begun.elapsed() < READ_TIMEOUT => {}
+                Err(error) => return Outcome::failed(&told(error)),
+            }
+        }
+    });
+}

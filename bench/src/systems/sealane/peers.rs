@@ -27,7 +27,7 @@ use crate::systems::sockets::Meeting;
 const ARENA_BYTES: u64 = 1 << 20;
 
 enum Peers {
-    Connected(Sessions),
+    Connected(Box<Sessions>),
     /// Held, since dropping a task detaches it.
     Attached {
         _clients: Vec<Task>,
@@ -63,7 +63,7 @@ pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<S
         (Peers::Attached { _clients: clients.map_err(|failure| peer.blame(failure))? }, None)
     } else {
         let (sessions, congestion, _) = connect(&job, &peer).map_err(|failure| peer.blame(failure))?;
-        (Peers::Connected(sessions), Some(congestion))
+        (Peers::Connected(Box::new(sessions)), Some(congestion))
     };
     let variant = format!("{}, {} peers", if plan.polling { "polling" } else { "parking" }, plan.peers);
     Ok(System::new(NAME, variant, Idle { plan, peers, engine, growth, peer }).with_congestion(congestion))

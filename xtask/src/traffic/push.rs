@@ -20,7 +20,7 @@ const OPTIONS: AcceptOptions = AcceptOptions { tensors_max: 48, bytes_max: 4 << 
 const UNDER_WAY: usize = 6;
 
 /// Between two pushes.
-const PUSH_PAUSE: Duration = Duration::from_millis(20);
+const PUSH_PAUSE: Duration = Duration::from_millis(50);
 
 fn bytes_of(number: u64) -> usize {
     match mix(number, 7) % 16 {

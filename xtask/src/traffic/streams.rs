@@ -25,7 +25,7 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(7);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Between two streams, and two attempts.
-const PAUSE: Duration = Duration::from_millis(40);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long streams that are dialed in the end are accepted.
 const AFTERWARDS: Duration = Duration::from_secs(8);

@@ -1,4 +1,4 @@
-//! Tables: every task writes rows of its own without a pause, pulls those of two others by one call, and pushes rows to both. A row
+//! Tables: every task writes rows of its own again and again, pulls those of two others by one call, and pushes rows to both. A row
 //! says who wrote it, in which version; versions are ticks of the clock, and row 0 is written in each.
 
 use std::ops::RangeInclusive;
@@ -34,7 +34,7 @@ const NAMED: u64 = 120;
 const COMPARED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Between two pushes.
-const PUSH_PAUSE: Duration = Duration::from_millis(50);
+const PUSH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Numbers in a pushed row.
 const NUMBERS: usize = 8;

@@ -121,7 +121,11 @@ impl Label {
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         let number = if self.kind == Kind::Send { self.number } else { word(8) };
         let label = Label { life: word(0) as u32, number, ..self };
-        let wrong = label.bytes(bytes.len()).iter().zip(bytes).position(|(wanted, came)| wanted != came);
+        let wanted = label.bytes(bytes.len());
+        if wanted == bytes {
+            return Ok(label);
+        }
+        let wrong = wanted.iter().zip(bytes).position(|(wanted, came)| wanted != came);
         wrong.map_or(Ok(label), |at| Err(format!("it is another from byte {at} of {} on: {head:x?}", bytes.len())))
     }
 }

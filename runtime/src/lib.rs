@@ -42,6 +42,8 @@ mod device_memory;
 #[cfg(not(loom))]
 mod dma_buf;
 #[cfg(not(loom))]
+mod earliest;
+#[cfg(not(loom))]
 mod error;
 #[cfg(shards)]
 mod executor;
@@ -91,6 +93,7 @@ pub use self::{
     counter::{Counter, Gauge},
     device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind},
     dma_buf::{DmaBuf, Reach, Reacher},
+    earliest::earliest,
     error::RuntimeError,
     histogram::{Histogram, HistogramSnapshot},
     polling::Polling,

@@ -1,9 +1,9 @@
-//! The reference link: two ends in one shard, bytes copied through a queue.
+//! The reference link: two ends in one shard. Frames change hands with the memory in which they are; payloads, and what does not fit, are
+//! copied.
 //!
 //! Bounded by [`LOOPBACK_BYTES`] per direction, as a socket is by its buffers.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
@@ -22,8 +22,24 @@ const _: () = assert!(LOOPBACK_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTE
 
 #[derive(Default)]
 struct Pipe {
-    bytes: VecDeque<u8>,
+    bytes: Vec<u8>,
+    /// So many of them were read.
+    read: usize,
     closed: bool,
+}
+
+impl Pipe {
+    fn unread(&self) -> &[u8] {
+        &self.bytes[self.read..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.read += count;
+        if self.read == self.bytes.len() || self.read >= LOOPBACK_BYTES {
+            self.bytes.drain(..self.read);
+            self.read = 0;
+        }
+    }
 }
 
 /// One end of a loopback; dropping it closes the other.
@@ -53,12 +69,15 @@ impl Link for LoopbackLink {
             return Err(LinkError::Closed);
         }
         let mut total = 0;
-        let room = budget.min(LOOPBACK_BYTES - pipe.bytes.len());
+        let room = budget.min(LOOPBACK_BYTES - pipe.unread().len());
+        if pipe.bytes.is_empty() {
+            total = outbox.swap_frames(&mut pipe.bytes, room);
+        }
         while !outbox.is_empty() && total < room {
             let mut slices = [VolatileSlice::empty()];
             outbox.gather_within(&mut slices, room - total);
             let count = slices[0].len();
-            pipe.bytes.extend(slices[0].to_vec());
+            slices[0].append_to(&mut pipe.bytes);
             outbox.advance(count);
             total += count;
         }
@@ -68,21 +87,20 @@ impl Link for LoopbackLink {
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
         let mut pipe = self.incoming.borrow_mut();
         let mut total = 0;
-        while !pipe.bytes.is_empty() && total < budget {
+        while !pipe.unread().is_empty() && total < budget {
+            let ready = pipe.unread();
             if let Some(landing) = &mut self.landing {
-                let ready = pipe.bytes.as_slices().0;
                 let count = landing.take(&ready[..ready.len().min(budget - total)]);
-                pipe.bytes.drain(..count);
+                pipe.consume(count);
                 total += count;
                 if landing.is_complete() {
                     receiver.landed(self.landing.take().expect("just looked at"));
                 }
                 continue;
             }
-            let ready = pipe.bytes.make_contiguous();
             let room = (budget - total).max(FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX);
             let frames = receiver.frames(&ready[..ready.len().min(room)])?;
-            pipe.bytes.drain(..frames.consumed);
+            pipe.consume(frames.consumed);
             total += frames.consumed;
             self.landing = frames.landing;
             if frames.consumed == 0 {

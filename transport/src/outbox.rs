@@ -463,6 +463,20 @@ impl Outbox {
         count
     }
 
+    /// Swaps the first frames with `empty`, for a link in memory, if the link is to write nothing but them: at most `budget` bytes. How many
+    /// it has written so.
+    pub(crate) fn swap_frames(&mut self, empty: &mut Vec<u8>, budget: usize) -> usize {
+        debug_assert!(empty.is_empty(), "what is there would be sent after what follows it");
+        let Some(&Segment::Staged(length)) = self.segments.front() else { return 0 };
+        if self.segments.len() > 1 || self.head > 0 || length > budget {
+            return 0;
+        }
+        self.segments.clear();
+        std::mem::swap(&mut self.staged, empty);
+        self.compact();
+        length
+    }
+
     /// Notes that the link has written the first `count` bytes.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {

@@ -9,7 +9,15 @@ use super::cells::RecvWaiter;
 
 impl Node {
     /// Handles all that a session has to report.
+    #[inline]
     pub(super) fn settle_events(&mut self, handle: Handle) {
+        if self.context.peers.has_events(handle) {
+            self.settle_all_events(handle);
+        }
+        self.pushes.settle(&mut self.context);
+    }
+
+    fn settle_all_events(&mut self, handle: Handle) {
         let mut events = std::mem::take(&mut self.events);
         debug_assert!(events.is_empty(), "the events of one session would be taken for another's");
         while let Some(session) = self.context.peers.session_mut(handle).filter(|session| session.has_events()) {
@@ -19,7 +27,6 @@ impl Node {
             }
         }
         self.events = events;
-        self.pushes.settle(&mut self.context);
     }
 
     #[inline]

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use sealane_runtime::Slab;
+use sealane_runtime::{Slab, earliest};
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::session::Event;
@@ -325,10 +325,11 @@ impl Node {
     }
 
     /// When [`turn`](Self::turn) must come at the latest.
+    #[inline]
     pub fn next_timeout(&self) -> Option<Instant> {
         let (exchange, pulls) = (self.exchange.next_deadline(), self.pulls.next_deadline());
         let (pushes, peers) = (self.pushes.next_deadline(), self.context.peers.next_timeout());
-        [exchange, pulls, self.lookups.next_deadline(), pushes, peers].into_iter().flatten().min()
+        earliest([exchange, pulls, self.lookups.next_deadline(), pushes, peers])
     }
 }
 

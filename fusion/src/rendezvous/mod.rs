@@ -13,6 +13,7 @@ use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable, hash_table};
+use sealane_runtime::earliest;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, reuse_key};
 
 pub use ended::{EndedSteps, Scope};
@@ -508,8 +509,9 @@ impl<S> Table<S> {
     }
 
     /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) are to be called at the latest.
+    #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
-        [self.earliest, self.earliest_parked].into_iter().flatten().min()
+        earliest([self.earliest, self.earliest_parked])
     }
 
     /// Takes out the tensors that waited past their deadline. Of those that are lent by then `tell` hears, and makes the error

@@ -179,6 +179,7 @@ impl Acceptor {
         self.streams.as_mut()?.get_mut(stream)
     }
 
+    #[inline]
     pub(super) fn has_news(&self) -> bool {
         !self.news.is_empty()
     }
@@ -380,6 +381,8 @@ impl<W, D: PartialEq> Session<W, D> {
         sink: &mut Option<&mut dyn Sink<W, D>>,
     ) -> Result<(), WireError> {
         let Some(&handle) = self.acceptor.ids.get(&pushes.stream) else { return Ok(()) };
+        // The length that was found to be that of the last metadata: most often all of a frame have one.
+        let mut checked = None;
         for (number, entry) in (pushes.first..).zip(pushes.iter()) {
             let (meta, payload) = entry?;
             self.came.tensors += 1;
@@ -388,10 +391,14 @@ impl<W, D: PartialEq> Session<W, D> {
                 && stream.last_meta.as_ref().is_none_or(|last| last.as_wire() != meta)
             {
                 stream.last_meta = Some(TensorMeta::from_wire(meta).map_err(|_| bad_meta(meta.len()))?);
+                checked = None;
             }
             if stream.expects(number)? {
                 let meta = stream.last_meta.as_ref().expect("the first entry has metadata");
-                meta.check_bytes(payload.len() as u64).map_err(|_| bad_meta(payload.len()))?;
+                if checked != Some(payload.len()) {
+                    meta.check_bytes(payload.len() as u64).map_err(|_| bad_meta(payload.len()))?;
+                    checked = Some(payload.len());
+                }
                 let (meta, to) = (meta.clone(), stream.to);
                 stream.count(payload.len());
                 match memory.allocate(to, payload.len()) {

@@ -219,10 +219,18 @@ impl<W> Consumer<W> {
         !self.releases.is_empty()
     }
 
+    #[inline]
     pub(super) fn has_unsent_releases(&self) -> bool {
         self.releases.has_unsent()
     }
 
+    /// True if no request waits to be sent.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.to_ask.is_empty() && self.to_ask_fused.is_empty()
+    }
+
+    #[inline]
     pub(super) fn can_ask(&self) -> bool {
         let windowed = !self.to_ask.is_empty() && self.in_flight < self.window;
         (windowed || !self.to_ask_fused.is_empty()) && !self.releases.is_full()

@@ -73,6 +73,7 @@ impl ControlQueue {
         self.answers.push_back(control);
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.answers.is_empty() && self.conclusions.is_empty()
     }
@@ -84,21 +85,13 @@ impl ControlQueue {
     }
 
     /// Stages the first frame but a conclusion; false if there is none.
-    #[inline]
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
-        if self.answers.is_empty() && self.queue.is_empty() {
-            return false;
-        }
         let control = self.answers.pop_front().or_else(|| self.queue.pop_front());
         control.is_some_and(|control| control.stage(outbox))
     }
 
     /// Stages what concludes all that was said before; false if nothing does. A farewell waits for the last chunk.
-    #[inline]
     pub(super) fn stage_conclusion(&mut self, outbox: &mut Outbox) -> bool {
-        if self.conclusions.is_empty() {
-            return false;
-        }
         if outbox.has_chunks() && matches!(self.conclusions.front(), Some(Control::GoAway(_))) {
             return false;
         }

@@ -44,7 +44,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use sealane_runtime::{Buffer, Slab};
+use sealane_runtime::{Buffer, Slab, earliest};
 
 use crate::arena::Handle;
 use crate::error::{Error, LinkError};
@@ -549,7 +549,14 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Takes back the payloads that the link has written.
+    #[inline]
     pub fn collect_written(&mut self) {
+        if !self.outbox.returned().is_empty() {
+            self.collect_returned();
+        }
+    }
+
+    fn collect_returned(&mut self) {
         for (owner, payload) in self.outbox.returned().drain(..) {
             match owner {
                 Owner::Response(token) => self.producer.written(token, payload, &mut self.events),
@@ -566,7 +573,21 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// True if something other than releases waits to leave: a release by itself waits one turn, since the next
     /// request most often follows it and both leave in one write.
+    #[inline]
     pub fn is_urgent(&self) -> bool {
+        debug_assert!(!self.is_idle() || !self.has_urgent(), "what waits to leave would wait for ever");
+        !self.is_idle() && self.has_urgent()
+    }
+
+    /// True if no part holds anything that could leave, now or later: the usual state of a session, found out by a few loads.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        let answers = self.producer.is_idle() && self.server.is_idle() && !self.acceptor.has_news();
+        let asks = self.consumer.is_idle() && !self.puller.can_ask() && self.pusher.is_idle();
+        answers && asks && self.control.is_empty() && !self.outbox.has_chunks()
+    }
+
+    fn has_urgent(&self) -> bool {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
         let (outbox, producer, server) = (&self.outbox, &self.producer, &self.server);
         let answers = producer.has_answers(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
@@ -605,13 +626,16 @@ impl<W, D: PartialEq> Session<W, D> {
                 filled = true;
                 continue;
             }
+            if self.is_idle() {
+                return filled;
+            }
             // Control goes first: a request that is asked again must not overtake the cancel of the one before it.
             // Chunks are next, few at a time: the rest passes between them.
-            let more = self.control.stage(&mut self.outbox)
-                || self.outbox.stage_chunk()
+            let more = !self.control.is_empty() && self.control.stage(&mut self.outbox)
+                || self.outbox.has_chunks() && self.outbox.stage_chunk()
                 || self.stage_answers(store, one_message)
                 || self.stage_questions(now, one_message)
-                || self.control.stage_conclusion(&mut self.outbox);
+                || !self.control.is_empty() && self.control.stage_conclusion(&mut self.outbox);
             filled |= more;
             if !more || one_message {
                 return filled;
@@ -622,6 +646,10 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Stages tensors: those that were asked for and those that are pulled, by turns.
     #[inline]
     fn stage_answers<S: Store + ?Sized>(&mut self, store: &S, one_message: bool) -> bool {
+        if self.server.is_idle() {
+            let (producer, outbox, events) = (&mut self.producer, &mut self.outbox, &mut self.events);
+            return !producer.is_idle() && producer.stage_answers(outbox, one_message, events);
+        }
         self.parts_first = !self.parts_first;
         if self.parts_first && self.server.stage(store, &mut self.outbox) {
             return true;
@@ -634,13 +662,14 @@ impl<W, D: PartialEq> Session<W, D> {
     #[inline]
     fn stage_questions(&mut self, now: Instant, one_message: bool) -> bool {
         let Some(attached) = &self.attached else { return false };
-        if self.acceptor.stage(&mut self.outbox) {
+        if self.acceptor.has_news() && self.acceptor.stage(&mut self.outbox) {
             return true;
         }
+        let (roster, outbox) = (&attached.roster, &mut self.outbox);
         self.going_away.is_none()
-            && (self.pusher.stage(&attached.roster, &mut self.outbox, one_message, &mut self.events)
-                || self.puller.stage(now, &attached.roster, &mut self.outbox)
-                || self.consumer.stage_requests(now, &attached.roster, &mut self.outbox, one_message))
+            && (!self.pusher.is_idle() && self.pusher.stage(roster, outbox, one_message, &mut self.events)
+                || self.puller.can_ask() && self.puller.stage(now, roster, outbox)
+                || !self.consumer.is_idle() && self.consumer.stage_requests(now, roster, outbox, one_message))
     }
 
     /// Ends `step` for `task` (its index in this side's task list) at the peer too. A peer that reads so little that a queue
@@ -664,8 +693,8 @@ impl<W, D: PartialEq> Session<W, D> {
             None => attached.heard + self.limits.heartbeat,
             Some(pinged) => pinged + self.pong_timeout(),
         });
-        let asked = [self.consumer.next_deadline(), self.puller.next_deadline(), self.pusher.next_deadline()];
-        asked.into_iter().chain([liveness]).flatten().min()
+        let (consumer, puller, pusher) = (&self.consumer, &self.puller, &self.pusher);
+        earliest([consumer.next_deadline(), puller.next_deadline(), pusher.next_deadline(), liveness])
     }
 
     /// How long the answer to a ping may take. Counted from the ping, so a shard that was itself stalled pings first instead of

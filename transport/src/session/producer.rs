@@ -97,6 +97,12 @@ impl<D> Producer<D> {
         self.served.len()
     }
 
+    /// True if no answer waits to be handed out.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.to_answer.is_empty() && self.to_answer_in_chunks.is_empty()
+    }
+
     /// True if there is an answer that the peer has credit for, and that does not wait for memory.
     pub(super) fn has_answers(&self, outbox: &Outbox) -> bool {
         let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
@@ -231,9 +237,8 @@ impl<D> Producer<D> {
             if !self.in_flight.has_room(payload_bytes) {
                 break;
             }
-            let is_alone = alone || payload_bytes > INLINE_PAYLOAD_BYTES || self.to_answer.len() == 1;
-            if !is_alone && payload.host_bytes().is_some() {
-                self.stage_group(outbox);
+            if payload_bytes <= INLINE_PAYLOAD_BYTES && payload.host_bytes().is_some() {
+                self.stage_group(outbox, if alone { 1 } else { usize::MAX });
                 return true;
             }
             let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
@@ -248,15 +253,16 @@ impl<D> Producer<D> {
         failed
     }
 
-    /// Stages small tensors that share a frame, of which there is one at least.
+    /// Stages small tensors that share a frame, of which there is one at least, and `most` at most.
     #[inline]
-    fn stage_group(&mut self, outbox: &mut Outbox) {
+    fn stage_group(&mut self, outbox: &mut Outbox, most: usize) {
         let Self { served, to_answer, in_flight, recorder, .. } = self;
         let mut count = 0;
         outbox.stage(|writer| {
             let mut frame = writer.responses();
             let mut bytes = 0;
-            while bytes < GROUP_BYTES
+            while count < most
+                && bytes < GROUP_BYTES
                 && let Some(&token) = to_answer.front()
             {
                 if let Some(served) = served.get_mut(token)
@@ -279,7 +285,7 @@ impl<D> Producer<D> {
             }
             frame.end();
         });
-        outbox.count_small(count);
+        outbox.count_small(count as u64);
     }
 
     /// Bytes of a tensor that waits to be handed out.

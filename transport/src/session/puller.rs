@@ -88,6 +88,7 @@ impl<W> Puller<W> {
         self.pulls.len()
     }
 
+    #[inline]
     pub(super) fn can_ask(&self) -> bool {
         !self.to_ask.is_empty()
     }

@@ -198,6 +198,12 @@ impl<D: PartialEq> Pusher<D> {
         self.pushes
     }
 
+    /// True if no stream waits for its turn.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.to_send.is_empty() && self.held_back.is_empty() && self.starved.is_empty()
+    }
+
     pub(super) fn has_output(&self, outbox: &Outbox) -> bool {
         let is_fed = !self.starved.is_empty() && !outbox.awaits_copies();
         !self.to_send.is_empty() || !self.held_back.is_empty() || is_fed

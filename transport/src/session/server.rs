@@ -134,6 +134,12 @@ impl Server {
         }
     }
 
+    /// True if no pull waits for its turn.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.to_serve.is_empty() && self.held_back.is_empty() && self.starved.is_empty()
+    }
+
     pub(super) fn has_parts(&self, outbox: &Outbox) -> bool {
         let is_fed = !self.starved.is_empty() && !outbox.awaits_copies();
         !self.to_serve.is_empty() || !self.held_back.is_empty() || is_fed

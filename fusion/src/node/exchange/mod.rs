@@ -7,7 +7,7 @@ mod steps;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Asked, Manner, Unanswered};
 use sealane_transport::trace::Moment;
@@ -99,7 +99,7 @@ impl Exchange {
     /// When [`expire`](Self::expire) must come at the latest.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        [self.table.next_deadline(), self.local.next_deadline()].into_iter().flatten().min()
+        earliest([self.table.next_deadline(), self.local.next_deadline()])
     }
 
     /// Why a recv ends before it begins, if it does.

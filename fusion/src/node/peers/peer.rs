@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sealane_runtime::earliest;
 use sealane_transport::endpoint_map::{TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::{Handle, Link};
@@ -184,7 +185,7 @@ impl Peer {
         let has_none = self.link.is_none();
         let give_up = self.calls.wanted_for(connect_timeout).filter(|_| has_none);
         let lease_over = self.lost_at.filter(|_| has_none && self.session.has_loans()).map(|lost| lost + lease);
-        [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
+        earliest([self.session.next_timeout(), redial, give_up, lease_over])
     }
 }
 

@@ -127,8 +127,15 @@ impl Peers {
     }
 
     /// A link that has opened wants to be fed, and may have been told of something before.
+    #[inline]
     fn look_whether_open(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
-        let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.settling) else { return };
+        if self.arena.get(handle).is_some_and(|peer| peer.settling) {
+            self.look_whether_settled(now, handle, settings, counters);
+        }
+    }
+
+    fn look_whether_settled(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
         if peer.link.as_ref().is_some_and(|link| link.traits().open) {
             peer.settling = false;
             self.link_opened(now, handle, settings, counters);

@@ -141,8 +141,13 @@ impl Pulls {
     /// Goes on telling who waited for what was published, as many as a turn may tell; how many that were.
     #[inline]
     pub(super) fn wake(&mut self, context: &mut Context) -> usize {
+        self.store.begin_turn();
+        if self.store.has_woken() { self.tell_woken(context) } else { 0 }
+    }
+
+    fn tell_woken(&mut self, context: &mut Context) -> usize {
         let mut ready = std::mem::take(&mut self.watchers);
-        self.store.begin_turn(&mut ready);
+        self.store.move_woken(&mut ready);
         let woken = ready.len();
         self.tell_ready(&mut ready, context);
         self.watchers = ready;

@@ -61,6 +61,8 @@ pub(super) struct PublishedStore {
     woken: VecDeque<u32>,
     /// How many may still be told before the next turn.
     wakes: usize,
+    /// In which the last tensor was put.
+    last: u32,
     /// Kept to reuse its memory.
     locks_key: String,
 }
@@ -89,6 +91,7 @@ impl PublishedStore {
             published: 0,
             woken: VecDeque::new(),
             wakes: WAKES_PER_TURN,
+            last: 0,
             locks_key: String::new(),
         }
     }
@@ -119,6 +122,15 @@ impl PublishedStore {
     /// Slots in which nothing lies: plans name them.
     fn named(&self) -> usize {
         self.slots.len() - self.free.len() - self.published
+    }
+
+    /// The slot behind that in which the last tensor was put, if it is that of a task's key: tensors are most often published in the order of the
+    /// first time.
+    #[inline]
+    fn follows(&self, task: u16, key: &str) -> Option<u32> {
+        let next = self.last + 1;
+        let label = self.labels.get(next as usize)?.as_ref()?;
+        (label.task == task && *label.key == *key).then_some(next)
     }
 
     /// The slot of a task's key; made if there is none, and if `has_room` of the store.
@@ -234,29 +246,33 @@ impl PublishedStore {
         };
         let (meta, payload) = tensor.into_parts();
         let payload = to_read_often(payload)?;
-        let slot = self.slot(task, key, full)?;
+        let slot = match self.follows(task, key) {
+            Some(slot) => slot,
+            None => self.slot(task, key, full)?,
+        };
+        self.last = slot;
         if self.slots[slot as usize].is_none() {
             full(self)?;
         }
         // No smaller table has locks.
         let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
-        let place = &mut self.slots[slot as usize];
-        let stamp = match place {
+        match &mut self.slots[slot as usize] {
             Some(before) if before.version > version => {
                 let reason =
                     format!("version {version} of '{key}' is older than the published version {}", before.version);
                 return Err(Error::invalid(reason));
             }
-            Some(before) if before.meta.as_wire() == meta.as_wire() && before.payload.len() == payload.len() => {
-                before.stamp
+            Some(before) => {
+                if before.meta.as_wire() != meta.as_wire() || before.payload.len() != payload.len() {
+                    (before.stamp, before.meta) = (next_stamp(), meta);
+                }
+                (before.version, before.payload, before.in_place) = (version, payload, in_place);
             }
-            Some(_) => next_stamp(),
-            None => {
+            place => {
                 self.published += 1;
-                next_stamp()
+                *place = Some(Published { version, stamp: next_stamp(), meta, payload, in_place });
             }
-        };
-        *place = Some(Published { version, stamp, meta, payload, in_place });
+        }
         let label = self.labels[slot as usize].as_mut().expect("just found");
         if label.watchers.wake(version) {
             self.woken.push_back(slot);
@@ -267,13 +283,10 @@ impl PublishedStore {
         Ok(())
     }
 
-    /// Moves those who waited for what was published before into `ready`.
+    /// As many may be told as a turn may tell.
     #[inline]
-    pub(super) fn begin_turn(&mut self, ready: &mut Vec<Watcher>) {
+    pub(super) fn begin_turn(&mut self) {
         self.wakes = WAKES_PER_TURN;
-        if self.has_woken() {
-            self.move_woken(ready);
-        }
     }
 
     /// True if who waits is still to be told of something.
@@ -282,7 +295,8 @@ impl PublishedStore {
         !self.woken.is_empty()
     }
 
-    fn move_woken(&mut self, ready: &mut Vec<Watcher>) {
+    /// Moves those who waited for what was published before into `ready`, as many as may be told in this turn.
+    pub(super) fn move_woken(&mut self, ready: &mut Vec<Watcher>) {
         while self.wakes > 0
             && let Some(&slot) = self.woken.front()
         {
@@ -492,10 +506,12 @@ mod tests {
         assert_eq!(ready.len(), WAKES_PER_TURN);
         for told in [2 * WAKES_PER_TURN, count as usize - 1] {
             assert!(store.has_woken());
-            store.begin_turn(&mut ready);
+            store.begin_turn();
+            store.move_woken(&mut ready);
             assert_eq!(ready.len(), told);
         }
-        store.begin_turn(&mut ready);
+        store.begin_turn();
+        store.move_woken(&mut ready);
         assert!(!store.has_woken() && ready.len() == count as usize - 1, "one waits for the next version");
         let order: Vec<u32> = ready.iter().map(|watcher| watcher.wait.index).collect();
         assert!(order.is_sorted(), "who waited first is told first");
@@ -509,7 +525,8 @@ mod tests {
         let mut ready = Vec::new();
         store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(store.withdraw(0, "w"));
-        store.begin_turn(&mut ready);
+        store.begin_turn();
+        store.move_woken(&mut ready);
         assert!(!store.has_woken() && ready.len() == WAKES_PER_TURN, "the others wait for the next");
         store.publish(0, "w", 1, tensor(&[2]), &mut ready).unwrap();
         assert_eq!(ready.len(), 2 * WAKES_PER_TURN);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use sealane_runtime::earliest;
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::{Error, Handle, Tensor};
 
@@ -42,7 +43,7 @@ impl Pushes {
     /// When the next of them ends that waits, or streams are looked at that do.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
-        [self.earliest, self.promises.look_again].into_iter().flatten().min()
+        earliest([self.earliest, self.promises.look_again])
     }
 
     /// Moves pushes of this node into a queue, as far as it has room.

@@ -93,6 +93,7 @@ def chapter(of, results):
         section.notes.append(f"Not measured: {', '.join(missing)}.")
     if others:
         section.notes.append(f"Measured by another command than the report has today: {', '.join(others)}.")
+    section.notes += [f"While {name} was measured: {'; '.join(run.warnings)}." for name, run in runs.items() if run.warnings]
     return section
 
 

@@ -32,6 +32,8 @@ class Run:
 
     def __init__(self, report):
         self.report, self.provenance = report, report["provenance"]
+        # Why the figures may not be those of the systems.
+        self.warnings = report.get("warnings", [])
 
     def figure(self, system, variant, metric):
         """A figure of a system, of a metric with percentiles one of them (`rtt_us.p50`); without a variant the first."""

@@ -42,6 +42,16 @@ SAMPLE = Run({
 })
 
 
+class Warnings(unittest.TestCase):
+    def test_a_chapter_says_what_disturbed_its_runs(self):
+        of = next(each for each in report.CHAPTERS if each["name"] == "tensors")
+        busy = Run({**SAMPLE.report, "warnings": ["other programs used 0.8 CPUs", "the rounds differ by a factor of 3"]})
+        said = [note for note in report.chapter(of, Results({"latency": busy, "rate": SAMPLE})).notes if "0.8 CPUs" in note]
+        self.assertEqual(said, ["While latency was measured: other programs used 0.8 CPUs; the rounds differ by a factor of 3."])
+        quiet = report.chapter(of, Results({"latency": SAMPLE})).notes
+        self.assertFalse([note for note in quiet if "was measured:" in note])
+
+
 class Figures(unittest.TestCase):
     def test_numbers_have_three_digits(self):
         shown = [brief(value) for value in (0, float("nan"), 1234.5, 12_345.0, 1_234_567.0, 8.125, 0.012345, 1e10)]

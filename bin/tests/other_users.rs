@@ -4,9 +4,14 @@
 #[expect(dead_code, reason = "the tests of daemons use the rest")]
 mod fixture;
 
+use std::fs::{self, DirBuilder, Permissions};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Trial};
@@ -16,7 +21,7 @@ use sealane::{Keys, Payload, Task, Tensor};
 use sealane_transport::Code;
 use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
 
-use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, WORKER, connection};
+use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
 /// Users who are nobody else in a test's system.
 const STRANGER: u32 = 54_321;
@@ -36,6 +41,7 @@ fn main() -> ExitCode {
         trial("other_users_are_kept_out_unless_they_are_allowed", other_users_are_kept_out_unless_they_are_allowed),
         trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
         trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
+        trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -121,4 +127,40 @@ fn another_users_memory_is_not_shown() {
     // Who asks for the memory is looked at as well, and not only who was told of it.
     assert!(!views(&consumer, 0));
     assert!(views(&consumer, FRIEND));
+}
+
+fn check_fails_where_a_socket_is_not_ours_to_use() {
+    let place = Place::new();
+    let closed = place.path("closed");
+    DirBuilder::new().mode(0o700).create(&closed).unwrap();
+    let stale = place.path("stale");
+    drop(UnixListener::bind(&stale).unwrap());
+    fs::set_permissions(&stale, Permissions::from_mode(0o600)).unwrap();
+    // Where the stranger may run it, wherever the build is; copied by another process, as what this one writes its children may still
+    // have open when it is run.
+    let program = place.path("sealane");
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sealane")).arg(&program).status();
+    assert!(copied.unwrap().success());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(&place.directory).env_clear().stdin(Stdio::null()).uid(STRANGER);
+        command.args(arguments).output().unwrap()
+    };
+    // Whatever is wrong with the socket, the ports are tried too.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    for (socket, wrong) in [
+        (closed.join("s"), format!("{} cannot be used (Permission denied", closed.display())),
+        (stale.clone(), format!("{} is another user's, whose daemon may serve there", stale.display())),
+    ] {
+        let flags = ["--socket", socket.to_str().unwrap(), "--metrics", &metrics];
+        let daemon = run(&[&["daemon"], &flags[..]].concat());
+        let said = String::from_utf8(daemon.stderr).unwrap();
+        assert_eq!(daemon.status.code(), Some(1), "{said}");
+        assert!(said.contains(&wrong), "{said}");
+        let check = run(&[&["check", "--json"], &flags[..]].concat());
+        let told = String::from_utf8(check.stdout).unwrap();
+        assert_eq!(check.status.code(), Some(1), "{told}");
+        assert!(told.contains(&wrong) && told.contains("metrics cannot be served at"), "{told}");
+    }
 }

@@ -24,7 +24,7 @@ use self::probe::Prober;
 use self::rdma::{Device, Verbs};
 use self::report::{Path, Report, setting_json};
 use self::verdict::{Finding, Verdict, advice};
-use crate::commands::daemon::{Rehearsal, rehearse};
+use crate::commands::daemon::{PlacesFlags, Rehearsal, rehearse};
 use crate::commands::map::size_of;
 use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
@@ -56,6 +56,9 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     task: Vec<String>,
 
+    #[command(flatten)]
+    places: PlacesFlags,
+
     /// Show every setting, not only those that differ from their defaults
     #[arg(long = "settings")]
     settings_all: bool,
@@ -76,7 +79,7 @@ pub struct Args {
 ///
 /// A setting or the endpoint map is wrong, or something will not work; what could be found out is printed all the same.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings(&args.settings)?;
+    let settings = context.settings_with(&args.settings, args.places.overrides()?)?;
     let rehearsal = rehearse(&settings, &args.task);
     let map = rehearsal.map.as_deref();
     let ours = map.map(|map| ours(args, &settings, map, &rehearsal)).unwrap_or_default();

@@ -63,13 +63,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     task: Vec<String>,
 
-    /// Where clients attach
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-
-    /// Address to serve metrics on over HTTP, such as 127.0.0.1:9490, or off
-    #[arg(long, value_name = "ADDR")]
-    metrics: Option<String>,
+    #[command(flatten)]
+    places: PlacesFlags,
 
     /// Write a trace of every call to a file; open it in ui.perfetto.dev for a timeline
     #[arg(long, value_name = "FILE")]
@@ -94,6 +89,25 @@ pub struct Args {
     end_with: Option<i32>,
 }
 
+/// Where a daemon is found.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlacesFlags {
+    /// Where clients attach
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Address to serve metrics on over HTTP, such as 127.0.0.1:9490, or off
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+}
+
+impl PlacesFlags {
+    pub(crate) fn overrides(&self) -> Result<impl Iterator<Item = Override>, Failure> {
+        let metrics = self.metrics.as_ref().map(|address| Override::new("--metrics", "daemon.metrics", address));
+        Ok(socket_override(self.socket.as_ref())?.into_iter().chain(metrics))
+    }
+}
+
 /// How long memory is kept for clients of the daemon whose place this one has taken: they attach at once, unless they sleep.
 const SPARES_KEPT: Duration = Duration::from_secs(30);
 
@@ -107,9 +121,7 @@ pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 /// The settings or the endpoint map are wrong, the socket or a transport address is in use, or the shards cannot be
 /// started or stopped.
 pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Failure> {
-    let metrics = args.metrics.as_ref().map(|address| Override::new("--metrics", "daemon.metrics", address));
-    let overrides = socket_override(args.socket.as_ref())?.into_iter().chain(metrics);
-    let settings = context.settings_with(&args.settings, overrides)?;
+    let settings = context.settings_with(&args.settings, args.places.overrides()?)?;
     if let Some((says, remedy)) = settings.unread_variables() {
         tracing::warn!("{says}; {remedy}");
     }

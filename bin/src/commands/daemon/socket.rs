@@ -55,12 +55,17 @@ pub(crate) fn listener(path: &Path) -> Result<i32, Errno> {
 /// The daemon that serves at a path, if one does. Changes nothing there.
 ///
 /// # Errors
-/// None does, and none could.
+/// None does, and none could; or another user's may, whom the kernel does not let us ask.
 pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
     match listener(path) {
         Ok(process) => return Ok(Some(Holder(format!(" (process {process})")))),
         Err(Errno::EAGAIN) => return Ok(Some(Holder(String::new()))),
-        Err(Errno::EACCES) => return Ok(Some(Holder(" of another user".to_owned()))),
+        Err(Errno::EACCES) if is_socket(path) => {
+            return Err(Failure::work(format!(
+                "{} is another user's, whose daemon may serve there; name another path with --socket",
+                path.display()
+            )));
+        }
         Err(error @ Errno::ENAMETOOLONG) => return Err(unusable(path, &error.into())),
         // What lies there is looked at more closely.
         Err(_) => {}
@@ -70,6 +75,10 @@ pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
     let made_in = if directory.exists() { directory } else { directory_of(directory) };
     may_create_in(made_in).map_err(|error| unusable(directory, &error))?;
     is_stale(path).map(|_| None)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 /// Whether there is a socket whose program is gone.

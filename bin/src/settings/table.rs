@@ -335,7 +335,7 @@ settings! {
             "Memory of each client, per shard, for tensors received without a destination; allocated on first use."),
         views: bool => setting("daemon.views", Nothing,
             Kind::Bool, Bool(true),
-            "Whether a client may map another client's arena, of the same user, to view the tensors published there; it can then read all of that arena. `false`: tensors are always copied."),
+            "Whether a client may map the arena of another client of the same user to view the tensors published there. It can then read that whole arena. `false`: tensors are always copied."),
         drain_timeout: Duration => setting("daemon.drain_timeout_ms", Nothing,
             milliseconds(0), Number(DRAIN_TIMEOUT_MS),
             "How long a stopping daemon waits for calls in flight."),

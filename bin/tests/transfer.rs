@@ -72,7 +72,8 @@ impl Place {
 
     /// What a command says of itself that finds no daemon.
     fn alone(&self) -> String {
-        format!("no daemon at {}: engine in this process\n", self.path(SOCKET).display())
+        let own = self.path(SOCKET);
+        format!("no daemon at {} or /run/sealane/sealane.sock: engine in this process\n", own.display())
     }
 
     /// Standard error of a command that must end with that code and print nothing.

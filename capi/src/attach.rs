@@ -27,8 +27,8 @@ pub const SEALANE_DO_NOT_WAIT: i64 = -1;
 pub struct sealane_attach_options {
     /// sizeof(sealane_attach_options), so that later headers can add fields.
     pub size: usize,
-    /// The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set, else
-    /// /run/sealane/sealane.sock.
+    /// The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set and a daemon listens
+    /// there, else the one in /run/sealane, or if the variable is unset in /run/user/UID.
     pub socket: *const c_char,
     /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
     /// daemon grants less. The first 64 MiB are there from the start, the rest is allocated on first use.

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -26,24 +27,40 @@ use crate::{
 };
 
 /// Where a client attaches by default: where `sealane daemon` listens by default, `$XDG_RUNTIME_DIR/sealane.sock` if that variable
-/// is set and else `/run/sealane/sealane.sock`; but if nothing is there, the socket of a daemon that was started with the
-/// variable unset, or set.
+/// is set and else `/run/sealane/sealane.sock`; but if no program listens there, at the socket of a daemon that was started with
+/// the variable unset, or set.
 ///
 /// The crate reads nothing else from the environment.
-pub fn default_socket() -> PathBuf {
+///
+/// # Errors
+/// No program listens at either of these.
+pub fn default_socket() -> Result<PathBuf, [PathBuf; 2]> {
+    first_served(default_sockets())
+}
+
+fn default_sockets() -> [PathBuf; 2] {
     let session = std::env::var_os("XDG_RUNTIME_DIR");
-    first_there(default_sockets(session.as_deref().map(Path::new), geteuid().as_raw()))
+    default_sockets_in(session.as_deref().map(Path::new), geteuid().as_raw())
 }
 
 /// The default socket if `XDG_RUNTIME_DIR` is `session`, and the one if it were unset, or set as for a login session.
-fn default_sockets(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
+fn default_sockets_in(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
     let (own, hosts) = (socket_in(session), socket_in(None));
     let other = if own == hosts { socket_in(Some(&Path::new("/run/user").join(uid.to_string()))) } else { hosts };
     [own, other]
 }
 
-fn first_there([first, second]: [PathBuf; 2]) -> PathBuf {
-    if !first.exists() && second.exists() { second } else { first }
+fn first_served([first, second]: [PathBuf; 2]) -> Result<PathBuf, [PathBuf; 2]> {
+    // A daemon refuses a stream: it listens for connections of another kind, and hears nothing of this.
+    let is_served = |path: &Path| {
+        let refused = UnixStream::connect(path).map_err(|error| error.kind());
+        !matches!(refused, Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
+    };
+    match (is_served(&first), is_served(&second)) {
+        (true, _) => Ok(first),
+        (false, true) => Ok(second),
+        (false, false) => Err([first, second]),
+    }
 }
 
 /// The default socket if `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory
@@ -57,6 +74,8 @@ pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
 pub(crate) struct Settings {
     pub(crate) task: Box<str>,
     pub(crate) socket: PathBuf,
+    /// Where a daemon may be instead: nothing names the socket.
+    pub(crate) other_socket: Option<PathBuf>,
     /// `None`: the default, or as much as the daemon grants.
     pub(crate) arena_bytes: Option<u64>,
     pub(crate) timeout: Duration,
@@ -110,9 +129,11 @@ impl Attach {
 
     /// The defaults for a task, named as in the endpoint map.
     pub fn new(task: &str) -> Attach {
+        let [socket, other] = default_sockets();
         Attach(Settings {
             task: task.into(),
-            socket: default_socket(),
+            socket,
+            other_socket: Some(other),
             arena_bytes: None,
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
@@ -124,6 +145,7 @@ impl Attach {
     /// The daemon's socket. Default [`default_socket`].
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Attach {
         self.0.socket = path.into();
+        self.0.other_socket = None;
         self
     }
 
@@ -177,7 +199,14 @@ impl Attach {
     /// Unavailable if no daemon listens at the socket or it does not answer in time; PermissionDenied if the socket belongs to
     /// another user; the daemon's error if it refuses: the task is not in its endpoint map (NotFound), is already attached by a
     /// process that the error names, or this user is not allowed.
-    pub fn attach(self) -> Result<Task, Error> {
+    pub fn attach(mut self) -> Result<Task, Error> {
+        // Once: what attaches again is to find its own daemon's successor, and not another daemon.
+        if let Some(other) = self.0.other_socket.take() {
+            match first_served([self.0.socket, other]) {
+                Ok(found) => self.0.socket = found,
+                Err([first, other]) => (self.0.socket, self.0.other_socket) = (first, Some(other)),
+            }
+        }
         Attachment::new(self.0).map(Task::of)
     }
 
@@ -229,7 +258,9 @@ fn told(settings: &Settings, error: AttachError) -> Error {
         AttachError::Refused(error) => error,
         AttachError::Connect { source, .. } => match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                unavailable(format!("{source}; is the daemon running? start `sealane daemon`"))
+                let other = settings.other_socket.as_ref();
+                let other = other.map_or_else(String::new, |path| format!(", and none is at {}", path.display()));
+                unavailable(format!("{source}{other}; is the daemon running? start `sealane daemon`"))
             }
             io::ErrorKind::PermissionDenied => Error::PermissionDenied {
                 reason: format!(
@@ -270,15 +301,35 @@ mod tests {
     #[test]
     fn a_daemon_is_found_at_either_of_the_default_sockets() {
         let (session, hosts) = (Path::new("/run/user/7/sealane.sock"), Path::new("/run/sealane/sealane.sock"));
-        assert_eq!(default_sockets(Some(Path::new("/run/user/7")), 7), [session, hosts]);
-        assert_eq!(default_sockets(None, 7), [hosts, session]);
+        assert_eq!(default_sockets_in(Some(Path::new("/run/user/7")), 7), [session, hosts]);
+        assert_eq!(default_sockets_in(None, 7), [hosts, session]);
         let directory = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
-        let found = || first_there([one.clone(), other.clone()]);
-        assert_eq!(found(), one, "where neither is, the first is waited for");
-        std::fs::write(&other, "").unwrap();
-        assert_eq!(found(), other);
-        std::fs::write(&one, "").unwrap();
-        assert_eq!(found(), one);
+        let both = [one.clone(), other.clone()];
+        let found = || first_served(both.clone());
+        assert_eq!(found(), Err(both.clone()));
+        // Of a daemon that was killed.
+        drop(conversation::listen(&one).unwrap());
+        assert!(one.exists());
+        assert_eq!(found(), Err(both.clone()));
+        let second = conversation::listen(&other).unwrap();
+        assert_eq!(found(), Ok(other.clone()));
+        std::fs::remove_file(&one).unwrap();
+        let _first = conversation::listen(&one).unwrap();
+        assert_eq!(found(), Ok(one.clone()));
+        drop(second);
+        assert_eq!(found(), Ok(one.clone()));
+    }
+
+    #[test]
+    fn where_no_socket_is_named_and_no_daemon_is_both_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
+        let mut attach = Attach::new("a:1");
+        (attach.0.socket, attach.0.other_socket) = (one.clone(), Some(other.clone()));
+        let told = attach.clone().attach().unwrap_err().to_string();
+        assert!(told.contains(one.to_str().unwrap()) && told.contains(other.to_str().unwrap()), "{told}");
+        let told = attach.socket(&one).attach().unwrap_err().to_string();
+        assert!(!told.contains(other.to_str().unwrap()), "{told}");
     }
 }

@@ -41,7 +41,8 @@ pub struct Args {
 /// No daemon serves at the socket, it refuses, or it does not end in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
-    let socket = &settings.daemon.clients_socket();
+    // Not at the other of the default ones: root in a session must not stop the host's daemon by mistake.
+    let socket = &settings.daemon.socket.value;
     let deadline = Instant::now() + Duration::from_secs(args.timeout_s);
     // Opened before the daemon is asked: it removes the file at its end.
     let lock = open_lock(socket)?;

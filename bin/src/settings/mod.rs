@@ -18,7 +18,7 @@ pub use effective::{Entry, Override, Sources};
 pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
-pub use sections::{Peers, Require};
+pub use sections::{ClientsSocket, Peers, Require};
 pub use source::{Environment, Given, Source, Sourced};
 pub use table::{Daemon, Fusion, Runtime, Security, Setting, TABLE, Tcp, Transport, Variables, Verbs};
 pub use value::{Kind, MetricsAddress, Unit, Value};

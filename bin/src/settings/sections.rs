@@ -1,6 +1,7 @@
 //! What several settings of a section say together: what one of them is made of, and what contradicts each other. `table.rs` has
 //! the sections.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use sealane_transport::authentication::TlsFiles;
@@ -67,12 +68,37 @@ impl Tcp {
     }
 }
 
+/// Where a client looks for the daemon; as text, with the other place where none is.
+#[derive(Debug)]
+pub struct ClientsSocket {
+    /// The socket.
+    pub path: PathBuf,
+    other: Option<PathBuf>,
+}
+
+impl ClientsSocket {
+    /// Where it is known to be.
+    pub(crate) fn at(path: &Path) -> ClientsSocket {
+        ClientsSocket { path: path.to_owned(), other: None }
+    }
+}
+
+impl fmt::Display for ClientsSocket {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.display().fmt(out)?;
+        self.other.as_ref().map_or(Ok(()), |other| write!(out, " or {}", other.display()))
+    }
+}
+
 impl Daemon {
     /// Where a client looks for the daemon: where nothing gives the socket, at either of the default ones.
-    pub fn clients_socket(&self) -> PathBuf {
+    pub fn clients_socket(&self) -> ClientsSocket {
         match self.socket.source {
-            Source::Default => sealane::default_socket(),
-            _ => self.socket.value.clone(),
+            Source::Default => match sealane::default_socket() {
+                Ok(found) => ClientsSocket::at(&found),
+                Err([first, other]) => ClientsSocket { path: first, other: Some(other) },
+            },
+            _ => ClientsSocket::at(&self.socket.value),
         }
     }
 

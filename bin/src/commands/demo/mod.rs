@@ -32,7 +32,7 @@ use crate::figures::Shard;
 use crate::machine::Machine;
 use crate::output_file::{OutputFile, ReportOutput};
 use crate::progress::{Bar, write_line};
-use crate::settings::{Settings, Source};
+use crate::settings::{ClientsSocket, Settings, Source};
 use crate::workload::Workload;
 use crate::{Context, Failure, host, trace};
 
@@ -349,7 +349,9 @@ impl<'a> Demo<'a> {
             true => children.ask(self.all(), |_| Order::ShowShards)?,
             false => {
                 let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
-                sockets.map(|socket| Ok(stat::look(socket)?.shards)).collect::<Result<_, Failure>>()?
+                sockets
+                    .map(|socket| Ok(stat::look(&ClientsSocket::at(socket))?.shards))
+                    .collect::<Result<_, Failure>>()?
             }
         };
         // Every link has a ps at one of its ends, and the engines of those come first.

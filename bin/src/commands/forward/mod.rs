@@ -14,7 +14,7 @@ use sealane::{Attach, EndpointMap, StreamOptions, Streams};
 
 use super::daemon::{allow_many_descriptors, metrics::serve, socket_override};
 use crate::flags::SettingsFlags;
-use crate::settings::TF_CONFIG;
+use crate::settings::{Source, TF_CONFIG};
 use crate::{Context, Failure};
 use entrance::{Address, Entrance, FileMode, listen};
 
@@ -78,7 +78,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
     let routes = routes(args, &settings.transport.endpoint_map.value)?;
     allow_many_descriptors();
-    let task = Attach::new(&args.task).socket(settings.daemon.clients_socket()).attach().map_err(Failure::work)?;
+    let attach = match settings.daemon.socket.source {
+        Source::Default => Attach::new(&args.task),
+        _ => Attach::new(&args.task).socket(&settings.daemon.socket.value),
+    };
+    let task = attach.attach().map_err(Failure::work)?;
     let streams = Streams::of(&task);
     let name: Arc<str> = args.name.as_str().into();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

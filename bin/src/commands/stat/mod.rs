@@ -3,7 +3,7 @@
 mod rows;
 mod watch;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sealane_transport::shm::attach::{self, AttachError};
@@ -11,6 +11,7 @@ use sealane_transport::shm::attach::{self, AttachError};
 use crate::commands::daemon::socket_override;
 use crate::figures::{Figures, SCHEMA};
 use crate::flags::SettingsFlags;
+use crate::settings::ClientsSocket;
 use crate::{Context, Failure};
 
 /// How long the daemon may take to answer. Its control thread never blocks for long.
@@ -69,28 +70,25 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 ///
 /// # Errors
 /// There is none, or it does not answer, or not in a form that this program reads.
-pub(crate) fn look(socket: &Path) -> Result<Figures, Failure> {
-    let shown = attach::show(socket, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
+pub(crate) fn look(socket: &ClientsSocket) -> Result<Figures, Failure> {
+    let shown = attach::show(&socket.path, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
     let figures: Figures = serde_json::from_slice(&shown).map_err(|error| {
         Failure::work(format!(
-            "the daemon at {} returned figures that this program does not understand ({error}); use the same \
-             release for both",
-            socket.display()
+            "the daemon at {socket} returned figures that this program does not understand ({error}); use the same \
+             release for both"
         ))
     })?;
     if figures.schema != SCHEMA {
         return Err(Failure::work(format!(
-            "the daemon at {} returned figures in format {:?}, but this program reads {SCHEMA:?}; use the same \
+            "the daemon at {socket} returned figures in format {:?}, but this program reads {SCHEMA:?}; use the same \
              release for both",
-            socket.display(),
             figures.schema
         )));
     }
     Ok(figures)
 }
 
-fn unseen(socket: &Path, error: &AttachError) -> Failure {
-    let socket = socket.display();
+fn unseen(socket: &ClientsSocket, error: &AttachError) -> Failure {
     match error {
         AttachError::Connect { source, .. } => Failure::work(format!(
             "no daemon can be reached at {socket} ({source}); start one with `sealane daemon`, or name its socket \

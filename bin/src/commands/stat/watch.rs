@@ -2,13 +2,13 @@
 //! that nothing has to be put back.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 
 use super::{look, rows};
+use crate::settings::ClientsSocket;
 use crate::{Failure, counted};
 
 /// Between two looks.
@@ -24,7 +24,7 @@ const REST_OF_SCREEN: &str = "\x1b[J";
 ///
 /// # Errors
 /// There is no terminal, or none any more, or no daemon at first: one that ends later is said, and waited for.
-pub(super) fn run(socket: &Path) -> Result<(), Failure> {
+pub(super) fn run(socket: &ClientsSocket) -> Result<(), Failure> {
     let mut screen = io::stdout();
     if !screen.is_terminal() {
         return Err(Failure::input(

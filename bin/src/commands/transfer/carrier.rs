@@ -1,7 +1,7 @@
 //! What carries the tensors of one transfer: the host's daemon, or an engine in this process. One task either way.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -9,6 +9,7 @@ use sealane::{Attach, Buffer, Code, Error, RecvOptions, Task, Tensor};
 use sealane_fusion::Engine;
 
 use crate::commands::daemon::socket::listener;
+use crate::settings::ClientsSocket;
 use crate::{Failure, host};
 
 /// How long a daemon may take to see that this process has hung up, and so may attach anew.
@@ -32,17 +33,16 @@ impl fmt::Display for Daemon {
     }
 }
 
-/// Looks who listens at `path`: connects, and hangs up without a word. Or why there is nobody whom this process can use.
-pub(super) fn find(path: &Path) -> Result<Daemon, String> {
-    let shown = path.display();
-    let pid = listener(path).map_err(|error| match error {
+/// Looks who listens at a socket: connects, and hangs up without a word. Or why there is nobody whom this process can use.
+pub(super) fn find(shown: &ClientsSocket) -> Result<Daemon, String> {
+    let pid = listener(&shown.path).map_err(|error| match error {
         Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
         Errno::EACCES => format!("the daemon at {shown} belongs to another user"),
         Errno::EAGAIN => format!("the daemon at {shown} answers nobody, and too many wait"),
         Errno::EPROTOTYPE => format!("a program that is not a daemon listens on {shown}"),
         error => format!("no daemon can be reached at {shown} ({error})"),
     })?;
-    Ok(Daemon { socket: path.to_owned(), pid })
+    Ok(Daemon { socket: shown.path.clone(), pid })
 }
 
 /// A task of this process, and what carries its tensors.
@@ -165,9 +165,14 @@ fn attach_anew(name: &str, daemon: &Daemon, arena_bytes: usize) -> Result<Task, 
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    fn at(path: &Path) -> Result<Daemon, String> {
+        find(&ClientsSocket::at(path))
+    }
 
     fn none(path: &Path) -> String {
-        find(path).unwrap_err()
+        at(path).unwrap_err()
     }
 
     #[test]
@@ -189,7 +194,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let _listener = sealane_transport::shm::attach::listen(&path).unwrap();
-        let daemon = find(&path).unwrap();
+        let daemon = at(&path).unwrap();
         assert_eq!(daemon.to_string(), format!("the daemon at {} (pid {})", path.display(), std::process::id()));
     }
 }

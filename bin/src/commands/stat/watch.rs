@@ -14,10 +14,10 @@ use crate::{Failure, counted};
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Clears the screen; goes to its first character; clears the rest of a line, and of the screen.
+/// Clears the screen; goes to its first character; clears a line from there on, and the screen.
 const CLEAR: &str = "\x1b[2J";
 const HOME: &str = "\x1b[H";
-const REST_OF_LINE: &str = "\x1b[K\r\n";
+const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
 /// Shows the daemon at `socket` until the process is interrupted.
@@ -36,8 +36,8 @@ pub(super) fn run(socket: &ClientsSocket) -> Result<(), Failure> {
     loop {
         let lost = |error: io::Error| Failure::work(format!("the terminal is lost ({error})"));
         let size = tcgetwinsize(&screen).map_err(|error| lost(error.into()))?;
-        let drawn = fit(&text, size.ws_col.into(), size.ws_row.into()).join(REST_OF_LINE);
-        write!(screen, "{clear}{HOME}{drawn}{REST_OF_SCREEN}").and_then(|()| screen.flush()).map_err(lost)?;
+        let drawn = drawn(&fit(&text, size.ws_col.into(), size.ws_row.into()));
+        write!(screen, "{clear}{HOME}{drawn}").and_then(|()| screen.flush()).map_err(lost)?;
         thread::sleep(INTERVAL);
         clear = "";
         text = match look(socket) {
@@ -51,23 +51,47 @@ pub(super) fn run(socket: &ClientsSocket) -> Result<(), Failure> {
     }
 }
 
-/// The lines of a text that a screen shows. One that is too long goes on in the next row, no number is cut; where there are too many,
-/// the last one says how many more there are.
+/// What draws these rows over others. Each is cleared before it is written: after the last column the cursor is still on it, and
+/// clearing would take its character away.
+fn drawn(rows: &[String]) -> String {
+    let drawn = |(number, row)| match number + 1 == rows.len() {
+        true => format!("{REST_OF_SCREEN}{row}"),
+        false => format!("{REST_OF_LINE}{row}"),
+    };
+    rows.iter().enumerate().map(drawn).collect::<Vec<_>>().join("\r\n")
+}
+
+/// The rows of a screen that shows a text. A line that is too long goes on in the next row from a space on, so that no number is
+/// cut; where there are too many, the last row says how many more there are.
 fn fit(text: &str, columns: usize, rows: usize) -> Vec<String> {
-    let height = |line: &str| line.chars().count().div_ceil(columns.max(1)).max(1);
-    let (mut shown, mut free) = (Vec::new(), rows);
+    let mut shown: Vec<String> = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
     for (number, line) in lines.iter().enumerate() {
         let left = lines.len() - number;
-        // Room for the last line, unless this is it.
-        if height(line) + usize::from(left > 1) > free {
+        let broken = broken(line, columns.max(1));
+        // Room for the last row, unless this is it.
+        if shown.len() + broken.len() + usize::from(left > 1) > rows {
             shown.push(format!("{} below; see `sealane stat`", counted(left, "more line")));
             break;
         }
-        free -= height(line);
-        shown.push((*line).to_owned());
+        shown.extend(broken);
     }
     shown
+}
+
+/// A line in rows of so many columns: broken at spaces, but for a word that is longer.
+fn broken(line: &str, columns: usize) -> Vec<String> {
+    let mut rest: Vec<char> = line.trim_end().chars().collect();
+    let mut rows = Vec::new();
+    while rest.len() > columns {
+        let indent = rest.iter().take_while(|each| **each == ' ').count();
+        let space = rest[..=columns].iter().rposition(|each| *each == ' ').filter(|at| *at > indent);
+        let next = rest.split_off(space.unwrap_or(columns));
+        rows.push(rest.iter().collect());
+        rest = next.into_iter().skip_while(|each| *each == ' ').collect();
+    }
+    rows.push(rest.iter().collect());
+    rows
 }
 
 #[cfg(test)]
@@ -83,11 +107,27 @@ mod tests {
     }
 
     #[test]
+    fn a_row_keeps_its_last_character_and_a_line_its_numbers() {
+        assert_eq!(drawn(&fit("ab\ncd", 2, 2)), "\x1b[Kab\r\n\x1b[Jcd", "nothing is cleared behind them");
+        assert_eq!(fit("p50 123 p99 4567", 10, 9), ["p50 123", "p99 4567"]);
+        assert_eq!(fit("p50 12345 p99", 9, 9), ["p50 12345", "p99"]);
+        assert_eq!(fit("    1234567 8", 9, 9), ["    12345", "67 8"], "a word alone is too long");
+        let text = rows::text(&example(), &example(), None);
+        let words = |lines: &[String]| lines.join(" ").split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for columns in 40..80 {
+            let rows = fit(&text, columns, 1000);
+            assert_eq!(words(&rows), words(&lines), "at {columns} columns");
+            assert!(rows.iter().all(|row| row.chars().count() <= columns));
+        }
+    }
+
+    #[test]
     fn what_does_not_fit_is_counted() {
         assert_eq!(fit("a\nb\nc", 80, 2), ["a", "2 more lines below; see `sealane stat`"]);
         // A long line takes two rows.
         assert_eq!(fit("a\nbbb\nc", 2, 3), ["a", "2 more lines below; see `sealane stat`"]);
-        assert_eq!(fit("a\nbbb\nc", 2, 4), ["a", "bbb", "c"]);
+        assert_eq!(fit("a\nbbb\nc", 2, 4), ["a", "bb", "b", "c"]);
         assert_eq!(fit("a", 0, 0), ["1 more line below; see `sealane stat`"]);
     }
 }

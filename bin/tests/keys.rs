@@ -190,6 +190,47 @@ fn a_host_is_added_later_and_those_before_keep_what_they_have() {
 }
 
 #[test]
+fn a_certificate_is_made_anew_where_a_task_has_left_or_a_file_is_missing() {
+    let place = Place::new();
+    let map = |lines: &str| fs::write(place.path(".endpoint_map"), lines).unwrap();
+    let [first, second] = ["10.0.0.1_7000", "10.0.0.2_7000"].map(|name| format!("keys/{name}"));
+    let make = || place.succeed(&["keys", "tls", "keys"], &[]);
+    let read = |directory: &str| {
+        ["certificate.pem", "key.pem"]
+            .map(|name| fs::read_to_string(place.path(&format!("{directory}/{name}"))).unwrap())
+    };
+    map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.1:7000\nps1:2222=10.0.0.2:7000\n"));
+    make();
+    let (before, others) = (read(&first), read(&second));
+    // The worker has moved: its old host must not speak for it any more.
+    map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.2:7000\nps1:2222=10.0.0.2:7000\n"));
+    let told = make();
+    assert!(told.contains(&format!("{first}: for {PS}\n")), "{told}");
+    let after = read(&first);
+    assert!(after[0] != before[0] && after[1] != before[1] && read(&second) != others);
+    assert_eq!(place.mode(&format!("{first}/key.pem")), 0o600);
+    assert_eq!(place.mode(&format!("{first}/certificate.pem")), 0o644);
+    let told = make();
+    assert_eq!((told.matches(": kept").count(), read(&first)), (2, after), "{told}");
+
+    fs::remove_file(place.path(&format!("{first}/key.pem"))).unwrap();
+    let told = make();
+    assert!(told.contains(&format!("{first}: for {PS}\n")) && told.contains(&format!("{second}: kept")), "{told}");
+    // What cannot be written leaves what was there.
+    let kept = read(&first);
+    fs::remove_file(place.path(&format!("{second}/key.pem"))).unwrap();
+    fs::create_dir(place.path(&format!("{second}/key.pem"))).unwrap();
+    map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.2:7000\n"));
+    let certificate = fs::read(place.path(&format!("{second}/certificate.pem"))).unwrap();
+    let output = place.run(&["keys", "tls", "keys"], &[]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("key.pem: cannot be written"), "{said}");
+    assert_eq!(fs::read(place.path(&format!("{second}/certificate.pem"))).unwrap(), certificate);
+    assert_eq!((read(&first), fs::read_dir(place.path(&second)).unwrap().count()), (kept, 2));
+}
+
+#[test]
 fn certificates_are_valid_for_a_while_and_no_longer_than_their_authority() {
     let place = Place::new();
     for days in ["0", "3651"] {

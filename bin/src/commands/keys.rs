@@ -11,6 +11,7 @@ use clap::Subcommand;
 use sealane_transport::authentication::{Authority, Certificate, random_secret};
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 
+use crate::files::replace_as;
 use crate::{Context, Failure};
 
 /// Default validity of a certificate in days: longer than most jobs, short enough that renewal is not forgotten.
@@ -45,7 +46,7 @@ enum Command {
     /// Create a certificate authority, and a certificate and key for each transport address of an endpoint map
     #[command(after_help = "Example:\n  sealane keys tls keys --endpoint-map jobs/.endpoint_map")]
     Tls {
-        /// The directory to write; if it has an authority and its key, certificates are added for addresses and tasks that are new
+        /// The directory to write; if it has an authority and its key, certificates that are there are kept, and made anew for addresses whose tasks have changed
         directory: PathBuf,
         /// The endpoint map
         #[arg(long, value_name = "FILE", default_value = ".endpoint_map")]
@@ -100,20 +101,23 @@ fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(),
         let tasks: Vec<TaskName> = map.tasks_at(address).cloned().collect();
         let directory = directory.join(file_name(address));
         let files = ["certificate.pem", "key.pem"].map(|name| directory.join(name));
-        if directory.exists() {
-            let found = fs::read_to_string(&files[0]).ok().and_then(|pem| Certificate::in_force(&pem));
-            if found.is_some_and(|found| tasks.iter().all(|task| found.speaks_for(task))) {
-                text += &format!("{}: kept\n", directory.display());
-                continue;
-            }
-            // Made anew: it has expired, or lacks a task.
-            files.iter().for_each(|file| drop(fs::remove_file(file)));
-        } else {
-            make_directory(&directory)?;
+        let found = fs::read_to_string(&files[0]).ok().and_then(|pem| Certificate::in_force(&pem));
+        if files[1].exists() && found.is_some_and(|found| is_for(&found, &tasks)) {
+            text += &format!("{}: kept\n", directory.display());
+            continue;
         }
         let certified = authority.certify(&tasks, until).map_err(Failure::work)?;
-        write(&files[0], PUBLIC, &certified.certificate)?;
-        write(&files[1], PRIVATE, &certified.key)?;
+        if !directory.exists() {
+            make_directory(&directory)?;
+        }
+        for (file, mode, text) in [(&files[1], PRIVATE, &certified.key), (&files[0], PUBLIC, &certified.certificate)] {
+            replace_as(file, mode, std::iter::once(text.as_bytes())).map_err(|error| {
+                Failure::file(
+                    file,
+                    format!("cannot be written ({error}); free or open that place, then run this again"),
+                )
+            })?;
+        }
         let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
         text += &format!("{}: for {}\n", directory.display(), names.join(", "));
     }
@@ -125,6 +129,12 @@ fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(),
         authorities = certificate.display(),
         key = key.display(),
     ))
+}
+
+/// Whether a certificate speaks for each of these tasks, and names no other: one that has moved away is not for this host to be.
+fn is_for(certificate: &Certificate, tasks: &[TaskName]) -> bool {
+    tasks.iter().all(|task| certificate.speaks_for(task))
+        && certificate.tasks().iter().all(|named| tasks.iter().any(|task| task.as_str() == named))
 }
 
 /// A transport address as the name of a directory.

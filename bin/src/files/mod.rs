@@ -190,9 +190,14 @@ pub(crate) fn may_create_in(directory: &Path) -> io::Result<()> {
 
 /// Writes a file whole, or leaves what was there.
 pub(crate) fn replace<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    replace_as(path, FILE_MODE, parts)
+}
+
+/// As [`replace`]; `mode` is the file's, less the umask.
+pub(crate) fn replace_as<'a>(path: &Path, mode: u32, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".sealane-").permissions(std::fs::Permissions::from_mode(FILE_MODE));
+    builder.prefix(".sealane-").permissions(std::fs::Permissions::from_mode(mode));
     let file = builder.tempfile_in(directory_of(path))?;
     let mut out = BufWriter::with_capacity(WRITE_BUFFER_BYTES, &file);
     for part in parts {

@@ -58,6 +58,13 @@ impl Certificate {
         certificate.verify_is_valid_for_subject_name(&host).is_ok()
     }
 
+    /// The tasks that it names one by one.
+    pub fn tasks(&self) -> Vec<String> {
+        let Ok(certificate) = EndEntityCert::try_from(&self.0) else { return Vec::new() };
+        let names = certificate.valid_uri_names().filter_map(|uri| uri.strip_prefix(TASK_SCHEME));
+        names.map(str::to_owned).collect()
+    }
+
     /// Its DNS names and URIs, for errors and logs.
     pub fn names(&self) -> String {
         let Ok(certificate) = EndEntityCert::try_from(&self.0) else { return String::new() };

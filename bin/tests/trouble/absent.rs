@@ -2,15 +2,39 @@
 
 use std::time::Duration;
 
-use sealane::{Code, RecvOptions};
+use sealane::{Attach, Code, RecvOptions};
 
-use crate::fixture::{PS, WORKER};
+use crate::fixture::{Daemon, PS, Place, WORKER};
 use crate::hosts::Hosts;
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::eventually;
 
 /// Longer than it takes the log to call a peer unreachable.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_peer_whose_name_has_no_address_is_named_with_what_its_resolver_says() {
+    let address = "no-such-host.invalid:7000";
+    let (place, daemon) = Daemon::start_in(
+        || {
+            let place = Place::new();
+            place.replace_map(&format!("{PS}={address}\n{WORKER}={}\n", place.address));
+            place
+        },
+        |place| Daemon::start_at(place, &["--task", WORKER]),
+    );
+    let worker = Attach::new(WORKER).socket(place.socket()).attach().unwrap();
+    let options = RecvOptions { timeout: Some(PATIENCE), ..RecvOptions::default() };
+    let error = worker.recv_with(PS, STEP, "k", options).wait().unwrap_err().error;
+    let told = error.to_string();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{told}");
+    // Where no resolver can be reached, it takes long to say so.
+    let [failed, waits] = ["resolve the host name: ", "its host name is being looked up, for "]
+        .map(|why| told.contains(&format!("{PS} at {address}: {why}")));
+    assert!(failed || waits, "{told}");
+    drop(worker);
+    daemon.stop();
+}
 
 #[test]
 fn a_peer_that_is_absent_is_named_by_every_call_and_once_by_the_log() {

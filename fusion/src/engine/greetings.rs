@@ -78,6 +78,7 @@ impl Greetings {
             self.carry_out(order);
         }
         for found in self.resolver.take_found() {
+            self.engine.borrow_node(|node| node.set_resolving(found.peer, false));
             self.call(found.peer, found.addresses, found.hello);
             work += 1;
         }
@@ -237,8 +238,9 @@ impl Greetings {
             let found = resolve(&address);
             return self.call(peer, found, hello);
         }
-        if let Err(reason) = self.resolver.begin(peer, address, hello) {
-            self.dial_failed(peer, reason, DialFailureKind::Transient);
+        match self.resolver.begin(peer, address, hello) {
+            Ok(()) => self.engine.borrow_node(|node| node.set_resolving(peer, true)),
+            Err(reason) => self.dial_failed(peer, reason, DialFailureKind::Transient),
         }
     }
 

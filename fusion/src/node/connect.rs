@@ -132,6 +132,11 @@ impl Node {
         self.dial_failed(now, handle, failure);
     }
 
+    /// A call begins with a look-up of the peer's host name, or that has ended.
+    pub fn set_resolving(&mut self, handle: Handle, resolving: bool) {
+        self.context.peers.set_resolving(handle, resolving);
+    }
+
     /// A call failed.
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
         let Context { peers, pairs, .. } = &mut self.context;

@@ -11,6 +11,8 @@ pub(super) struct Calls {
     wanted_since: Option<Instant>,
     /// Calls that have failed since then.
     failed: u32,
+    /// The call waits for the address of the peer's host name.
+    pub(super) resolving: bool,
     /// Since when every call has failed, wanted or not.
     pub(super) failing_since: Option<Instant>,
     /// Why there is no link: what the last call came to, or how the last link was lost.
@@ -25,7 +27,7 @@ impl Calls {
 
     /// Nothing waits for a link any more.
     pub(super) fn stop(&mut self) {
-        (self.wanted_since, self.failed) = (None, 0);
+        (self.wanted_since, self.failed, self.resolving) = (None, 0, false);
     }
 
     /// When what waits for a link has waited for so long.
@@ -35,7 +37,7 @@ impl Calls {
 
     /// A call has come to nothing; since when all have.
     pub(super) fn fail(&mut self, now: Instant, reason: String) -> Instant {
-        self.last_error = reason;
+        (self.last_error, self.resolving) = (reason, false);
         *self.failing_since.get_or_insert(now)
     }
 
@@ -57,11 +59,12 @@ impl Calls {
 
     /// Why there is no link, for those whose deadline has passed.
     pub(super) fn standing(&self, now: Instant) -> String {
-        let Self { wanted_since, failed, last_error, .. } = self;
+        let Self { wanted_since, failed, resolving, last_error, .. } = self;
         let elapsed = wanted_since.map(|since| now.saturating_duration_since(since));
         match (elapsed, last_error.as_str()) {
             (None, "") => "not connected".into(),
             (None, reason) => format!("not connected since: {reason}"),
+            (Some(elapsed), "") if *resolving => format!("its host name is being looked up, for {elapsed:.1?} by now"),
             (Some(elapsed), "") => format!("no answer to the call for {elapsed:.1?}"),
             (Some(elapsed), reason) if *failed > 0 => {
                 let tries = if *failed == 1 { "try" } else { "tries" };

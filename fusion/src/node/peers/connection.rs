@@ -115,6 +115,13 @@ impl Peers {
         Some(false)
     }
 
+    /// Whether the call waits for the address of the peer's host name.
+    pub(in crate::node) fn set_resolving(&mut self, handle: Handle, resolving: bool) {
+        if let Some(peer) = self.arena.get_mut(handle) {
+            peer.calls.resolving = resolving;
+        }
+    }
+
     /// Why a session has no link, in words.
     pub(in crate::node) fn last_error(&self, handle: Handle) -> &str {
         self.arena.get(handle).map_or("", |peer| &peer.calls.last_error)

@@ -140,6 +140,22 @@ fn who_waits_for_one_that_never_answers_hears_so() {
 }
 
 #[test]
+fn who_waits_for_a_host_name_hears_so_until_its_address_is_found() {
+    let told = |is_found: bool| {
+        let mut net = Net::new([worker()]);
+        net.mute = true;
+        let asked = net.recv((0, "worker:1"), "ps:1", "w");
+        let (peer, _) = net.dialing(0);
+        net.nodes[0].set_resolving(peer, true);
+        net.nodes[0].set_resolving(peer, !is_found);
+        net.pass(SOON);
+        asked.error().to_string()
+    };
+    assert!(told(false).ends_with("ps:1 at 10.0.0.1:7000: its host name is being looked up, for 5.0s by now"));
+    assert!(told(true).ends_with("ps:1 at 10.0.0.1:7000: no answer to the call for 5.0s"));
+}
+
+#[test]
 fn a_request_is_not_charged_for_the_wait_of_one_that_was_given_up() {
     let mut net = Net::new([worker()]);
     let timeout = net.nodes[0].settings().connect_timeout;

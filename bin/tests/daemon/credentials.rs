@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
+use sealane_transport::authentication::Authority;
 
 use crate::figures::{ask, samples, words};
 use crate::fixture::{Daemon, PS, Place, WORKER};
@@ -220,4 +222,45 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
     let samples = samples(&ask(&address, "GET", "/metrics").1);
     let count = |outcome: &str| samples[&format!("sealane_credentials_reloads_total{{outcome=\"{outcome}\"}}")];
     assert_eq!((count("taken"), count("refused")), (3.0, 1.0));
+}
+
+/// How long the certificate below is good for: daemons start in a fraction of it.
+const LIFE: Duration = Duration::from_secs(8);
+
+#[test]
+fn both_sides_log_whose_certificate_has_expired_whoever_calls() {
+    let make = || {
+        let places = [Place::new(), Place::new()];
+        let map = format!("{PS}={}\n{WORKER}={}\n", places[0].address, places[1].address);
+        let (authority, ends) = (Authority::new().unwrap(), SystemTime::now() + LIFE);
+        for (place, (task, until)) in places.iter().zip([(PS, ends + LIFE * 1000), (WORKER, ends)]) {
+            place.replace_map(&map);
+            let certified = authority.certify(&[task.parse().unwrap()], until).unwrap();
+            fs::create_dir(place.path("tls")).unwrap();
+            replace(place, "tls/authorities.pem", &authority.certificate(), 0o644);
+            replace(place, "tls/certificate.pem", &certified.certificate, 0o644);
+            replace(place, "tls/key.pem", &certified.key, 0o600);
+        }
+        (places, ends)
+    };
+    let ((places, ends), daemons) = Daemon::start_in(make, |(places, _)| {
+        let start = |place, task| Daemon::start_at(place, &with(&["--task", task], &tls("tls")));
+        Ok([start(&places[0], PS)?, start(&places[1], WORKER)?])
+    });
+    std::thread::sleep(ends.duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_secs(1));
+    for (place, caller, other) in [(&places[1], WORKER, PS), (&places[0], PS, WORKER)] {
+        let mut caller = Client::new(place.attach(caller).unwrap(), other);
+        caller.recv(1, "k");
+        let failed = caller.next();
+        assert!(failed.contains("PermissionDenied") && failed.contains("expired"), "{failed}");
+    }
+    let reasons =
+        ["the peer's certificate, or its authority's, expired ", "the peer rejects this side's certificate: "];
+    for (daemon, reason) in daemons.into_iter().zip(reasons) {
+        let log = daemon.stop().stderr;
+        for who in ["a caller is not authenticated", "a peer rejects this side, or is rejected"] {
+            let line = log.lines().find(|line| line.contains("WARN") && line.contains(who));
+            assert!(line.unwrap_or_else(|| panic!("{log}")).contains(reason), "{log}");
+        }
+    }
 }

@@ -1,20 +1,16 @@
 //! Whether this process may lock as much memory as an RDMA device is to know. The kernel counts every registration: memory
 //! that two shards register counts twice. Asked on the main thread, before the shards start.
 
-use std::fs;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use sealane_fusion::EngineSettings;
 use sealane_transport::provider::LinkProvider;
 
 use crate::{Failure, host};
 
-/// Where the kernel says which capabilities this process has.
-const STATUS: &str = "/proc/self/status";
-/// The number of the capability that lifts the limit (`linux/capability.h`).
-const CAP_IPC_LOCK: u32 = 14;
 /// What to do where the limit is too low.
 const REMEDY: &str = "raise it with `ulimit -l unlimited` in a shell or LimitMEMLOCK=infinity in the systemd unit, or give \
                       the process the capability CAP_IPC_LOCK";
@@ -39,7 +35,7 @@ impl LockLimit {
         let [bytes, hard_bytes] = limits
             .map_or([RLIM_INFINITY; 2], |(soft, hard)| [soft, hard])
             .map(|bytes| (bytes != RLIM_INFINITY).then_some(bytes));
-        let is_lifted = may_lock_any(&fs::read_to_string(STATUS).unwrap_or_default());
+        let is_lifted = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
         LockLimit { bytes, hard_bytes, error: limits.err(), is_lifted }
     }
 
@@ -80,13 +76,6 @@ fn check_against(settings: &EngineSettings, limit: LockLimit) -> Result<(), Fail
         }
         None => Ok(()),
     }
-}
-
-/// Reads the effective capabilities in what the kernel says of a process.
-fn may_lock_any(status: &str) -> bool {
-    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let capabilities = capabilities.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    capabilities.is_some_and(|capabilities| capabilities >> CAP_IPC_LOCK & 1 == 1)
 }
 
 #[cfg(test)]
@@ -133,20 +122,5 @@ mod tests {
         let without = EngineSettings { links: Vec::new(), ..engine(true) };
         assert!(check_against(&without, limited(0)).is_ok());
         assert!(check(&without).is_ok());
-    }
-
-    #[test]
-    fn the_capability_is_a_bit_of_the_effective_set() {
-        for (status, lifted) in [
-            ("Name:\tx\nCapEff:\t0000000000004000\n", true),
-            ("CapEff:\t000001ffffffffff\n", true),
-            ("CapPrm:\t0000000000004000\nCapEff:\t0000000000002000\n", false),
-            ("CapEff:\tall\n", false),
-            ("", false),
-        ] {
-            assert_eq!(may_lock_any(status), lifted, "{status:?}");
-        }
-        // The kernel always tells.
-        assert!(fs::read_to_string(STATUS).unwrap().contains("CapEff:"));
     }
 }

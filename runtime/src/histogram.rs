@@ -65,6 +65,13 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
+    /// The values that add up to `sum`, by the upper bounds of their buckets.
+    pub fn of(sum: u64, buckets: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut snapshot = Self { sum, ..Self::default() };
+        buckets.into_iter().for_each(|(bound, count)| snapshot.counts[bucket(bound)] += count);
+        snapshot
+    }
+
     /// Values recorded.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -192,6 +199,8 @@ mod tests {
         let bounds: Vec<u64> = HistogramSnapshot::default().buckets().map(|(bound, _)| bound).collect();
         assert!(bounds.is_sorted_by(|lower, upper| lower < upper));
         assert_eq!(bounds.len(), BUCKETS);
+        let many = filled(bounds.iter().copied().chain([7, 1000]));
+        assert_eq!(HistogramSnapshot::of(many.sum(), many.buckets()), many);
         assert_eq!(size_of::<Histogram>(), 504, "the module's first line says so");
     }
 

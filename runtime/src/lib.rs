@@ -103,7 +103,7 @@ pub use self::{
 };
 #[cfg(shards)]
 pub use self::{
-    cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},
+    cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus, claimed_cpus, parse_list},
     error::panic_message,
     executor::{ExecutorChoice, ExecutorKind, try_io_uring},
     join::JoinHandle,

@@ -13,7 +13,7 @@ mod verdict;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use sealane_runtime::{allowed_cpus, try_io_uring};
+use sealane_runtime::{allowed_cpus, claimed_cpus, try_io_uring};
 use sealane_transport::endpoint_map::{Diagnostic, EndpointMap, Severity, TransportAddress, lint};
 use sealane_transport::tcp::{TcpSettings, resolve};
 use serde_json::{Map, Value, json};
@@ -144,15 +144,16 @@ impl<'a> Scene<'a> {
 
         let allowed = allowed_cpus().unwrap_or_default();
         let directory = &runtime.claim_directory.value;
-        let claims = cpus::claims(directory);
+        let claims = claimed_cpus(directory);
         let claimed = claims.as_deref().unwrap_or_default();
-        let is_free = |cpu: &usize| !claimed.iter().any(|claim| claim.cpu == *cpu);
+        let is_free = |cpu: &usize| !claimed.iter().any(|(claimed, _)| claimed == cpu);
         let free: Vec<usize> = allowed.iter().copied().filter(is_free).collect();
         let (pin, is_polling) = (runtime.pin.value, runtime.polling.value);
         let topology = Topology::look(kernel);
         findings.extend(topology.findings(Wish { free: &free, allowed: &allowed, shards, pin, is_polling }));
-        let claims_finding = cpus::claims_finding(&claims, directory);
-        findings.push(note("cpus", (claims_finding, json!({ "allowed": allowed, "claimed": claimed }))));
+        let held = claimed.iter().map(|(cpu, process)| json!({ "cpu": cpu, "process": process }));
+        let of_cpus = json!({ "allowed": allowed, "claimed": held.collect::<Vec<_>>() });
+        findings.push(note("cpus", (cpus::claims(&claims, directory), of_cpus)));
         let (class, cards) = self.cards(&verbs);
         let numa = cpus::numa(kernel, (class, &cards), &topology, &free, shards);
         findings.push(note("topology", (numa, json!(topology))));

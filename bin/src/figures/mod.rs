@@ -8,7 +8,6 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use histogram::Histogram;
 pub(crate) use shard::unix_ms;
 pub(crate) use shard::{Client, Peer, Shard, Table, Traffic};
 

@@ -8,13 +8,13 @@ use sealane_fusion::metrics::{
     ClientCounters, ClientFigures, KindFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures, TableCounters,
     TableFigures, TrafficCounters, TrafficFigures,
 };
-use sealane_runtime::LoadSnapshot;
+use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
 use sealane_transport::LinkKind;
 use sealane_transport::provider::Figure;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::Histogram;
+use super::histogram;
 use crate::links::KINDS;
 
 /// One shard.
@@ -112,7 +112,8 @@ impl Deref for ShardCounters {
 pub(crate) struct Load {
     pub(crate) turns: u64,
     /// How long turns took that had work to do.
-    pub(crate) busy_turns: Histogram,
+    #[serde(with = "histogram")]
+    pub(crate) busy_turns: HistogramSnapshot,
     pub(crate) longest_turn_ns: u64,
     pub(crate) busy_ns: u64,
     pub(crate) idle_ns: u64,
@@ -127,7 +128,7 @@ impl From<LoadSnapshot> for Load {
         Load {
             turns: load.turns,
             busy_ns: load.busy.sum(),
-            busy_turns: Histogram::from(&load.busy),
+            busy_turns: load.busy,
             longest_turn_ns: load.longest_ns,
             idle_ns: load.idle_ns,
             asleep_ns: load.asleep_ns,
@@ -145,13 +146,14 @@ pub(crate) struct Calls {
     pub(crate) operation: String,
     /// memory, tcp, or another kind of link.
     pub(crate) link: String,
-    pub(crate) took: Histogram,
+    #[serde(with = "histogram")]
+    pub(crate) took: HistogramSnapshot,
 }
 
 impl From<LatencyFigures> for Calls {
     fn from(shown: LatencyFigures) -> Calls {
         let (operation, link) = (shown.operation.name().into(), shown.way.into());
-        Calls { operation, link, took: Histogram::from(&shown.nanoseconds) }
+        Calls { operation, link, took: shown.nanoseconds }
     }
 }
 

@@ -21,6 +21,7 @@ pub use role::{Role, TF_CONFIG, TfConfig};
 pub use sections::{ClientsSocket, Peers, Require};
 pub use source::{Environment, Given, Source, Sourced};
 pub use table::{Daemon, Fusion, Runtime, Security, Setting, TABLE, Tcp, Transport, Variables, Verbs};
+pub(crate) use value::read_number;
 pub use value::{Kind, MetricsAddress, Unit, Value};
 
 use std::path::Path;

@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::list::parse;
+use super::list::parse_list;
 use crate::error::RuntimeError;
 
 /// The CPUs that the calling thread may run on, in ascending order: its affinity mask, restricted to its cgroup's cpuset if
@@ -37,7 +37,7 @@ fn intersection(cpus: Vec<usize>, set: &[usize]) -> Vec<usize> {
 fn cpuset(membership: &Path, root: &Path) -> Option<Vec<usize>> {
     let membership = fs::read_to_string(membership).ok()?;
     files(&membership, root).iter().find_map(|file| {
-        let cpus = parse(&fs::read_to_string(file).ok()?)?;
+        let cpus = parse_list(&fs::read_to_string(file).ok()?)?;
         (!cpus.is_empty()).then_some(cpus)
     })
 }

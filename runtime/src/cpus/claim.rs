@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{allowed::allowed_cpus, list::parse};
+use super::{allowed::allowed_cpus, list::parse_list};
 use crate::error::RuntimeError;
 
 /// Which CPUs are wanted.
@@ -136,6 +136,38 @@ pub fn claim_cpus(
 }
 
 /// Makes the directory, open to every user and, like `/tmp`, with files that only their owner can remove.
+/// The CPUs that are claimed in a directory, in order, each with the process that holds it where its file says so. Claims nothing: a
+/// file that names nobody is nobody's, and any other is tried with a lock that is gone at once. A runtime that claims such a CPU in that
+/// moment finds it taken, which can only happen where another died without cleaning up.
+///
+/// # Errors
+/// The directory or a lock file in it cannot be read. Where there is no directory, nothing is claimed.
+pub fn claimed_cpus(directory: &Path) -> io::Result<Vec<(usize, Option<u32>)>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut claimed = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let cpu = name.to_str().and_then(|name| name.strip_prefix("cpu-")?.strip_suffix(".lock")?.parse().ok());
+        let Some(cpu) = cpu else { continue };
+        // Opening a pipe could wait.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(lock_file(directory, cpu))?;
+        if file.metadata()?.len() == 0 {
+            continue;
+        }
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => claimed.push((cpu, holder(&file))),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    claimed.sort_unstable();
+    Ok(claimed)
+}
+
 fn prepare(directory: &Path) -> Result<(), RuntimeError> {
     let failed = |source| RuntimeError::ClaimFile { path: directory.into(), source };
     match fs::metadata(directory) {
@@ -221,7 +253,7 @@ fn cores_first(cpus: &[usize], siblings: impl Fn(usize) -> Option<Vec<usize>>) -
 /// The hardware threads of a CPU's core, itself included.
 fn siblings(cpu: usize) -> Option<Vec<usize>> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    parse(&fs::read_to_string(PathBuf::from(path)).ok()?)
+    parse_list(&fs::read_to_string(PathBuf::from(path)).ok()?)
 }
 
 #[cfg(test)]

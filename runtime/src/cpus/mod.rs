@@ -8,5 +8,6 @@ mod near;
 pub(crate) use self::near::near_cpus;
 pub use self::{
     allowed::allowed_cpus,
-    claim::{CpuClaim, Wanted, claim_cpus},
+    claim::{CpuClaim, Wanted, claim_cpus, claimed_cpus},
+    list::parse_list,
 };

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use super::list::parse;
+use super::list::parse_list;
 
 /// The CPUs of `allowed` that share a NUMA node with `cpu`; all of `allowed` where the kernel does not tell.
 pub(crate) fn near_cpus(cpu: usize, allowed: &[usize]) -> Vec<usize> {
@@ -16,7 +16,7 @@ fn of_node(root: &Path, cpu: usize) -> Option<Vec<usize>> {
     let entries = fs::read_dir(root.join(format!("cpu{cpu}"))).ok()?;
     let is_node = |name: &str| name.strip_prefix("node").is_some_and(|number| number.parse::<usize>().is_ok());
     let node = entries.flatten().find(|entry| entry.file_name().to_str().is_some_and(is_node))?;
-    parse(&fs::read_to_string(node.path().join("cpulist")).ok()?)
+    parse_list(&fs::read_to_string(node.path().join("cpulist")).ok()?)
 }
 
 #[cfg(test)]

@@ -3,9 +3,7 @@
 //! their shard runs, and a card on another node reaches them by the link between the sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
 use serde::Serialize;
@@ -18,8 +16,6 @@ use crate::counted;
 const CPUS: &str = "sys/devices/system/cpu";
 /// Where it lists NUMA nodes.
 const NODES: &str = "sys/devices/system/node";
-/// Most of a lock file that is read: a process id is shorter.
-const LOCK_FILE_BYTES_MAX: u64 = 32;
 
 /// The processors.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -184,58 +180,13 @@ pub(super) fn numa(
     Finding::better(NAME, says, remedy)
 }
 
-/// A CPU that a daemon claims.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Claim {
-    pub(super) cpu: usize,
-    /// The process that claims it, by its number where it runs; `null` where its file does not say.
-    process: Option<u32>,
-}
-
-/// The claims that are held, by CPU; none where there is no such directory.
-pub(super) fn claims(directory: &Path) -> io::Result<Vec<Claim>> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut claims = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let cpu = name.and_then(|name| name.strip_prefix("cpu-")?.strip_suffix(".lock")?.parse().ok());
-        if let Some(cpu) = cpu {
-            // In a shared directory a link could lead anywhere, and opening a pipe could wait.
-            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-            claims.extend(claim(cpu, OpenOptions::new().read(true).custom_flags(flags).open(&path)?)?);
-        }
-    }
-    claims.sort_by_key(|claim| claim.cpu);
-    Ok(claims)
-}
-
-/// A claim is a lock; the file merely says whose. An empty file is nobody's, so only one that
-/// names a process is tried, with a lock that is gone at once: a daemon that claims the CPU in
-/// that moment finds it taken, which can only happen where another died without cleaning up.
-fn claim(cpu: usize, mut file: File) -> io::Result<Option<Claim>> {
-    let mut text = String::new();
-    (&mut file).take(LOCK_FILE_BYTES_MAX).read_to_string(&mut text)?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    match file.try_lock_shared() {
-        Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(Some(Claim { cpu, process: text.trim().parse().ok() })),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
-}
-
 /// What is to be said of the claims.
-pub(super) fn claims_finding(claims: &io::Result<Vec<Claim>>, directory: &Path) -> Finding {
+pub(super) fn claims(claims: &io::Result<Vec<(usize, Option<u32>)>>, directory: &Path) -> Finding {
     const NAME: &str = "claims";
     let directory = directory.display();
-    let shown = |claim: &Claim| match claim.process {
-        Some(process) => format!("{} by process {process}", claim.cpu),
-        None => claim.cpu.to_string(),
+    let shown = |(cpu, process): &(usize, Option<u32>)| match process {
+        Some(process) => format!("{cpu} by process {process}"),
+        None => cpu.to_string(),
     };
     match claims {
         Err(error) => {
@@ -252,7 +203,9 @@ pub(super) fn claims_finding(claims: &io::Result<Vec<Claim>>, directory: &Path) 
 
 #[cfg(test)]
 mod tests {
-    use sealane_runtime::{Wanted, claim_cpus};
+    use std::fs::{self, File};
+
+    use sealane_runtime::{Wanted, claim_cpus, claimed_cpus};
 
     use super::super::kernel::laid_out;
     use super::super::verdict::Verdict::{CouldBeBetter, Ok as Fine, WillNotWork};
@@ -361,21 +314,21 @@ mod tests {
         let at = directory.path();
         let held = claim_cpus(at, Wanted::Any(1), Vec::new()).unwrap();
         let (cpu, process) = (held[0].cpu(), std::process::id());
-        assert_eq!(claims(at).unwrap(), [Claim { cpu, process: Some(process) }]);
-        let says = claims_finding(&claims(at), at).says;
+        assert_eq!(claimed_cpus(at).unwrap(), [(cpu, Some(process))]);
+        let says = claims(&claimed_cpus(at), at).says;
         assert!(says.starts_with(&format!("claimed: CPU {cpu} by process {process} in ")), "{says}");
         drop(held);
         // What a dead daemon left is no claim.
         fs::write(at.join("cpu-0.lock"), "4000000\n").unwrap();
         fs::write(at.join("cpu-x.lock"), "1\n").unwrap();
-        assert_eq!(claims(at).unwrap(), []);
+        assert_eq!(claimed_cpus(at).unwrap(), []);
         fs::write(at.join("cpu-7.lock"), "?").unwrap();
         let holder = File::open(at.join("cpu-7.lock")).unwrap();
         holder.lock().unwrap();
-        assert_eq!(claims(at).unwrap(), [Claim { cpu: 7, process: None }]);
-        assert_eq!(claims(&at.join("none")).unwrap(), []);
+        assert_eq!(claimed_cpus(at).unwrap(), [(7, None)]);
+        assert_eq!(claimed_cpus(&at.join("none")).unwrap(), []);
         std::os::unix::fs::symlink(at.join("cpu-7.lock"), at.join("cpu-1.lock")).unwrap();
-        let refused = claims_finding(&claims(at), at);
+        let refused = claims(&claimed_cpus(at), at);
         assert!(refused.verdict == CouldBeBetter && refused.says.contains(" cannot be read: "), "{refused:?}");
     }
 }

@@ -5,11 +5,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use sealane_runtime::parse_list;
+
 /// Most bytes that are read of a file: the longest lists of CPUs of the largest machines.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
-
-/// Numbers in lists are smaller: those of ports, of which there are more than of CPUs.
-const LISTED_MAX: usize = 65_536;
 
 /// The files of a kernel.
 #[derive(Clone, Debug)]
@@ -64,21 +63,6 @@ impl Kernel {
         names.sort();
         names
     }
-}
-
-fn parse_list(text: &str) -> Option<Vec<usize>> {
-    let mut numbers = Vec::new();
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= LISTED_MAX {
-            return None;
-        }
-        numbers.extend(first..=last);
-    }
-    numbers.sort_unstable();
-    numbers.dedup();
-    Some(numbers)
 }
 
 /// Shows runs of neighbours as the kernel does: `0-3,8`.

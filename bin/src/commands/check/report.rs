@@ -6,12 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::probe::Probe;
 use super::rdma::Device;
-use super::verdict::{Finding, Verdict, shown, wrapped};
+use super::verdict::{COLUMNS, Finding, Verdict, shown, wrapped};
 use crate::settings::{Entry, Settings, Source};
 use crate::wording::first_of;
 
-/// Columns of a terminal whose width nobody chose.
-const COLUMNS: usize = 80;
 /// Columns before what is said of a path: longer addresses stand on a line of their own.
 const PATH_MARGIN_MAX: usize = 26;
 /// Remarks of the lint that the text has; the JSON has all.
@@ -97,10 +95,7 @@ impl Report<'_> {
         text += if self.paths.is_empty() { "" } else { "\npaths\n" };
         for Path { transport_address, tasks, link, reason } in &self.paths {
             let says = format!("{link}: {reason} ({})", first_of(tasks, TASKS_SHOWN_MAX));
-            text += &match format!("  {transport_address}  ") {
-                head if head.chars().count() > margin => format!("{}\n{}", head.trim_end(), wrapped("", margin, &says)),
-                head => wrapped(&head, margin, &says),
-            };
+            text += &wrapped(&format!("  {transport_address}  "), margin, &says);
         }
         text += if self.probes.is_some() { "\npeers\n" } else { "" };
         text.extend(self.probes.iter().flatten().map(|probe| shown(&probe.transport_address, &probe.finding)));

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use serde::Serialize;
 
 /// Columns of a terminal whose width nobody chose.
-const COLUMNS: usize = 80;
+pub(super) const COLUMNS: usize = 80;
 /// Columns of what a finding is about: those of the longest, `isolated CPUs` and `receive buffers`.
 const NAME_COLUMNS: usize = 15;
 /// Where the text of a finding begins.
@@ -108,35 +108,27 @@ impl Finding {
     }
 }
 
-/// `text` behind `head`, its further lines `margin` columns to the right. A word that is longer than a line stands alone.
+/// `text` behind `head`, its further lines `margin` columns to the right; below a head that reaches beyond the margin. A word that is
+/// longer than a line stands alone.
 pub(super) fn wrapped(head: &str, margin: usize, text: &str) -> String {
-    let mut out = format!("{head:margin$}");
-    let (mut column, mut is_first) = (out.chars().count(), true);
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let width = word.chars().count();
-        let fits = column + usize::from(!is_first) + width <= COLUMNS;
-        if !fits && column > margin {
-            let _ = write!(out, "\n{:margin$}", "");
-            (column, is_first) = (margin, true);
-        }
-        if !is_first {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        (column, is_first) = (column + width, false);
+    let mut lines = vec![format!("{head:margin$}")];
+    if head.chars().count() > margin {
+        lines = vec![head.trim_end().to_owned(), " ".repeat(margin)];
     }
-    out.push('\n');
-    out
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is the head");
+        match line.chars().count() {
+            column if column == margin => line.push_str(word),
+            column if column + 1 + word.chars().count() <= COLUMNS => *line += &format!(" {word}"),
+            _ => lines.push(format!("{:margin$}{word}", "")),
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 /// A finding with its verdict in front, and what to do below it. The name of what it is about may be long.
 pub(super) fn shown(name: &str, finding: &Finding) -> String {
-    let head = format!("  {:6}  {name:NAME_COLUMNS$}  ", finding.verdict);
-    let mut text = match head.chars().count() > MARGIN {
-        true => format!("{}\n{}", head.trim_end(), wrapped("", MARGIN, &finding.says)),
-        false => wrapped(&head, MARGIN, &finding.says),
-    };
+    let mut text = wrapped(&format!("  {:6}  {name:NAME_COLUMNS$}  ", finding.verdict), MARGIN, &finding.says);
     match &finding.remedy {
         None => {}
         // A command is copied: it is not wrapped, and stands further left where it is long.

@@ -4,49 +4,28 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sealane_fusion::metrics::TableCounters;
+use sealane_runtime::HistogramSnapshot;
 
-use crate::figures::{Client, Credentials, Figures, Histogram, Peer, Rates, Shard, Traffic};
-use crate::table::{self, Column};
+use crate::figures::{Client, Credentials, Figures, Peer, Rates, Shard, Traffic};
+use crate::table::{Column, Table};
 use crate::wording::{counted, scaled};
 
-/// A table: heads, rows, and which columns are numbers, aligned to the right.
-struct Table {
-    title: &'static str,
-    heads: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
-    /// Columns before this one are text.
-    numbers_from: usize,
-    /// The last column is text that may be long.
-    has_tail: bool,
+/// Columns of texts, and behind them columns of numbers.
+fn columns(texts: &[&str], numbers: &[&str]) -> Vec<Column> {
+    texts.iter().map(|head| Column::text(head)).chain(numbers.iter().map(|head| Column::number(head))).collect()
 }
 
-impl Table {
-    /// For a terminal of 80 columns or more, or for a file; nothing without rows.
-    fn to_text(&self) -> String {
-        let columns = self.heads.iter().enumerate().map(|(column, head)| match self.is_number(column) {
-            true => Column::number(head),
-            false => Column::text(head),
-        });
-        match self.rows.is_empty() {
-            true => String::new(),
-            false => {
-                let text = table::Table::new(columns.collect::<Vec<_>>(), self.rows.iter().cloned()).to_text();
-                format!("\n{}\n{text}", self.title)
-            }
-        }
-    }
-
-    /// True if a column is one of numbers.
-    fn is_number(&self, column: usize) -> bool {
-        column >= self.numbers_from && !(self.has_tail && column + 1 == self.heads.len())
-    }
+/// For a terminal of 80 columns or more, or for a file; nothing without rows.
+fn titled(title: &str, columns: Vec<Column>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let table = Table::new(columns, rows);
+    if table.is_empty() { String::new() } else { format!("\n{title}\n{}", table.to_text()) }
 }
 
 /// All that there is to see in one look; rates are those since `before`, calls those since `calls_before`, or since the start.
 pub(super) fn text(now: &Figures, before: &Figures, calls_before: Option<&Figures>) -> String {
     let (before, calls) = (Some(before), calls(now, calls_before));
     let tables = [shards(now, before), calls, peers(now, before), clients(now), traffic(now), published(now)];
-    head(now).join("\n") + "\n" + &tables.iter().map(Table::to_text).collect::<String>()
+    head(now).join("\n") + "\n" + &tables.concat()
 }
 
 /// Who the daemon is, in three lines.
@@ -79,7 +58,7 @@ fn credentials(of: &Credentials) -> String {
     format!("peer authentication: {}{left}{refused}", of.shown)
 }
 
-fn shards(now: &Figures, before: Option<&Figures>) -> Table {
+fn shards(now: &Figures, before: Option<&Figures>) -> String {
     let row = |shard: &Shard| {
         let rates = Rates::of_shard(now, shard, before);
         let slab = |pool: &str| {
@@ -90,7 +69,7 @@ fn shards(now: &Figures, before: Option<&Figures>) -> Table {
             shard.shard.to_string(),
             shard.cpu.map_or_else(|| "-".into(), |cpu| cpu.to_string()),
             percent(rates.busy),
-            duration(turns(now, shard, before).p99_ns),
+            quantile(&turns(now, shard, before), 0.99),
             count(rates.tensors_received),
             count(rates.tensors_sent),
             bytes(rates.bytes_received),
@@ -101,50 +80,31 @@ fn shards(now: &Figures, before: Option<&Figures>) -> Table {
             slab("receive"),
         ]
     };
-    Table {
-        title: "Shards",
-        heads: vec![
-            "shard",
-            "cpu",
-            "busy",
-            "turn p99",
-            "in/s",
-            "out/s",
-            "bytes in/s",
-            "out/s",
-            "parked",
-            "held",
-            "send",
-            "recv",
-        ],
-        rows: now.shards.iter().map(row).collect(),
-        numbers_from: 0,
-        has_tail: false,
-    }
+    let columns = columns(
+        &[],
+        &["shard", "cpu", "busy", "turn p99", "in/s", "out/s", "bytes in/s", "out/s", "parked", "held", "send", "recv"],
+    );
+    titled("Shards", columns, now.shards.iter().map(row))
 }
 
-fn turns(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Histogram {
+fn turns(now: &Figures, shard: &Shard, before: Option<&Figures>) -> HistogramSnapshot {
     let then = now.earlier_shard(before, shard.shard);
     then.map_or_else(|| shard.load.busy_turns.clone(), |then| shard.load.busy_turns.since(&then.load.busy_turns))
 }
 
 /// How long calls took since `before`, or since the start, over all shards.
-fn calls(now: &Figures, before: Option<&Figures>) -> Table {
+fn calls(now: &Figures, before: Option<&Figures>) -> String {
     let rows = by_kind(now, before).into_iter().map(|(operation, link, took)| {
-        vec![operation, link, count(took.count as f64), duration(took.p50_ns), duration(took.p99_ns), mean(&took)]
+        let mean = duration(took.sum().checked_div(took.count()).unwrap_or(0));
+        vec![operation, link, count(took.count() as f64), quantile(&took, 0.5), quantile(&took, 0.99), mean]
     });
-    Table {
-        title: "Calls",
-        heads: vec!["call", "over", "ended", "p50", "p99", "mean"],
-        rows: rows.collect(),
-        numbers_from: 2,
-        has_tail: false,
-    }
+    let columns = columns(&["call", "over"], &["ended", "p50", "p99", "mean"]);
+    titled("Calls", columns, rows)
 }
 
 /// Durations by kind of call and way, over all shards.
-fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Histogram)> {
-    let mut kinds: Vec<(String, String, Histogram)> = Vec::new();
+fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, HistogramSnapshot)> {
+    let mut kinds: Vec<(String, String, HistogramSnapshot)> = Vec::new();
     for shard in &now.shards {
         let then = now.earlier_shard(before, shard.shard);
         for calls in &shard.calls {
@@ -161,7 +121,7 @@ fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Hist
     kinds
 }
 
-fn peers(now: &Figures, before: Option<&Figures>) -> Table {
+fn peers(now: &Figures, before: Option<&Figures>) -> String {
     let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);
     let seconds = passed_ms.max(1) as f64 / 1e3;
     let row = |shard: &Shard, peer: &Peer| {
@@ -185,13 +145,12 @@ fn peers(now: &Figures, before: Option<&Figures>) -> Table {
             why(peer),
         ]
     };
-    Table {
-        title: "Peers",
-        heads: vec!["peer", "shards", "path", "state", "in/s", "out/s", "asked", "fused", "lost", "why"],
-        rows: now.shards.iter().flat_map(|shard| shard.peers.iter().map(|peer| row(shard, peer))).collect(),
-        numbers_from: 4,
-        has_tail: true,
-    }
+    let columns = [
+        columns(&["peer", "shards", "path", "state"], &["in/s", "out/s", "asked", "fused", "lost"]),
+        columns(&["why"], &[]),
+    ]
+    .concat();
+    titled("Peers", columns, now.shards.iter().flat_map(|shard| shard.peers.iter().map(|peer| row(shard, peer))))
 }
 
 /// Why the path is as it is: that of a link that stands, else how it ended.
@@ -202,7 +161,7 @@ fn why(peer: &Peer) -> String {
     }
 }
 
-fn clients(now: &Figures) -> Table {
+fn clients(now: &Figures) -> String {
     let mut rows: Vec<(String, i32, [u64; 6])> = Vec::new();
     for client in now.shards.iter().flat_map(|shard| &shard.clients) {
         let of = &client.counters;
@@ -226,18 +185,13 @@ fn clients(now: &Figures) -> Table {
                 under_way.to_string(),
             ]
         };
-    Table {
-        title: "Clients of this host",
-        heads: vec!["task", "pid", "tensors in", "out", "bytes in", "out", "pinned", "calls"],
-        rows: rows.into_iter().map(row).collect(),
-        numbers_from: 1,
-        has_tail: false,
-    }
+    let columns = columns(&["task"], &["pid", "tensors in", "out", "bytes in", "out", "pinned", "calls"]);
+    titled("Clients of this host", columns, rows.into_iter().map(row))
 }
 
 /// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and the shares
 /// that Sealane has of both.
-fn traffic(now: &Figures) -> Table {
+fn traffic(now: &Figures) -> String {
     let share = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
     let row = |client: &Client, traffic: &Traffic| {
         let of = &traffic.counters;
@@ -258,18 +212,13 @@ fn traffic(now: &Figures) -> Table {
     let mut rows: Vec<Vec<String>> =
         clients.flat_map(|client| client.peers.iter().map(|traffic| row(client, traffic))).collect();
     rows.sort();
-    Table {
-        title: "Peers of clients, and Sealane's share of their traffic",
-        // Short, so that it fits into 80 columns.
-        heads: vec!["task", "peer", "in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"],
-        rows,
-        numbers_from: 2,
-        has_tail: false,
-    }
+    // Short, so that it fits into 80 columns.
+    let columns = columns(&["task", "peer"], &["in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"]);
+    titled("Peers of clients, and Sealane's share of their traffic", columns, rows)
 }
 
 /// Tables of tasks of this host of which rows were pulled, over all shards.
-fn published(now: &Figures) -> Table {
+fn published(now: &Figures) -> String {
     let mut sums: BTreeMap<(&str, &str), [u64; 5]> = BTreeMap::new();
     for table in now.shards.iter().flat_map(|shard| &shard.tables) {
         let of = &table.counters;
@@ -291,13 +240,8 @@ fn published(now: &Figures) -> Table {
             duration(gather_ns.checked_div(rows).unwrap_or(0)),
         ]
     };
-    Table {
-        title: "Tables, and rows of them that were pulled",
-        heads: vec!["task", "table", "requests", "rows", "bytes", "repeated", "per row"],
-        rows: sums.into_iter().map(row).collect(),
-        numbers_from: 2,
-        has_tail: false,
-    }
+    let columns = columns(&["task", "table"], &["requests", "rows", "bytes", "repeated", "per row"]);
+    titled("Tables, and rows of them that were pulled", columns, sums.into_iter().map(row))
 }
 
 /// Characters of a table's key that are shown.
@@ -316,8 +260,8 @@ fn duration(nanoseconds: u64) -> String {
     }
 }
 
-fn mean(of: &Histogram) -> String {
-    duration(of.sum_ns.checked_div(of.count).unwrap_or(0))
+fn quantile(of: &HistogramSnapshot, share: f64) -> String {
+    duration(of.quantile(share).unwrap_or(0))
 }
 
 /// A number, with k, M or G from ten thousand on.

@@ -7,10 +7,11 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use sealane_runtime::HistogramSnapshot;
 use sealane_transport::LinkKind;
 
 use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TABLES, OF_TRAFFIC};
-use crate::figures::{Figures, Histogram, Peer, State, Table, Traffic};
+use crate::figures::{Figures, Peer, State, Table, Traffic};
 use crate::links::KINDS;
 
 /// The media type of [`exposition`].
@@ -180,18 +181,18 @@ fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(
 }
 
 /// With a bucket for each power of two from 64 ns on: the same for all, as sums over hosts need, and half as many as are kept.
-fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+fn histogram(of: &HistogramSnapshot, mut metric: MetricEncoder<'_>) -> Result<(), fmt::Error> {
     const FIRST_POWER: u32 = 6;
     const LAST_POWER: u32 = 36;
     let bound = |power: u32| (1_u64 << power) as f64 / NANOSECONDS;
     let mut buckets: Vec<(f64, u64)> = (FIRST_POWER..=LAST_POWER).map(|power| (bound(power), 0)).collect();
     // What is larger than all bounds.
     buckets.push((f64::MAX, 0));
-    for (bound, count) in &of.buckets {
+    for (bound, count) in of.buckets() {
         let power = bound.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
         buckets[(power.clamp(FIRST_POWER, LAST_POWER + 1) - FIRST_POWER) as usize].1 += count;
     }
-    metric.encode_histogram::<NoLabelSet>(of.sum_ns as f64 / NANOSECONDS, of.count, &buckets, None)
+    metric.encode_histogram::<NoLabelSet>(of.sum() as f64 / NANOSECONDS, of.count(), &buckets, None)
 }
 
 /// The path to each peer, and why it was chosen.

@@ -10,7 +10,6 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -86,23 +85,20 @@ impl MetricsListener {
         let address = listener.local_addr().map_err(|error| {
             Failure::work(format!("the metrics socket has no address ({error}); start the daemon again"))
         })?;
-        let kept = listener.try_clone().map_err(|error| unavailable(address, &error))?;
+        let failed = |error: std::io::Error| unavailable(address, &error);
+        let kept = listener.try_clone().map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) }).map_err(failed)?;
         let (stop, stopped) = oneshot::channel();
-        // Room for the one word that it says.
-        let (tell, told) = sync_channel(1);
-        let thread = std::thread::Builder::new()
-            .name("sealane-metrics".into())
-            .spawn(move || run(listener, instruments, stopped, &tell))
-            .map_err(|error| unavailable(address, &error))?;
-        let metrics =
-            Metrics { stop: Some(stop), thread: Some(thread), address, listener: Some(MetricsListener(kept)) };
-        match told.recv() {
-            Ok(Ok(())) => Ok(metrics),
-            Ok(Err(error)) => Err(unavailable(address, &error)),
-            Err(_) => {
-                Err(Failure::work(format!("the metrics server at {address} ended as it began; the log says why")))
+        let served = async move {
+            tokio::select! {
+                () = serve(listener, move |path| self::path(path, &instruments)) => {}
+                _ = stopped => {}
             }
-        }
+        };
+        let thread = std::thread::Builder::new().name("sealane-metrics".into());
+        let thread = thread.spawn(move || runtime.block_on(served)).map_err(failed)?;
+        Ok(Metrics { stop: Some(stop), thread: Some(thread), address, listener: Some(MetricsListener(kept)) })
     }
 }
 
@@ -141,31 +137,6 @@ fn unavailable(address: SocketAddr, error: &std::io::Error) -> Failure {
     Failure::work(format!(
         "metrics cannot be served at {address} ({error}); name another address with --metrics, or turn them off with --metrics off"
     ))
-}
-
-/// Serves until `stopped`, on this thread; tells whether it could begin.
-fn run(
-    listener: TcpListener,
-    instruments: Instruments,
-    stopped: oneshot::Receiver<()>,
-    tell: &SyncSender<std::io::Result<()>>,
-) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        // The caller waits for the word.
-        Err(error) => return drop(tell.send(Err(error))),
-    };
-    runtime.block_on(async {
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => return drop(tell.send(Err(error))),
-        };
-        drop(tell.send(Ok(())));
-        tokio::select! {
-            () = serve(listener, move |path| self::path(path, &instruments)) => {}
-            _ = stopped => {}
-        }
-    });
 }
 
 /// What there is at a path: status, media type and text.

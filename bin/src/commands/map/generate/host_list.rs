@@ -3,6 +3,8 @@
 
 use sealane_transport::endpoint_map::{ENTRIES_MAX, HOST_NAME_BYTES_MAX};
 
+use crate::settings::read_number;
+
 /// Most hosts that a list may name: no more can be tasks of one map.
 pub(super) const HOSTS_MAX: usize = ENTRIES_MAX;
 
@@ -87,12 +89,8 @@ impl Range {
 }
 
 fn range(text: &str) -> Result<Range, String> {
-    let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => digits.parse::<u64>().ok(),
-        false => None,
-    };
     let (low, high) = text.split_once('-').unwrap_or((text, text));
-    let (Some(first), Some(last)) = (number(low), number(high)) else {
+    let (Some(first), Some(last)) = (read_number::<u64>(low), read_number::<u64>(high)) else {
         return Err(format!("{text:?} between brackets is neither a number nor a range"));
     };
     if last < first {

@@ -8,6 +8,7 @@ use sealane_transport::endpoint_map::Host;
 use super::job::Job;
 use super::{Args, no_tasks, read};
 use crate::Failure;
+use crate::settings::read_number;
 
 /// What says how many tasks a host has: Open MPI takes all of these for the same.
 const COUNT_KEYS: [&str; 3] = ["slots", "count", "cpu"];
@@ -78,10 +79,9 @@ fn host(line: &str) -> Result<(Host, usize), String> {
 }
 
 fn number(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("a host has 0 tasks".to_owned()),
-        Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
-        _ => Err(format!("{text:?} is not a number of tasks")),
+    match read_number(text) {
+        Some(0) => Err("a host has 0 tasks".to_owned()),
+        number => number.ok_or_else(|| format!("{text:?} is not a number of tasks")),
     }
 }
 

@@ -135,33 +135,11 @@ impl Member {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealane_transport::endpoint_map::lint;
 
     const DAEMON: Ports = Ports { first: 7000, is_each: false };
 
     fn hosts(hosts: &[(&str, usize)]) -> Vec<(Host, usize)> {
         hosts.iter().map(|(host, tasks)| (Host::parse(host).unwrap(), *tasks)).collect()
-    }
-
-    #[test]
-    fn tasks_are_counted_host_by_host_and_the_first_are_ps() {
-        let job = Job::place(&hosts(&[("a", 2), ("[fd00::1]", 1)]), 1, 2222).unwrap();
-        let text = job.map("# made\n", DAEMON).unwrap();
-        assert_eq!(
-            text,
-            "# made\n# 3 tasks, 2 hosts\na:2222=a:7000  # ps 0\na:2223=a:7000  # worker 0\n\
-             [fd00::1]:2222=[fd00::1]:7000  # worker 1\n"
-        );
-        assert_eq!(lint(&text), []);
-    }
-
-    #[test]
-    fn an_engine_for_each_task_has_a_port_of_its_own() {
-        let job = Job::place(&hosts(&[("a", 2), ("b", 1)]), 0, 2222).unwrap();
-        let text = job.map("", Ports { first: 7000, is_each: true }).unwrap();
-        assert!(text.contains("a:2223=a:7001 ") && text.contains("b:2222=b:7000 "), "{text}");
-        let error = job.map("", Ports { first: u16::MAX, is_each: true }).unwrap_err();
-        assert_eq!(error.to_string(), "a has too few ports for 2 tasks from port 65535 upwards; start lower");
     }
 
     #[test]

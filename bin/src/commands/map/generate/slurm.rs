@@ -5,7 +5,7 @@ use sealane_transport::endpoint_map::Host;
 use super::host_list::{HOSTS_MAX, expand};
 use super::job::Job;
 use super::{Args, not_set};
-use crate::settings::Environment;
+use crate::settings::{Environment, read_number};
 use crate::{Context, Failure};
 
 /// Where the hosts are, the first that is set: the second is what old versions call it.
@@ -63,6 +63,8 @@ fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, Fa
     let wrong = || {
         Failure::input(format!("{origin}={text:?} cannot be read; write numbers of tasks as Slurm does, as in 2(x3),1"))
     };
+    // Slurm gives no host without a task.
+    let number = |text: &str| read_number(text).filter(|number: &usize| *number > 0);
     if let Some(count) = number(text.trim()) {
         return Ok(vec![count; hosts]);
     }
@@ -87,12 +89,6 @@ fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, Fa
         )));
     }
     Ok(counts)
-}
-
-/// A number from 1: Slurm gives no host without a task.
-fn number(text: &str) -> Option<usize> {
-    let number: usize = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())??;
-    (number > 0).then_some(number)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use sealane_transport::endpoint_map::ENTRIES_MAX;
 
 use super::job::{Job, too_many_tasks};
 use super::{Args, read};
+use crate::settings::read_number;
 use crate::{Context, Failure};
 
 /// Where a pod's author puts its namespace by custom (the downward API's `metadata.namespace`).
@@ -71,11 +72,9 @@ fn replicas<'a>(flag: &str, text: &'a str) -> Result<(&'a str, usize), Failure> 
         Failure::input(format!("{flag} {text:?} cannot be read; write a StatefulSet's name and replicas, as in ps:2"))
     };
     let (name, replicas) = text.split_once(':').ok_or_else(wrong)?;
-    let is_number = replicas.bytes().all(|byte| byte.is_ascii_digit());
-    let replicas: usize = is_number.then(|| replicas.parse().ok()).flatten().ok_or_else(wrong)?;
-    match replicas {
+    match read_number(replicas).ok_or_else(wrong)? {
         0 => Err(wrong()),
-        1..=ENTRIES_MAX => Ok((name, replicas)),
+        replicas @ 1..=ENTRIES_MAX => Ok((name, replicas)),
         _ => Err(too_many_tasks()),
     }
 }
@@ -135,20 +134,6 @@ mod tests {
             "nameserver 10.96.0.10\nsearch ml.svc.prod.example svc.prod.example prod.example lan\noptions ndots:5\n";
         fs::write(root.path().join(RESOLVER_FILE), resolver).unwrap();
         root
-    }
-
-    #[test]
-    fn every_pod_is_a_task_by_its_dns_name() {
-        let nowhere = tempfile::tempdir().unwrap();
-        let flags = "--ps ps:1 --worker worker:2 --worker chief:1 --service train --namespace ml";
-        assert_eq!(
-            map(flags, None, nowhere.path()).unwrap(),
-            "# 4 tasks, 4 hosts\n\
-             ps-0.train.ml.svc.cluster.local:2222=ps-0.train.ml.svc.cluster.local:7000  # ps 0\n\
-             worker-0.train.ml.svc.cluster.local:2222=worker-0.train.ml.svc.cluster.local:7000  # worker 0\n\
-             worker-1.train.ml.svc.cluster.local:2222=worker-1.train.ml.svc.cluster.local:7000  # worker 1\n\
-             chief-0.train.ml.svc.cluster.local:2222=chief-0.train.ml.svc.cluster.local:7000  # worker 2\n"
-        );
     }
 
     #[test]

@@ -234,7 +234,7 @@ fn report(place: &Place, name: &str) -> String {
     let asks =
         |node: roxmltree::Node| node.has_attribute("src") || node.has_attribute("href") || node.has_tag_name("script");
     assert!(!document.descendants().any(asks));
-    let texts = document.descendants().filter(|node| node.is_text() && !node.parent().unwrap().has_tag_name("style"));
+    let texts = document.descendants().filter(roxmltree::Node::is_text);
     texts.filter_map(|node| node.text()).flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
@@ -256,9 +256,8 @@ fn a_report_has_the_figures_the_links_and_the_command() {
             "Every byte of 16 tensors (1.23 kB) arrived as it was sent. In 3 steps the workers together pulled ",
             "sealane demo --workload nasty.json --steps 3 --report ",
             "worker1:2222 6 462 B",
-            "worker1:2222 push ",
             "p99 ",
-            "kernel Linux ",
+            "\"cpu_model\": ",
         ];
         for expected in everywhere.into_iter().chain(words) {
             assert!(text.contains(expected), "{expected} in {text}");
@@ -270,18 +269,14 @@ fn a_report_has_the_figures_the_links_and_the_command() {
 #[test]
 fn a_demo_that_fails_has_a_report_that_says_why_first() {
     let place = Place::new();
-    let flipped = ["--workload", "tiny.json", "--steps", "5", "--flip-bit", "ps0:2222", "--report", "failed.html"];
-    let failure = place.fail(1, &flipped);
-    let text = report(&place, "failed.html");
-    assert!(text.contains(&format!("It failed. {failure}")), "{text}");
-    // The step that makes the connections was done, and does not count.
-    assert!(text.contains("Until then 0 of 5 steps were done, and every byte of 20 tensors ("), "{text}");
-
     let running = Running::start(&place, &["--report", "interrupted.html"]);
     kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGINT).unwrap();
     let (code, error) = running.end(&place);
     assert_eq!(code, Some(1));
-    assert!(report(&place, "interrupted.html").contains(&format!("It failed. {error}")));
+    let text = report(&place, "interrupted.html");
+    assert!(
+        text.contains(&format!("It failed. {error} Until then ")) && text.contains("\"schema\": \"sealane-demo/1\"")
+    );
 }
 
 #[test]
@@ -314,21 +309,6 @@ fn tensors_are_dealt_out_to_several_ps_and_shards() {
         assert_eq!(json["workload"], "uneven");
         assert_eq!((&json["parameters"]["pull_tensors"], &json["parameters"]["push_tensors"]), (&1.into(), &2.into()));
         assert_eq!(json["verified"]["tensors"], 12);
-    }
-}
-
-#[test]
-fn a_byte_that_differs_ends_the_demo() {
-    let place = Place::new();
-    for setup in SETUPS {
-        let demo = [&["--workload", "tiny.json", "--steps", "2"], setup, &["--flip-bit"]].concat();
-        let pushed = place.fail(1, &[&demo[..], &["worker1:2222"]].concat());
-        assert!(
-            pushed.starts_with("ps0:2222 failed in step 1: byte 4 of scalar from worker1:2222 in step 1 is "),
-            "{pushed}"
-        );
-        let pulled = place.fail(1, &[&demo[..], &["ps0:2222"]].concat());
-        assert!(pulled.contains(" failed in step 1: byte 4 of scalar from ps0:2222 in step 1 is 0x"), "{pulled}");
     }
 }
 
@@ -405,7 +385,7 @@ fn wrong_arguments_and_files_are_refused() {
     // More than any machine has.
     let huge: Vec<_> = (0..100).map(|i| format!(r#"{{"name": "{i}", "shape": [1000000000]}}"#)).collect();
     place.write("huge.json", &format!(r#"{{"tensors": [{}]}}"#, huge.join(",")));
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--workload", "resnet51"], "there is no workload resnet51; name resnet50, "),
         (&["--workload", "none.json"], "none.json: cannot be read ("),
         (&["--workload", "bad.json"], "bad.json: invalid type: integer `3`, expected a sequence at line 1 column 13"),
@@ -414,7 +394,6 @@ fn wrong_arguments_and_files_are_refused() {
             "huge with 64 workers needs 77.20 TB of memory and ",
         ),
         (&["--workload", "huge.json", "--workers", "64"], "huge with 64 workers needs "),
-        (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is not a task of this demo; "),
         (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
         (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
         (&["--link", "shm", "--embedded"], "--embedded gives every task its own engine, "),
@@ -450,19 +429,17 @@ fn a_link_that_is_named_has_the_last_word() {
 fn a_task_that_is_told_nonsense_says_so_and_ends_with_its_input() {
     use std::io::Write;
     let place = Place::new();
-    for (order, reason) in [("what", "an order cannot be read ("), ("{\"Fill\":1}", "told to Fill(1) out of turn")] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
-        command.current_dir(&place.directory).arg("demo-task").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut task = command.spawn().unwrap();
-        let mut orders = task.stdin.take().unwrap();
-        writeln!(orders, "{order}").unwrap();
-        let mut report = String::new();
-        BufReader::new(task.stdout.take().unwrap()).read_line(&mut report).unwrap();
-        let report: Json = serde_json::from_str(&report).unwrap();
-        assert!(report["Err"].as_str().unwrap().starts_with(reason), "{report}");
-        drop(orders);
-        assert_eq!(task.wait().unwrap().code(), Some(1));
-    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
+    command.current_dir(&place.directory).arg("demo-task").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut task = command.spawn().unwrap();
+    let mut lines = task.stdin.take().unwrap();
+    writeln!(lines, "what").unwrap();
+    let mut report = String::new();
+    BufReader::new(task.stdout.take().unwrap()).read_line(&mut report).unwrap();
+    let report: Json = serde_json::from_str(&report).unwrap();
+    assert!(report["Err"].as_str().unwrap().starts_with("a job cannot be read ("), "{report}");
+    drop(lines);
+    assert_eq!(task.wait().unwrap().code(), Some(1));
 }
 
 #[test]
@@ -488,28 +465,4 @@ fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
     assert_eq!(ended.status.code(), Some(0), "{stderr}");
     assert!(stderr.contains("sealane daemon: serves ps0:2222 at 127.0.0.1:"), "{stderr}");
     assert!(!place.directory.path().join("sealane.sock").exists());
-}
-
-#[test]
-fn a_trace_shows_the_calls_of_both_daemons() {
-    let place = Place::new();
-    let file = place.directory.path().join("trace.json");
-    let output = place.run(&["--workload", "tiny.json", "--steps", "1", "--trace", file.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let events: Vec<Json> = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let mut processes: Vec<&str> = events
-        .iter()
-        .filter(|event| event["name"] == "process_name")
-        .map(|event| event["args"]["name"].as_str().unwrap())
-        .collect();
-    processes.sort_unstable();
-    assert!(
-        processes.len() == 2 && processes[0].contains("ps0:2222") && processes[1].contains("worker0:2222"),
-        "{processes:?}"
-    );
-    for (category, stage) in [("recv", "on the wire"), ("send", "waits for its recv")] {
-        let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase && event["cat"] == category).count();
-        assert!(of("b") > 0 && of("b") == of("e"), "every span of {category} ends");
-        assert!(events.iter().any(|event| event["cat"] == category && event["name"] == stage), "{category}: {stage}");
-    }
 }

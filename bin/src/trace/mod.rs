@@ -25,30 +25,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How the files begin and end that this program writes.
 const BEGINNING: &str = "[\n";
 const END: &str = "\n]\n";
-/// How the names of files end that [`of_all_in`] puts together.
-pub(crate) const EXTENSION: &str = "trace";
-
-/// The traces of several processes of this host, which lie in a directory, as one.
-///
-/// # Errors
-/// A file cannot be read.
-pub(crate) fn of_all_in(directory: &Path) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::work(format!("the traces in {} cannot be read ({error}); trace again", directory.display()))
-    };
-    let files = std::fs::read_dir(directory).map_err(failed)?.map(|entry| entry.map(|entry| entry.path()));
-    let mut files = files.collect::<Result<Vec<PathBuf>, _>>().map_err(failed)?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == EXTENSION));
-    files.sort();
-    let read = |file: &PathBuf| {
-        let text = std::fs::read_to_string(file).map_err(failed)?;
-        let events = text.strip_prefix(BEGINNING).and_then(|text| text.strip_suffix(END));
-        Ok(events.unwrap_or_default().to_owned())
-    };
-    let events = files.iter().map(read).collect::<Result<Vec<String>, Failure>>()?;
-    Ok(format!("{BEGINNING}{}{END}", events.join(",\n")))
-}
-
 /// A trace that is being written; it is whole when this is finished or dropped.
 pub(crate) struct TraceFile {
     over: Arc<AtomicBool>,

@@ -112,7 +112,7 @@ impl PlacesFlags {
 const SPARES_KEPT: Duration = Duration::from_secs(30);
 
 /// How the line begins with which a daemon tells that it serves and that clients can attach.
-pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
+const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 
 /// Runs `sealane daemon`, until a signal or `sealane drain` ends it.
 ///

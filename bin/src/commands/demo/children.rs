@@ -1,367 +1,318 @@
-//! The demo's tasks and daemons as their parent sees them. One thread for each reads what it says. None outlives this: standard
-//! inputs of tasks close, daemons get a signal, and who does not end then is killed. Signals that end a demo are events here: the
-//! tasks, which a terminal interrupts as well, leave them to the parent.
+//! The demo's daemons and tasks as their parent sees them, over pipes. None outlives it: tasks end with their standard input,
+//! daemons with their parent, and who does not is killed. A signal that ends a demo waits in a descriptor here; the tasks, which a
+//! terminal interrupts as well, leave it to the parent.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::ops::Range;
-use std::process::{ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
-use super::task::Order;
+use super::task::{Job, Told};
 use crate::Failure;
-use crate::commands::daemon::ANNOUNCEMENT;
-use crate::progress::write_line;
+use crate::commands::daemon::socket::listener;
 
-/// How long a task may take for one order: longer than its own requests wait, so that it can say what went wrong.
-const ORDER_TIME: Duration = Duration::from_secs(120);
-/// A task that dies takes its peers' transfers with it, and they may report that first: this long its own end is
-/// waited for, as the better reason.
+/// How long a task may take for one thing, and a daemon to start: longer than requests of tasks wait, which say what went wrong.
+const ANSWER_TIME: Duration = Duration::from_secs(120);
+/// A process that dies takes transfers with it, and others may report that first: this long an end is waited for, as the better
+/// reason.
 const ROOT_CAUSE_TIME: Duration = Duration::from_millis(500);
-/// How long children may take to end once they are told to.
+/// When no task has told anything for so long, daemons are looked at, of which one may have ended.
+const QUIET_TIME: Duration = Duration::from_millis(100);
+/// How long daemons may take to end once they are told to.
 const END_TIME: Duration = Duration::from_secs(5);
-/// Lines of a daemon that are kept, to be shown should it end: an error and what led to it.
+/// Between two looks at a process.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Lines of a daemon that are shown should it end: an error and what led to it.
 const LAST_WORDS_MAX: usize = 3;
 /// What ends a program in good order: a terminal's interrupt, a terminal that goes away, and a plain `kill`.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGHUP, Signal::SIGTERM];
-/// What a task answers that has nothing to tell; a daemon that serves counts as one.
-const DONE: &str = r#"{"Ok":null}"#;
 
-enum Event {
-    /// A child wrote a line.
-    Said(usize, String),
-    /// What it says ended, and so the process.
-    Closed(usize),
-    Signal(Signal),
-}
-
-struct Child {
+/// A process with its name.
+struct Named {
     name: String,
-    process: std::process::Child,
-    /// `None` once it is told to end, and for a daemon.
-    orders: Option<ChildStdin>,
-    is_closed: bool,
-    last_words: VecDeque<String>,
+    process: Child,
+    /// Of a daemon: where its standard error goes.
+    log: PathBuf,
 }
 
-/// The child processes of a demo: first the tasks, then the daemons.
+struct Task {
+    lines: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+/// The child processes of a demo.
 pub(super) struct Children {
     /// What they are doing, for errors: `in step 3`.
     pub(super) doing: String,
-    children: Vec<Child>,
-    tasks: usize,
-    events: Receiver<Event>,
-    sender: Sender<Event>,
-    /// Whether what daemons log is shown.
-    shows_log: bool,
-    order_time: Duration,
-    end_time: Duration,
+    signals: SignalFd,
+    tasks: Vec<(Named, Task)>,
+    daemons: Vec<Named>,
+    /// What daemons log that is to be shown, read up to what was.
+    logs: Vec<File>,
 }
 
 impl Children {
-    /// Starts a task for each name. Signals that end a program come here from now on.
+    /// None yet. Signals that end a program wait here from now on; children inherit that they do not see them.
     ///
     /// # Errors
-    /// A process cannot be started; those that were are ended.
-    pub(super) fn start(
-        names: &[String],
-        shows_log: bool,
-        command: impl Fn(usize) -> Command,
-    ) -> Result<Children, Failure> {
-        let (sender, events) = mpsc::channel();
-        take_signals(sender.clone())?;
-        let (doing, children, tasks) = ("while it started".to_owned(), Vec::new(), names.len());
-        let (order_time, end_time) = (ORDER_TIME, END_TIME);
-        let mut all = Children { doing, children, tasks, events, sender, shows_log, order_time, end_time };
-        for (index, name) in names.iter().enumerate() {
-            all.spawn(name, command(index).stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-        }
-        Ok(all)
+    /// The kernel refuses.
+    pub(super) fn none() -> Result<Children, Failure> {
+        let ending: SigSet = ENDING.into_iter().collect();
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = ending.thread_block().and_then(|()| SignalFd::with_flags(&ending, flags));
+        let signals = signals.map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))?;
+        Ok(Children {
+            doing: "while it started".to_owned(),
+            signals,
+            tasks: Vec::new(),
+            daemons: Vec::new(),
+            logs: Vec::new(),
+        })
     }
 
-    /// Starts a daemon and waits until it serves.
+    /// Starts a daemon, which logs to a file beside its socket, and waits until it serves there.
     ///
     /// # Errors
-    /// The process cannot be started, or a child ended meanwhile; or a signal came.
-    pub(super) fn start_daemon(&mut self, name: &str, mut command: Command) -> Result<u32, Failure> {
-        let index = self.children.len();
-        self.spawn(name, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
-        self.wait_for(index..index + 1, false)?;
-        Ok(self.process_id(index))
-    }
-
-    fn spawn(&mut self, name: &str, command: &mut Command) -> Result<(), Failure> {
-        let started = command.spawn();
-        let mut process = started.map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))?;
-        let (index, events) = (self.children.len(), self.sender.clone());
-        if let Some(log) = process.stderr.take() {
-            std::thread::spawn(move || read(index, log, &events));
-        } else if let Some(answers) = process.stdout.take() {
-            std::thread::spawn(move || read(index, answers, &events));
-        }
-        let (name, orders, last_words) = (name.to_owned(), process.stdin.take(), VecDeque::new());
-        self.children.push(Child { name, process, orders, is_closed: false, last_words });
-        Ok(())
-    }
-
-    /// The process of a child.
-    pub(super) fn process_id(&self, index: usize) -> u32 {
-        self.children[index].process.id()
-    }
-
-    /// Gives an order to some tasks and waits for the answer of each, in their order.
-    ///
-    /// # Errors
-    /// A task ended, failed, or took too long; or a signal came.
-    pub(super) fn ask<T: DeserializeOwned>(
+    /// The process cannot be started, or has ended.
+    pub(super) fn start_daemon(
         &mut self,
-        who: Range<usize>,
-        order: impl Fn(usize) -> Order,
-    ) -> Result<Vec<T>, Failure> {
-        who.clone().for_each(|index| self.tell(index, &order(index)));
-        let unread = |error| Failure::work(format!("a task gave a wrong answer ({error}); run the demo again"));
-        self.wait_for(who, false)?.into_iter().map(|answer| serde_json::from_value(answer).map_err(unread)).collect()
+        name: &str,
+        command: &mut Command,
+        socket: &Path,
+        shows_log: bool,
+    ) -> Result<u32, Failure> {
+        let log = socket.with_extension("log");
+        let refused = |error| Failure::work(format!("{} cannot be written ({error})", log.display()));
+        let process = spawn(name, command.stdout(Stdio::null()).stderr(File::create(&log).map_err(refused)?))?;
+        if shows_log {
+            self.logs.push(File::open(&log).map_err(refused)?);
+        }
+        let id = process.id();
+        self.daemons.push(Named { name: name.to_owned(), process, log });
+        let deadline = Instant::now() + ANSWER_TIME;
+        while listener(socket).is_err() {
+            let daemon = self.daemons.last_mut().expect("it was added just now");
+            match daemon.process.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
+                _ => return Err(ended(daemon, &self.doing)),
+            }
+        }
+        Ok(id)
     }
 
-    /// Tells all tasks to finish, then all daemons, and waits until they have.
+    /// Starts a task and gives it its job.
     ///
     /// # Errors
-    /// One did not end well, or a signal came.
+    /// The process cannot be started.
+    pub(super) fn start_task(&mut self, job: &Job, command: &mut Command) -> Result<u32, Failure> {
+        let mut process = spawn(&job.task(), command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let id = process.id();
+        let (lines, answers) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
+        let mut task = Task { lines, answers: BufReader::new(answers) };
+        task.write(&serde_json::to_string(job).expect("a job is plain data"));
+        self.tasks.push((Named { name: job.task(), process, log: PathBuf::new() }, task));
+        Ok(id)
+    }
+
+    /// Waits until every task has done the next thing. Gives what they tell, in their order.
+    ///
+    /// # Errors
+    /// A process ended, a task failed or took too long; or a signal came.
+    pub(super) fn hear(&mut self) -> Result<Vec<Told>, Failure> {
+        self.show_logs();
+        let deadline = Instant::now() + ANSWER_TIME;
+        let mut all: Vec<Option<Told>> = self.tasks.iter().map(|_| None).collect();
+        while let Some(missing) = all.iter().position(Option::is_none) {
+            let wait_for = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
+            let tasks = self.tasks.iter().map(|(_, task)| wait_for(task.answers.get_ref().as_fd()));
+            let mut polled: Vec<PollFd<'_>> = tasks.chain([wait_for(self.signals.as_fd())]).collect();
+            match poll(&mut polled, PollTimeout::try_from(QUIET_TIME).unwrap_or(PollTimeout::MAX)) {
+                Ok(0) if Instant::now() >= deadline => {
+                    let reason = format!("it did not answer within {} s", ANSWER_TIME.as_secs());
+                    return Err(self.failed(missing, &reason));
+                }
+                Ok(0) => match self.gone() {
+                    Some(failure) => return Err(failure),
+                    None => continue,
+                },
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(Failure::work(format!("tasks cannot be waited for ({error})"))),
+            }
+            let is_ready: Vec<bool> = polled.iter().map(|polled| polled.any() == Some(true)).collect();
+            if let Some(signal) = self.signals.read_signal().ok().flatten().filter(|_| is_ready[self.tasks.len()]) {
+                let signal = Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str);
+                let doing = &self.doing;
+                return Err(Failure::work(format!("{signal} was received {doing}; the demo has stopped its tasks")));
+            }
+            for index in (0..self.tasks.len()).filter(|index| is_ready[*index]) {
+                let (named, task) = &mut self.tasks[index];
+                let mut line = String::new();
+                if task.answers.read_line(&mut line).unwrap_or(0) == 0 {
+                    return Err(ended(named, &self.doing));
+                }
+                let told = serde_json::from_str::<Result<Told, String>>(&line);
+                let told = told.unwrap_or_else(|error| Err(format!("it gave a wrong answer ({error}): {line}")));
+                all[index] = Some(told.map_err(|reason| self.failed(index, &reason))?);
+            }
+        }
+        Ok(all.into_iter().flatten().collect())
+    }
+
+    /// Lets all tasks go on, and waits as [`Children::hear`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn go_on(&mut self) -> Result<Vec<Told>, Failure> {
+        self.tasks.iter_mut().for_each(|(_, task)| task.write(""));
+        self.hear()
+    }
+
+    /// Lets all tasks end, then all daemons, and waits until they have.
+    ///
+    /// # Errors
+    /// One did not end well.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        (0..self.tasks).for_each(|index| self.tell(index, &Order::Finish));
-        self.wait_for(0..self.tasks, true)?;
-        self.stop_daemons();
-        self.wait_for(self.tasks..self.children.len(), true).map(|_| ())
+        self.tasks.iter_mut().for_each(|(_, task)| task.write(""));
+        let well = |named: &mut Named, time| match end_of(&mut named.process, Instant::now() + time) {
+            Some(status) if status.success() => Ok(()),
+            _ => Err(ended(named, &self.doing)),
+        };
+        self.tasks.iter_mut().try_for_each(|(named, _)| well(named, ANSWER_TIME))?;
+        self.daemons.iter_mut().for_each(stop);
+        self.daemons.iter_mut().try_for_each(|named| well(named, END_TIME))
     }
 
-    fn stop_daemons(&self) {
-        for daemon in self.children.iter().skip(self.tasks).filter(|daemon| !daemon.is_closed) {
-            // One that has ended since is still ours, and no other process has its number.
-            let _ = kill(Pid::from_raw(daemon.process.id() as i32), Signal::SIGTERM);
-        }
+    fn show_logs(&mut self) {
+        // With standard error gone, there is nobody to read it.
+        self.logs.iter_mut().for_each(|log| drop(io::copy(log, &mut io::stderr())));
     }
 
-    /// A task that is gone does not read its orders; its end is an event of its own.
-    fn tell(&mut self, index: usize, order: &Order) {
-        let mut line = serde_json::to_vec(order).expect("orders are plain data");
-        line.push(b'\n');
-        if let Some(orders) = &mut self.children[index].orders {
-            let _ = orders.write_all(&line);
-        }
+    /// Why a demo cannot go on of which a process has ended.
+    fn gone(&mut self) -> Option<Failure> {
+        let mut all = self.tasks.iter_mut().map(|(named, _)| named).chain(&mut self.daemons);
+        let is_gone = |named: &mut Named| matches!(named.process.try_wait(), Ok(Some(_)));
+        all.find_map(|named| is_gone(named).then_some(named)).map(|gone| ended(gone, &self.doing))
     }
 
-    /// Waits until each has answered, or has ended well. Gives the answers.
-    fn wait_for(&mut self, who: Range<usize>, is_end: bool) -> Result<Vec<Value>, Failure> {
-        let deadline = Instant::now() + self.order_time;
-        let mut answers = vec![None; who.len()];
-        while let Some(missing) = answers.iter().position(Option::is_none) {
-            let event = self.next(deadline);
-            let event = event.ok_or_else(|| {
-                let reason = format!("it did not answer within {} s", self.order_time.as_secs());
-                self.failed(who.start + missing, &reason)
-            })?;
-            let (index, answer) = match &event {
-                Event::Said(index, line) if !is_end => {
-                    (*index, serde_json::from_str::<Result<Value, String>>(line).ok().and_then(Result::ok))
-                }
-                Event::Closed(index) if is_end && self.has_ended_well(*index) => (*index, Some(Value::Null)),
-                _ => return Err(self.trouble(event)),
-            };
-            match answers.get_mut(index.wrapping_sub(who.start)) {
-                Some(missing @ None) if answer.is_some() => *missing = answer,
-                _ => return Err(self.trouble(event)),
-            }
-        }
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    fn has_ended_well(&mut self, index: usize) -> bool {
-        self.children[index].process.wait().is_ok_and(|status| status.success())
-    }
-
-    /// The next event, if there is one until then. What a daemon logs is none.
-    fn next(&mut self, deadline: Instant) -> Option<Event> {
+    /// A task reports a failure, of which a process that has ended may be the reason.
+    fn failed(&mut self, index: usize, reason: &str) -> Failure {
+        let deadline = Instant::now() + ROOT_CAUSE_TIME;
         loop {
-            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()? {
-                Event::Said(index, line) if index >= self.tasks => {
-                    if line.starts_with(ANNOUNCEMENT) {
-                        return Some(Event::Said(index, DONE.to_owned()));
-                    }
-                    if self.shows_log {
-                        write_line(&line);
-                    }
-                    let words = &mut self.children[index].last_words;
-                    words.push_back(line.trim().to_owned());
-                    words.drain(..words.len().saturating_sub(LAST_WORDS_MAX));
-                }
-                Event::Closed(index) => {
-                    self.children[index].is_closed = true;
-                    return Some(Event::Closed(index));
-                }
-                event => return Some(event),
+            if let Some(failure) = self.gone() {
+                return failure;
             }
-        }
-    }
-
-    /// What an event that nobody waits for means.
-    fn trouble(&mut self, event: Event) -> Failure {
-        match event {
-            Event::Closed(index) => self.ended(index),
-            Event::Signal(signal) => {
-                Failure::work(format!("{signal} was received {}; the demo has stopped its tasks", self.doing))
+            if Instant::now() >= deadline {
+                return Failure::work(format!("{} failed {}: {}", self.tasks[index].0.name, self.doing, reason.trim()));
             }
-            Event::Said(index, line) => match serde_json::from_str::<Result<(), String>>(&line) {
-                Ok(Err(reason)) => {
-                    let deadline = Instant::now() + ROOT_CAUSE_TIME;
-                    while let Some(event) = self.next(deadline) {
-                        if let Event::Closed(..) | Event::Signal(_) = event {
-                            return self.trouble(event);
-                        }
-                    }
-                    self.failed(index, &reason)
-                }
-                _ => self.failed(index, &format!("it answered {line} when something else was expected")),
-            },
+            std::thread::sleep(LOOK_EVERY);
         }
-    }
-
-    fn failed(&self, index: usize, reason: &str) -> Failure {
-        Failure::work(format!("{} failed {}: {reason}", self.children[index].name, self.doing))
-    }
-
-    fn ended(&mut self, index: usize) -> Failure {
-        let Child { name, process, last_words, .. } = &mut self.children[index];
-        let how = match process.wait() {
-            Ok(status) => format!("before its work was done: {status}"),
-            Err(error) => format!("for an unknown reason ({error})"),
-        };
-        let said = match &last_words.make_contiguous()[..] {
-            [] => String::new(),
-            lines => format!("; its last output: {}", lines.join(" | ")),
-        };
-        Failure::work(format!("{name} (process {}) ended {}, {how}{said}", process.id(), self.doing))
     }
 }
 
 impl Drop for Children {
     fn drop(&mut self) {
-        self.children.iter_mut().for_each(|child| child.orders = None);
-        self.stop_daemons();
-        let deadline = Instant::now() + self.end_time;
-        while self.children.iter().any(|child| !child.is_closed) && self.next(deadline).is_some() {}
-        for child in &mut self.children {
-            // One that has ended is not harmed; one that cannot be killed is the kernel's.
-            let _ = child.process.kill();
-            let _ = child.process.wait();
-        }
-    }
-}
-
-fn read(index: usize, said: impl Read, events: &Sender<Event>) {
-    // A child must not wait for a reader, even if nobody listens any more because the demo has ended.
-    for line in BufReader::new(said).lines().map_while(Result::ok) {
-        let _ = events.send(Event::Said(index, line));
-    }
-    let _ = events.send(Event::Closed(index));
-}
-
-/// From now on, signals that end a program become events. Threads and processes that are started later inherit that
-/// they do not see them.
-fn take_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let ending: SigSet = ENDING.into_iter().collect();
-    ending.thread_block().map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))?;
-    std::thread::spawn(move || {
-        while let Ok(signal) = ending.wait() {
-            if events.send(Event::Signal(signal)).is_err() {
-                return;
+        self.daemons.iter_mut().for_each(stop);
+        // A task has nothing that must be put away. One that has ended is not harmed.
+        self.tasks.iter_mut().for_each(|(named, _)| drop(named.process.kill()));
+        let deadline = Instant::now() + END_TIME;
+        for Named { process, .. } in self.tasks.iter_mut().map(|(named, _)| named).chain(&mut self.daemons) {
+            if end_of(process, deadline).is_none() {
+                let _ = process.kill().and_then(|()| process.wait());
             }
         }
-    });
-    Ok(())
+        self.show_logs();
+    }
+}
+
+impl Task {
+    /// One that is gone does not read; its end is seen by itself.
+    fn write(&mut self, line: &str) {
+        let _ = self.lines.write_all(format!("{line}\n").as_bytes());
+    }
+}
+
+fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {
+    command.spawn().map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))
+}
+
+/// Has a daemon end, unless it has: then the number may be another process's.
+fn stop(daemon: &mut Named) {
+    if let Ok(None) = daemon.process.try_wait() {
+        let _ = kill(Pid::from_raw(daemon.process.id() as i32), Signal::SIGTERM);
+    }
+}
+
+/// How a process ended, if it does until then.
+fn end_of(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
+    loop {
+        match process.try_wait() {
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
+            ended => return ended.ok().flatten(),
+        }
+    }
+}
+
+/// A process has ended, or does so just now.
+fn ended(Named { name, process, log }: &mut Named, doing: &str) -> Failure {
+    let how = match end_of(process, Instant::now() + ROOT_CAUSE_TIME) {
+        Some(status) => format!("ended {doing}, before its work was done: {status}"),
+        None => format!("did not go on {doing}"),
+    };
+    let log = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().map(str::trim).collect();
+    let said = match &lines[lines.len().saturating_sub(LAST_WORDS_MAX)..] {
+        [] => String::new(),
+        last => format!("; its last output: {}", last.join(" | ")),
+    };
+    Failure::work(format!("{name} (process {}) {how}{said}", process.id()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::demo::task::Part;
 
     /// Tasks that follow a shell script. Starting them blocks signals of the test's thread, which is its own.
     fn start(scripts: &[&str]) -> Children {
-        let names: Vec<_> = (0..scripts.len()).map(|index| format!("task{index}")).collect();
-        let command = |index: usize| {
-            let mut command = Command::new("sh");
-            command.arg("-c").arg(scripts[index]);
-            command
-        };
-        let mut children = Children::start(&names, false, command).unwrap();
+        let mut children = Children::none().unwrap();
+        for (index, script) in scripts.iter().enumerate() {
+            let job = Job::example(Part::Worker, index);
+            children.start_task(&job, Command::new("sh").args(["-c", script])).unwrap();
+        }
         children.doing = "in step 3".to_owned();
         children
     }
 
-    fn ask(scripts: &[&str]) -> Result<Vec<u32>, String> {
-        start(scripts).ask(0..scripts.len(), |_| Order::Fill(3)).map_err(|failure| failure.to_string())
-    }
-
-    const WAIT: &str = "cat > /dev/null";
-    const FAIL: &str = "echo '{\"Err\":\"no luck\"}'; cat > /dev/null";
-
     #[test]
-    fn every_task_answers_or_is_named() {
-        let ok = "read order; echo '{\"Ok\":7}'; cat > /dev/null";
-        assert_eq!(ask(&[ok, ok]), Ok(vec![7, 7]));
-        let cases: [(&[&str], &str, &str); 5] = [
-            (&["read order; exit 7", WAIT], "task0 (", " ended in step 3, before its work was done: exit status: 7"),
-            (&[WAIT, "kill -9 $$"], "task1 (process ", "signal: 9 (SIGKILL)"),
-            (&[FAIL, WAIT], "task0 failed in step 3: no luck", ""),
-            (&["echo hello; cat"], "task0 failed in step 3: it answered hello when something else was expected", ""),
+    fn every_task_answers_and_ends_well_or_is_named() {
+        let (wait, fail) = ("cat > /dev/null", "echo '{\"Err\":\"no luck\"}'; cat > /dev/null");
+        let ok = "read job; echo '{\"Ok\":{}}'; read line; exit 3";
+        let mut children = start(&[ok]);
+        assert_eq!(children.hear().unwrap().len(), 1);
+        let failure = children.finish().unwrap_err().to_string();
+        assert!(failure.starts_with("worker0:2222 (process ") && failure.ends_with("exit status: 3"), "{failure}");
+        let cases: [(&[&str], &str, &str); 4] = [
+            (
+                &["read job; exit 7", wait],
+                "worker0:2222 (",
+                " ended in step 3, before its work was done: exit status: 7",
+            ),
+            (&[fail, wait], "worker0:2222 failed in step 3: no luck", ""),
+            (&["echo hello; cat"], "worker0:2222 failed in step 3: it gave a wrong answer (", ": hello"),
             // A task that dies is the reason why another one fails.
-            (&[FAIL, "exit 1"], "task1 (process ", "exit status: 1"),
+            (&[fail, "exit 1"], "worker1:2222 (process ", "exit status: 1"),
         ];
         for (scripts, begins, ends) in cases {
-            let failure = ask(scripts).unwrap_err();
+            let failure = start(scripts).hear().unwrap_err().to_string();
             assert!(failure.starts_with(begins) && failure.ends_with(ends), "{failure}");
-        }
-        let failure = Children::start(&["task0".to_owned()], false, |_| Command::new("/none/sealane")).err().unwrap();
-        assert!(failure.to_string().starts_with("task0 cannot be started ("), "{failure}");
-    }
-
-    #[test]
-    fn finishing_waits_for_a_good_end_and_not_for_ever() {
-        start(&["read order", "read order"]).finish().unwrap();
-        let failure = start(&["read order", "read order; exit 3"]).finish().unwrap_err().to_string();
-        assert!(failure.contains("task1") && failure.ends_with("exit status: 3"), "{failure}");
-        let mut children = start(&["exec tail -f /dev/null"]);
-        (children.order_time, children.end_time) = (Duration::ZERO, Duration::ZERO);
-        let process = children.process_id(0);
-        let late = children.finish().unwrap_err().to_string();
-        assert_eq!(late, "task0 failed in step 3: it did not answer within 0 s");
-        assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "it was killed");
-    }
-
-    /// A daemon that follows a shell script, after it has said a line of its log.
-    fn start_daemon(children: &mut Children, script: &str) -> Result<u32, String> {
-        let mut command = Command::new("sh");
-        command.arg("-c").arg(format!("echo a line of the log >&2; {script}"));
-        children.start_daemon("daemon", command).map_err(|failure| failure.to_string())
-    }
-
-    #[test]
-    fn a_daemon_is_waited_for_and_stopped_after_the_tasks() {
-        // A shell inherits that signals are blocked; some take them all the same. One that does not can see that one waits.
-        let until_stopped = "while ! grep -q '^ShdPnd:.*4000$' /proc/$$/status; do :; done";
-        for code in [0, 3] {
-            let mut children = start(&["read order"]);
-            let script = format!("trap 'exit {code}' TERM; echo '{ANNOUNCEMENT}' >&2; {until_stopped}; exit {code}");
-            start_daemon(&mut children, &script).unwrap();
-            let finished = children.finish().map_err(|failure| failure.to_string());
-            assert_eq!(finished.is_ok(), code == 0);
-            let named = |text: String| text.ends_with("exit status: 3; its last output: a line of the log");
-            assert!(finished.err().is_none_or(named));
         }
     }
 }

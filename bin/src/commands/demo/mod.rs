@@ -8,7 +8,6 @@ mod pattern;
 mod task;
 
 use std::ffi::OsString;
-use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -16,6 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
+use std::{fs, io};
 
 use clap::ValueEnum;
 use indicatif::DecimalBytes;
@@ -26,7 +26,7 @@ pub use self::task::{TaskArgs, run_task};
 
 use self::children::Children;
 use self::outcome::Outcome;
-use self::task::{Fetched, Job, Order, Part, REQUEST_TIMEOUT};
+use self::task::{Job, Part, REQUEST_TIMEOUT};
 use super::stat;
 use crate::figures::Shard;
 use crate::machine::Machine;
@@ -34,7 +34,7 @@ use crate::output_file::{OutputFile, ReportOutput};
 use crate::progress::{Bar, write_line};
 use crate::settings::{ClientsSocket, Settings, Source};
 use crate::workload::Workload;
-use crate::{Context, Failure, host, trace};
+use crate::{Context, Failure, host};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
 const TASKS_MAX: u64 = 64;
@@ -85,14 +85,6 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Write a trace of every call in the daemons to a file; open it in ui.perfetto.dev for a timeline
-    #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
-    trace: Option<PathBuf>,
-
-    /// Have this task flip one bit in what it sends, to check that verification detects it
-    #[arg(long, value_name = "TASK")]
-    flip_bit: Option<String>,
-
     /// Settings file, instead of `sealane.toml` in the working directory
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -124,16 +116,14 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let start = Instant::now();
     let output = ReportOutput::to(args.json.as_ref())?;
     let report_file = OutputFile::named("--report", args.report.as_ref())?;
-    let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
     let (demo, mut outcome) = Demo::plan(args, context)?;
     let played = demo.play(&mut outcome);
     outcome.seconds = start.elapsed().as_secs_f64();
     // Why the demo failed is more than that its report did as well.
     let report_written = report_file.map_or(Ok(()), |file| file.write(&outcome.to_html(played.as_ref().err())));
-    let played = played?;
+    played?;
     output.write(context, &outcome.to_json(), &outcome.to_text())?;
-    report_written?;
-    trace_file.zip(played).map_or(Ok(()), |(file, trace)| file.write(&trace))
+    report_written
 }
 
 /// A demo that can be played: all arguments are read and checked.
@@ -200,17 +190,10 @@ impl<'a> Demo<'a> {
         let parts = [(Part::Ps, ps), (Part::Worker, workers)].into_iter();
         let jobs = parts.flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
         let job = |(part, index): (Part, usize)| {
-            let flip_bit = args.flip_bit.as_ref() == Some(&part.task(index));
-            let (is_embedded, workload) = (args.embedded, text.clone());
-            Job { part, index, workers, ps, workload, is_embedded, pin: has_cpu, flip_bit }
+            let (is_embedded, workload, steps) = (args.embedded, text.clone(), args.steps);
+            Job { part, index, workers, ps, workload, steps, is_embedded, pin: has_cpu, at: PathBuf::new() }
         };
         let jobs: Vec<Job> = jobs.map(job).collect();
-        if let Some(task) = &args.flip_bit
-            && !jobs.iter().any(|job| job.flip_bit)
-        {
-            let tasks = jobs.iter().map(Job::task).collect::<Vec<_>>().join(", ");
-            return Err(Failure::input(format!("--flip-bit {task} is not a task of this demo; name one of {tasks}")));
-        }
         let memory: Vec<u64> = jobs.iter().map(|job| job.memory_bytes(&workload)).collect();
         let needed = memory.iter().sum();
         if let Some(available) = host::available_bytes().filter(|available| needed > *available) {
@@ -233,34 +216,41 @@ impl<'a> Demo<'a> {
         Ok((Demo { args, context, jobs, daemons, set }, outcome))
     }
 
-    /// Starts the tasks, plays all steps, and ends the tasks. Gives what the daemons traced, if that was asked for.
+    /// Starts all processes, plays all steps, and ends the processes.
     ///
     /// # Errors
-    /// A task or a daemon failed, or a signal came; `outcome` has what was found out until then.
-    fn play(&self, outcome: &mut Outcome) -> Result<Option<String>, Failure> {
+    /// A process failed, or a signal came; `outcome` has what was found out until then.
+    fn play(&self, outcome: &mut Outcome) -> Result<(), Failure> {
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
             Failure::work(format!("no temporary directory can be created ({error}); set TMPDIR to one with free space"))
         })?;
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::work(format!("this program's executable cannot be found ({error})")))?;
-        let names: Vec<String> = self.jobs.iter().map(Job::task).collect();
-        let mut children = Children::start(&names, self.context.log_is_wanted(), |index| {
-            let mut command = Command::new(&program);
-            command.arg("demo-task").args(self.settings_of(self.jobs[index].part));
-            command
-        })?;
+        // They end before the directory does, also where this fails.
+        let mut children = Children::none()?;
         let steps = self.args.steps;
         let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
-        let engines = self.start(&mut children, &program, directory.path(), &bar)?;
+        let engines = self.start(&mut children, directory.path(), &bar)?;
         for number in 0..=steps {
             children.doing = format!("in step {number}");
-            let [pull, push] = self.step(&mut children, outcome, number)?;
+            // All make what they send; the workers pull; the ps take the pushes; all compare what they got.
+            for _ in ["make", "pull", "push"] {
+                children.go_on()?;
+            }
+            let (mut fetched, mut shards) = (Vec::new(), Vec::new());
+            for told in children.go_on()? {
+                outcome.verified = (outcome.verified.0 + told.verified.0, outcome.verified.1 + told.verified.1);
+                fetched.push(told.fetched);
+                shards.push(told.shards);
+            }
+            if number == 0 || number == steps {
+                self.look(shards, &engines, outcome)?;
+            }
             if number == 0 {
                 // The step that connects the tasks does not count.
-                self.look(&mut children, &engines, outcome)?;
                 bar.say(&format!("a tensor's way: {}", outcome.path()));
                 continue;
             }
+            let (pushed, pulled) = fetched.split_at(self.args.ps as usize);
+            let [pull, push] = outcome.add_step(pulled, pushed).map(|flow| flow.gigabytes_per_s());
             let rates = format!("pull {pull:.2} GB/s, push {push:.2} GB/s");
             // Drawn between steps, so that it costs no transfer anything.
             if !bar.at(number, &rates) && is_told(number, steps) {
@@ -268,92 +258,76 @@ impl<'a> Demo<'a> {
             }
         }
         children.doing = "at the end".to_owned();
-        self.look(&mut children, &engines, outcome)?;
-        children.finish()?;
-        // Whole, now that the daemons have ended.
-        self.args.trace.as_ref().map(|_| trace::of_all_in(directory.path())).transpose()
+        children.finish()
     }
 
-    /// Starts the engines, in tasks that take a port of their own or in daemons whose tasks share an address and attach at a socket.
-    fn start(
-        &self,
-        children: &mut Children,
-        program: &Path,
-        directory: &Path,
-        bar: &Bar,
-    ) -> Result<Vec<Engine>, Failure> {
-        let addresses =
-            children.ask::<Option<SocketAddr>>(self.all(), |index| Order::Begin(self.jobs[index].clone()))?;
-        let own = self.jobs.iter().zip(addresses);
-        let own = own.filter_map(|(job, address)| Some(Engine { name: job.task(), address: address?, socket: None }));
-        let mut engines: Vec<Engine> = own.collect();
-        let mut map: String = engines.iter().map(|engine| format!("{}={}\n", engine.name, engine.address)).collect();
-        let mut listeners = Vec::new();
-        for Daemon { name, jobs, .. } in &self.daemons {
-            let refused = |error| Failure::work(format!("no port is available on 127.0.0.1 ({error})"));
-            let listener = TcpListener::bind("127.0.0.1:0").map_err(refused)?;
-            let address = listener.local_addr().map_err(refused)?;
-            map.extend(self.jobs[jobs.clone()].iter().map(|job| format!("{}={address}\n", job.task())));
-            let socket = Some(directory.join(format!("{name}.sock")));
-            engines.push(Engine { name: (*name).to_owned(), address, socket });
-            listeners.push(listener);
-        }
+    /// Starts the daemons, whose tasks share an address and attach at a socket, and the tasks; those without a daemon take a port of
+    /// their own.
+    fn start(&self, children: &mut Children, directory: &Path, bar: &Bar) -> Result<Vec<Engine>, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::work(format!("this program's executable cannot be found ({error})")))?;
         let map_file = directory.join(endpoint_map::FILE_NAME);
-        fs::write(&map_file, map)
-            .map_err(|error| Failure::work(format!("{} cannot be written ({error})", map_file.display())))?;
-        let mut starts_at = vec![map_file.clone(); self.jobs.len()];
-        for ((daemon, listener), engine) in self.daemons.iter().zip(listeners).zip(&engines) {
-            let (Engine { name, address, .. }, socket) = (engine, directory.join(format!("{}.sock", engine.name)));
+        let write_map = |map: String| {
+            fs::write(&map_file, map)
+                .map_err(|error| Failure::work(format!("{} cannot be written ({error})", map_file.display())))
+        };
+        let of_daemon = |daemon: &Daemon| {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let (name, socket) = (daemon.name.to_owned(), Some(directory.join(format!("{}.sock", daemon.name))));
+            Ok((Engine { name, address: listener.local_addr()?, socket }, listener))
+        };
+        let bound = self.daemons.iter().map(of_daemon).collect::<io::Result<Vec<_>>>();
+        let bound = bound.map_err(|error| Failure::work(format!("no port is available on 127.0.0.1 ({error})")))?;
+        let (mut engines, listeners): (Vec<Engine>, Vec<TcpListener>) = bound.into_iter().unzip();
+        let lines = self.daemons.iter().zip(&engines).flat_map(|(daemon, engine)| {
+            self.jobs[daemon.jobs.clone()].iter().map(|job| format!("{}={}\n", job.task(), engine.address))
+        });
+        write_map(lines.collect())?;
+        let mut jobs = self.jobs.clone();
+        jobs.iter_mut().for_each(|job| job.at.clone_from(&map_file));
+        for ((daemon, engine), listener) in self.daemons.iter().zip(&engines).zip(listeners) {
+            let (name, socket) = (&engine.name, engine.socket.as_ref().expect("daemons have one"));
             let tasks: Vec<String> = self.jobs[daemon.jobs.clone()].iter().map(Job::task).collect();
-            let mut command = Command::new(program);
-            command.arg("daemon").arg("--endpoint-map").arg(&map_file).arg("--socket").arg(&socket);
+            let mut command = Command::new(&program);
+            command.arg("daemon").arg("--endpoint-map").arg(&map_file).arg("--socket").arg(socket);
             command
                 .args(["--metrics", "off", "--role", &daemon.part.role().to_string()])
-                .args(self.settings_of(daemon.part));
-            if self.args.trace.is_some() {
-                command.arg("--trace").arg(directory.join(name).with_extension(trace::EXTENSION));
-            }
-            command.args(tasks.iter().flat_map(|task| ["--task", task]));
+                .args(self.settings_of(daemon.part))
+                .args(tasks.iter().flat_map(|task| ["--task", task]));
             // Signals of a terminal are not for it: the demo ends it when its tasks have ended.
             command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(listener)));
             command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);
-            let process = children.start_daemon(name, command)?;
-            let (tasks, clients) = (tasks.join(", "), socket.display());
+            let process = children.start_daemon(name, &mut command, socket, self.context.log_is_wanted())?;
+            let (tasks, address, clients) = (tasks.join(", "), engine.address, socket.display());
             bar.say(&format!("{name} serves {tasks} at {address}, clients at {clients} (process {process})"));
-            starts_at[daemon.jobs.clone()].fill(socket);
+            jobs[daemon.jobs.clone()].iter_mut().for_each(|job| job.at.clone_from(socket));
         }
-        children.ask::<()>(self.all(), |index| Order::Start(starts_at[index].clone()))?;
-        for (index, job) in self.jobs.iter().enumerate() {
-            bar.say(&format!("{} is ready (process {})", job.task(), children.process_id(index)));
+        let start_task = |job: &Job| {
+            let mut command = Command::new(&program);
+            children.start_task(job, command.arg("demo-task").args(self.settings_of(job.part)))
+        };
+        let processes = jobs.iter().map(start_task).collect::<Result<Vec<_>, _>>()?;
+        let own = self.jobs.iter().zip(children.hear()?);
+        engines.extend(
+            own.filter_map(|(job, told)| Some(Engine { name: job.task(), address: told.address?, socket: None })),
+        );
+        if self.args.embedded {
+            write_map(engines.iter().map(|engine| format!("{}={}\n", engine.name, engine.address)).collect())?;
+        }
+        children.go_on()?;
+        for (job, process) in self.jobs.iter().zip(processes) {
+            bar.say(&format!("{} is ready (process {process})", job.task()));
         }
         Ok(engines)
     }
 
-    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got. Gives what was pulled
-    /// and pushed, in GB/s.
-    fn step(&self, children: &mut Children, outcome: &mut Outcome, number: u64) -> Result<[f64; 2], Failure> {
-        let step = number as i64;
-        let of_ps = self.args.ps as usize;
-        children.ask::<()>(self.all(), |_| Order::Fill(step))?;
-        let pulled = children.ask::<Vec<Fetched>>(of_ps..self.jobs.len(), |_| Order::Fetch(step))?;
-        let pushed = children.ask::<Vec<Fetched>>(0..of_ps, |_| Order::Fetch(step))?;
-        for (tensors, bytes) in children.ask::<(u64, u64)>(self.all(), |_| Order::Verify(step))? {
-            outcome.verified = (outcome.verified.0 + tensors, outcome.verified.1 + bytes);
-        }
-        Ok(if number == 0 { [0.0; 2] } else { outcome.add_step(&pulled, &pushed).map(|flow| flow.gigabytes_per_s()) })
-    }
-
     /// Looks at the links between engines as either of their ends tells of them, by the names of both, and at the CPUs of shards.
-    fn look(&self, children: &mut Children, engines: &[Engine], outcome: &mut Outcome) -> Result<(), Failure> {
-        let shards: Vec<Vec<Shard>> = match self.args.embedded {
-            true => children.ask(self.all(), |_| Order::ShowShards)?,
-            false => {
-                let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
-                sockets
-                    .map(|socket| Ok(stat::look(&ClientsSocket::at(socket))?.shards))
-                    .collect::<Result<_, Failure>>()?
-            }
-        };
+    /// Those of tasks with an engine of their own have told of it.
+    fn look(&self, told: Vec<Vec<Shard>>, engines: &[Engine], outcome: &mut Outcome) -> Result<(), Failure> {
+        let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
+        let of_daemons =
+            sockets.map(|socket| Ok(stat::look(&ClientsSocket::at(socket))?.shards)).collect::<Result<_, Failure>>()?;
+        let shards: Vec<Vec<Shard>> = if self.args.embedded { told } else { of_daemons };
         // Every link has a ps at one of its ends, and the engines of those come first.
         let of_ps = if self.args.embedded { self.args.ps as usize } else { 1 };
         outcome.links = [0, 0];
@@ -383,10 +357,6 @@ impl<'a> Demo<'a> {
         let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
         let set = self.set[usize::from(part == Part::Worker)].iter();
         config.chain(set.flat_map(|pair| ["--set".into(), pair.into()])).collect()
-    }
-
-    fn all(&self) -> Range<usize> {
-        0..self.jobs.len()
     }
 }
 

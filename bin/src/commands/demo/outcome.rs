@@ -236,32 +236,13 @@ impl Outcome<'_> {
                 self.args.steps
             ),
         };
-        let Machine { cpus, cpu_model, kernel, .. } = &self.machine;
-        let machine = format!("{cpus} CPUs, {cpu_model}, kernel Linux {kernel}");
-        let throughput = self.per_worker.iter().enumerate().flat_map(|(number, traffic)| {
-            let of = |(what, flow): (&str, &Flow)| {
-                let rate = flow.gigabytes_per_s();
-                (format!("{} {what}", Part::Worker.task(number)), rate, format!("{rate:.2} GB/s"))
-            };
-            ["pull", "push"].into_iter().zip(traffic).map(of).collect::<Vec<_>>()
-        });
-        let latencies = PERCENTILES.map(|(name, quantile)| {
-            let value = self.latencies.value_at_quantile(quantile);
-            (name.to_owned(), value as f64, shown(value))
-        });
         format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>Sealane demo</title>\n<style>\
-             body {{ font-family: sans-serif; max-width: 60em; margin: auto; padding: 1em }} pre {{ white-space: pre-wrap }} \
-             .bars div {{ background: #9cf; white-space: nowrap; margin: 2px 0 }}</style></head>\n\
-             <body><h1>Sealane demo</h1>\n<pre>{}</pre>\n<h2>Throughput</h2>\n{}\
-             <h2>Time from the request of a pull to its arrival</h2>\n{}<h2>All figures</h2>\n<pre>{}</pre>\n\
-             <h2>Run</h2>\n<pre>{}\n{}</pre></body></html>\n",
+            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>Sealane demo</title></head>\n\
+             <body><h1>Sealane demo</h1>\n<p>{}</p>\n<pre>{}\n{}\n\n{}</pre></body></html>\n",
             escaped(&result),
-            html_bars(&throughput.collect::<Vec<_>>()),
-            html_bars(&latencies),
-            escaped(&self.to_text()),
-            escaped(&machine),
             escaped(&command_line::this("sealane")),
+            escaped(&self.to_text()),
+            escaped(&self.to_json()),
         )
     }
 
@@ -287,16 +268,6 @@ impl Outcome<'_> {
 /// Text as a page has it.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-/// Bars as long as their numbers, with a name in front of each and a text on it.
-fn html_bars(bars: &[(String, f64, String)]) -> String {
-    let most = bars.iter().map(|(_, number, _)| *number).fold(f64::MIN_POSITIVE, f64::max);
-    let bar = |(name, number, text): &(String, f64, String)| {
-        let width = number / most * 100.0;
-        format!("<div style=\"width: {width:.1}%\">{} {}</div>\n", escaped(name), escaped(text))
-    };
-    format!("<div class=\"bars\">\n{}</div>\n", bars.iter().map(bar).collect::<String>())
 }
 
 /// Draws a histogram of nanoseconds in buckets that end at twice the one before, from the first that is not empty to the last.
@@ -386,11 +357,6 @@ mod tests {
             assert!(html.contains(expected), "{expected} in {html}");
         }
         assert!(html.contains("Until then 2 of 2 steps were done"), "{html}");
-    }
-
-    #[test]
-    fn times_have_their_unit() {
-        assert_eq!([1, 9_990, 1_234_000, 2_000_000_000].map(shown), ["1 ns", "9.99 µs", "1.23 ms", "2.00 s"]);
     }
 
     #[test]

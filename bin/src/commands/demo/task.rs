@@ -1,12 +1,13 @@
-//! One task of the demo, in a process of its own. It takes orders on standard input and answers each on standard output, one JSON
-//! value a line; it ends at once when its standard input does. Makes and compares bytes on the main thread.
+//! One task of the demo, in a process of its own. Its first line of standard input is its [`Job`], each further one lets it go on
+//! to the next thing to do; on standard output it says what came of the last, one JSON value a line. It ends at once when its
+//! standard input does. Makes and compares bytes on the main thread.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, BufRead, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -29,10 +30,8 @@ use crate::{Context, Failure, locked_memory};
 
 /// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Orders read ahead of the one that is carried out; the parent sends one at a time.
-const ORDERS_MAX: usize = 2;
-/// The step in which a task that is told so flips a bit: not the first, so that all has moved once.
-const FLIP_STEP: i64 = 1;
+/// Lines read ahead of the one that is waited for; the parent sends one at a time.
+const LINES_MAX: usize = 2;
 
 /// What `sealane demo` starts its tasks with.
 #[derive(Debug, clap::Args)]
@@ -46,24 +45,18 @@ pub struct TaskArgs {
     set: Vec<String>,
 }
 
-/// What a task is to do next. Each order but `Finish` is answered by a `Result`, whose error is the reason why the task cannot go
-/// on.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Become that task; answered by the address that its own engine will have, if it is to have one.
-    Begin(Job),
-    /// Start that engine with the endpoint map at the path, or attach to the daemon whose socket is there.
-    Start(PathBuf),
-    /// Make what is sent in the step, and offer it.
-    Fill(i64),
-    /// Receive all that the peers offer; answered by a [`Fetched`] for each.
-    Fetch(i64),
-    /// Compare every byte that was received; answered by how many tensors and bytes those were.
-    Verify(i64),
-    /// Answered by the shards of the task's own engine.
-    ShowShards,
-    /// Stop the engine or detach, and end.
-    Finish,
+/// What a task tells its parent, which hears all of them before it lets any go on.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Told {
+    /// Where its own engine will be reached, if it is to have one.
+    pub(super) address: Option<SocketAddr>,
+    /// At the end of a step: what it received from each peer.
+    pub(super) fetched: Vec<Fetched>,
+    /// The tensors and bytes that it has compared.
+    pub(super) verified: (u64, u64),
+    /// After the first step and the last: the shards of its own engine.
+    pub(super) shards: Vec<Shard>,
 }
 
 /// What a task is for: a ps owns parameters, which workers pull, and takes the gradients that they push.
@@ -117,12 +110,14 @@ pub(super) struct Job {
     pub(super) ps: usize,
     /// The workload, as its file has it.
     pub(super) workload: String,
+    /// Measured steps.
+    pub(super) steps: u64,
     /// Run an engine in this process.
     pub(super) is_embedded: bool,
     /// Pin that engine's shard where a CPU is free and no setting says otherwise.
     pub(super) pin: bool,
-    /// Flip one bit of what is sent in one step.
-    pub(super) flip_bit: bool,
+    /// The endpoint map of that engine, or the socket of the daemon to attach to.
+    pub(super) at: PathBuf,
 }
 
 /// A tensor that a task sends or receives.
@@ -135,6 +130,14 @@ struct Moved {
 }
 
 impl Job {
+    #[cfg(test)]
+    pub(super) fn example(part: Part, index: usize) -> Job {
+        let workload =
+            r#"{"tensors": [{"name": "a", "shape": [3]}, {"name": "b", "shape": [0]}, {"name": "c", "shape": [5]}]}"#;
+        let (workload, at) = (workload.to_owned(), PathBuf::new());
+        Job { part, index, workers: 2, ps: 2, workload, steps: 1, is_embedded: true, pin: false, at }
+    }
+
     /// The task's name in the endpoint map.
     pub(super) fn task(&self) -> String {
         self.part.task(self.index)
@@ -194,11 +197,11 @@ pub(super) struct Fetched {
 /// Standard output cannot be written. Whatever else goes wrong is reported to the parent, which ends this process.
 pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
     leave_signals_to_parent()?;
-    let orders = read_orders();
-    if let Err(reason) = serve(&orders, args, context) {
-        answer(Err::<(), _>(reason)).map_err(Failure::work)?;
+    let lines = read_lines();
+    if let Err(reason) = play(&lines, args, context) {
+        tell(&Err(reason)).map_err(Failure::work)?;
         // The parent has the reason and closes standard input, which ends the process.
-        while orders.recv().is_ok() {}
+        while lines.recv().is_ok() {}
     }
     Ok(())
 }
@@ -211,58 +214,57 @@ fn leave_signals_to_parent() -> Result<(), Failure> {
     set.map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))
 }
 
-/// Reads orders on a thread of its own, so that the end of standard input ends the process whatever it waits for.
-fn read_orders() -> Receiver<Result<Order, String>> {
-    let (sender, receiver) = mpsc::sync_channel(ORDERS_MAX);
+/// Reads lines on a thread of its own, so that the end of standard input ends the process whatever it waits for.
+fn read_lines() -> Receiver<String> {
+    let (sender, receiver) = mpsc::sync_channel(LINES_MAX);
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
-            let order = serde_json::from_str(&line).map_err(|error| format!("an order cannot be read ({error})"));
-            let is_last = matches!(order, Ok(Order::Finish));
             // Nobody listens once the work has ended.
-            if sender.send(order).is_err() || is_last {
-                return;
-            }
+            let _ = sender.send(line);
         }
         std::process::exit(1);
     });
     receiver
 }
 
-fn answer(answer: Result<impl Serialize, String>) -> Result<(), String> {
-    let mut line = serde_json::to_vec(&answer).map_err(told)?;
+fn tell(told: &Result<Told, String>) -> Result<(), String> {
+    let mut line = serde_json::to_vec(told).map_err(shown)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
-    out.write_all(&line).and_then(|()| out.flush()).map_err(told)
+    out.write_all(&line).and_then(|()| out.flush()).map_err(shown)
 }
 
-fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Context) -> Result<(), String> {
-    let next = || orders.recv().map_err(|_| "the orders ended".to_owned())?;
-    let out_of_turn = |order: Order| Err(format!("told to {order:?} out of turn"));
-    let job = match next()? {
-        Order::Begin(job) => job,
-        order => return out_of_turn(order),
-    };
+/// Does all that a task does, and after each thing waits until all tasks have done it.
+fn play(lines: &Receiver<String>, args: &TaskArgs, context: &Context) -> Result<(), String> {
+    let next = || lines.recv().map_err(shown);
+    let meet = |told| tell(&Ok(told)).and_then(|()| next().map(drop));
+    let job: Job = serde_json::from_str(&next()?).map_err(|error| format!("a job cannot be read ({error})"))?;
     let listener = job.is_embedded.then(|| TcpListener::bind("127.0.0.1:0")).transpose();
     let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
-    answer(Ok::<Option<SocketAddr>, _>(listener.as_ref().map(TcpListener::local_addr).transpose().map_err(told)?))?;
-    let mut player = match next()? {
-        Order::Start(at) => Player::start(job, listener, &at, args, context).map_err(told)?,
-        order => return out_of_turn(order),
-    };
-    answer(Ok(()))?;
-    loop {
-        match next()? {
-            Order::Fill(step) => answer(Ok(player.fill(step).map_err(told)?))?,
-            Order::Fetch(step) => answer(Ok(player.fetch(step).map_err(told)?))?,
-            Order::Verify(step) => answer(Ok(player.verify(step)?))?,
-            Order::ShowShards => answer(Ok(player.shards()))?,
-            Order::Finish => return player.finish().map_err(told),
-            order => return out_of_turn(order),
+    let address = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(shown)?;
+    meet(Told { address, ..Told::default() })?;
+    let (own_part, steps) = (job.part, job.steps as i64);
+    let mut player = Player::start(job, listener, args, context).map_err(shown)?;
+    meet(Told::default())?;
+    for step in 0..=steps {
+        player.fill(step).map_err(shown)?;
+        meet(Told::default())?;
+        let mut fetched = Vec::new();
+        // The workers pull; then the ps take the pushes.
+        for part in [Part::Worker, Part::Ps] {
+            if part == own_part {
+                fetched = player.fetch(step).map_err(shown)?;
+            }
+            meet(Told::default())?;
         }
+        let verified = player.verify(step)?;
+        let shards = if step == 0 || step == steps { player.shards() } else { Vec::new() };
+        meet(Told { fetched, verified, shards, address: None })?;
     }
+    player.finish().map_err(shown)
 }
 
-fn told(error: impl Display) -> String {
+fn shown(error: impl Display) -> String {
     error.to_string()
 }
 
@@ -292,25 +294,20 @@ struct Incoming {
 }
 
 impl Player {
-    fn start(
-        job: Job,
-        listener: Option<TcpListener>,
-        at: &Path,
-        args: &TaskArgs,
-        context: &Context,
-    ) -> Result<Player, Failure> {
+    fn start(job: Job, listener: Option<TcpListener>, args: &TaskArgs, context: &Context) -> Result<Player, Failure> {
         let settings = job.part.settings(&args.config, &args.set, context)?;
         let Settings { runtime, transport, .. } = &settings;
         let workload = Workload::parse(&job.workload, "the workload")?;
         let Some(listener) = listener else {
             let polling = if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) };
-            let how = Attach::new(&job.task()).socket(at).arena_bytes(job.memory_bytes(&workload)).polling(polling);
+            let how =
+                Attach::new(&job.task()).socket(&job.at).arena_bytes(job.memory_bytes(&workload)).polling(polling);
             // The memory is made meanwhile.
             let task = how.timeout(REQUEST_TIMEOUT).attach().map_err(Failure::work)?;
             return Player::new(job, &workload, task, None, transport.window.value).map_err(Failure::work);
         };
         let pin = if job.pin { Pin::IfFree } else { Pin::Off };
-        let engine = short_lived_engine_settings(&settings, EndpointMap::load(at)?, &[&job.task()], pin)?;
+        let engine = short_lived_engine_settings(&settings, EndpointMap::load(&job.at)?, &[&job.task()], pin)?;
         let engine = EngineSettings { listeners: vec![listener], ..engine };
         locked_memory::check(&engine)?;
         let window = engine.session.window;
@@ -345,7 +342,6 @@ impl Player {
     fn fill(&mut self, step: i64) -> Result<(), Error> {
         self.settle()?;
         let author = self.job.part.author(self.job.index);
-        let mut flips = self.job.flip_bit && step == FLIP_STEP;
         for (Moved { number, .. }, memory) in &mut self.outgoing {
             if Arc::get_mut(memory).is_none() {
                 // The engine has yet to let go of the last step's.
@@ -353,11 +349,6 @@ impl Player {
             }
             let memory = Arc::get_mut(memory).expect("looked at, or made, just now");
             Pattern::new(author, *number, step).fill(memory);
-            if flips && !memory.is_empty() {
-                let middle = memory.len() / 2;
-                memory[middle] ^= 1;
-                flips = false;
-            }
         }
         for peer in 0..self.incoming.len() {
             let to_peer = self.outgoing.iter().filter(|(moved, _)| moved.peers.contains(&peer));
@@ -446,16 +437,10 @@ impl Player {
 mod tests {
     use super::*;
 
-    const TEXT: &str =
-        r#"{"tensors": [{"name": "a", "shape": [3]}, {"name": "b", "shape": [0]}, {"name": "c", "shape": [5]}]}"#;
-
     #[test]
     fn tensors_are_dealt_out_and_need_memory_on_both_sides() {
-        let workload = Workload::parse(TEXT, "test").unwrap();
-        let job = |part, index| {
-            let workload = TEXT.to_owned();
-            Job { part, index, workers: 2, ps: 2, workload, is_embedded: true, pin: false, flip_bit: false }
-        };
+        let job = Job::example;
+        let workload = Workload::parse(&job(Part::Ps, 0).workload, "test").unwrap();
         let shown = |moved: Vec<Moved>| {
             let shown = moved.iter().map(|moved| format!("{}{}{:?}", moved.number, moved.spec.name(), moved.peers));
             shown.collect::<Vec<_>>().join(" ")

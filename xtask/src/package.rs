@@ -8,7 +8,6 @@ use std::process::Command;
 
 use clap::CommandFactory;
 use clap_complete::{Shell, generate_to};
-use sealane_cli::cli::Cli;
 
 use crate::Outcome;
 use crate::build::{Build, workspace};
@@ -61,15 +60,24 @@ impl Deb {
     }
 }
 
-/// Writes `man1/*.1` and a completion for each shell into `folder`, which is made. All are made from the program's own description of
-/// its arguments, so that they cannot drift.
+/// The program of the benchmarks.
+const BENCH: &str = "sealane-bench";
+
+/// Writes `man1/*.1` and, for each shell, a completion of both programs into `folder`, which is made. All are made from the programs'
+/// own descriptions of their arguments, so that they cannot drift.
 fn write_pages(folder: &Path) -> Result<(), String> {
     let write = || {
         let manual = folder.join("man1");
         fs::create_dir_all(&manual)?;
-        clap_mangen::generate_to(Cli::command(), &manual)?;
-        let mut shells = [Shell::Bash, Shell::Zsh, Shell::Fish].into_iter();
-        shells.try_for_each(|shell| generate_to(shell, &mut shown(&Cli::command()), "sealane", folder).map(drop))
+        let bench = sealane_bench::commands::Cli::command().name(BENCH);
+        // The page of `sealane bench` is that of the program which it runs.
+        for (name, program) in [("sealane", sealane_cli::cli::Cli::command()), (BENCH, bench)] {
+            clap_mangen::generate_to(program.clone(), &manual)?;
+            for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+                generate_to(shell, &mut shown(&program), name, folder)?;
+            }
+        }
+        Ok(())
     };
     write().map_err(|error: std::io::Error| format!("{}: {error}", folder.display()))
 }
@@ -98,17 +106,22 @@ mod tests {
     fn every_command_has_a_page_and_is_completed_and_hidden_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         write_pages(folder.path()).unwrap();
-        for name in ["sealane", "sealane-daemon", "sealane-map-lint"] {
+        for name in ["sealane", "sealane-daemon", "sealane-map-lint", "sealane-bench", "sealane-bench-latency"] {
             let page = fs::read_to_string(folder.path().join("man1").join(format!("{name}.1"))).unwrap();
             assert!(page.contains(".SH NAME") && page.contains("sealane"), "{page}");
         }
         for hidden in ["sealane-bench-peer", "sealane-demo-task", "sealane-help"] {
             assert!(!folder.path().join("man1").join(format!("{hidden}.1")).exists(), "{hidden}");
         }
-        for file in ["sealane.bash", "_sealane", "sealane.fish"] {
-            let text = fs::read_to_string(folder.path().join(file)).unwrap();
-            assert!(text.contains("daemon") && text.contains("endpoint-map"), "{file}");
-            assert!(!text.contains("demo-task") && !text.contains("listener-on-stdin"), "{file}");
+        for (files, command, flag) in [
+            (["sealane.bash", "_sealane", "sealane.fish"], "daemon", "endpoint-map"),
+            (["sealane-bench.bash", "_sealane-bench", "sealane-bench.fish"], "latency", "baseline"),
+        ] {
+            for file in files {
+                let text = fs::read_to_string(folder.path().join(file)).unwrap();
+                assert!(text.contains(command) && text.contains(flag), "{file}");
+                assert!(!text.contains("demo-task") && !text.contains("listener-on-stdin"), "{file}");
+            }
         }
     }
 }

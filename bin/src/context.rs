@@ -48,21 +48,12 @@ impl Context {
         &self.working_directory
     }
 
-    /// The settings that `flags`, the environment and `sealane.toml` give.
+    /// The settings that `flags`, the environment and `sealane.toml` give, and those that a command has flags of its own for.
     ///
     /// # Errors
     ///
     /// A value cannot be read or contradicts another one.
-    pub fn settings(&self, flags: &SettingsFlags) -> Result<Settings, Failure> {
-        self.settings_with(flags, [])
-    }
-
-    /// As [`Context::settings`], with the settings that a command has flags of its own for.
-    ///
-    /// # Errors
-    ///
-    /// A value cannot be read or contradicts another one.
-    pub fn settings_with(
+    pub fn settings(
         &self,
         flags: &SettingsFlags,
         overrides: impl IntoIterator<Item = Override>,

@@ -7,6 +7,9 @@ use clap::{Args, ValueEnum};
 use crate::Failure;
 use crate::settings::{Override, Role};
 
+/// Longest `--timeout-s`: a day.
+pub(crate) const TIMEOUT_S_MAX: u64 = 86_400;
+
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {

@@ -79,7 +79,7 @@ pub struct Args {
 ///
 /// A setting or the endpoint map is wrong, or something will not work; what could be found out is printed all the same.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, args.places.overrides()?)?;
+    let settings = context.settings(&args.settings, args.places.overrides()?)?;
     let rehearsal = rehearse(&settings, &args.task);
     let map = rehearsal.map.as_deref();
     let ours = map.map(|map| ours(args, &settings, map, &rehearsal)).unwrap_or_default();

@@ -10,11 +10,8 @@ use sealane_transport::shm::attach::{self, AttachError};
 
 use crate::commands::daemon::socket::lock_path;
 use crate::commands::daemon::socket_override;
-use crate::flags::SettingsFlags;
+use crate::flags::{SettingsFlags, TIMEOUT_S_MAX};
 use crate::{Context, Failure};
-
-/// Longest `--timeout-s`: a day.
-const TIMEOUT_S_MAX: u64 = 86_400;
 
 /// Drain and stop this host's daemon
 ///
@@ -40,7 +37,7 @@ pub struct Args {
 ///
 /// No daemon serves at the socket, it refuses, or it does not end in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
     // Not at the other of the default ones: root in a session must not stop the host's daemon by mistake.
     let socket = &settings.daemon.socket.value;
     let deadline = Instant::now() + Duration::from_secs(args.timeout_s);

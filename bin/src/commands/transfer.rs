@@ -15,13 +15,10 @@ use self::carrier::{Daemon, Through};
 use super::daemon::socket_override;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
-use crate::flags::SettingsFlags;
+use crate::flags::{SettingsFlags, TIMEOUT_S_MAX};
 use crate::progress::write_line;
 use crate::settings::{Settings, Source};
 use crate::{Context, Failure, locked_memory};
-
-/// Longest `--timeout-s`: a day.
-const TIMEOUT_S_MAX: u64 = 86_400;
 
 /// The part of the time-out within which the peer must have answered a call; what is left tells a caller that finds
 /// nobody from one that finds a peer without the tensor.
@@ -77,7 +74,7 @@ impl Ends {
     /// What carries the tensors of one of the two tasks: this host's daemon if it serves the task, else an engine in this
     /// process. A line on standard error says which and why. `arena_bytes` is memory to share with the daemon.
     pub(super) fn start(&self, side: Side, arena_bytes: u64, context: &Context) -> Result<Carrier, Failure> {
-        let settings = context.settings_with(&self.settings, socket_override(self.socket.as_ref())?)?;
+        let settings = context.settings(&self.settings, socket_override(self.socket.as_ref())?)?;
         let task = match side {
             Side::Sender => &self.from,
             Side::Receiver => &self.to,

@@ -4,6 +4,7 @@
 mod npy;
 mod safetensors;
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
@@ -86,8 +87,8 @@ pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<Name
 /// # Panics
 /// There is no tensor.
 pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), Failure> {
-    let (header, order) = layout(path, tensors)?;
-    replace(path, parts(&header, &order, tensors)).map_err(|error| {
+    let parts = parts(path, tensors)?;
+    replace(path, parts.iter().map(|part| &**part)).map_err(|error| {
         let remedy = "name a file in a directory that exists and has free space";
         Failure::file(path, format!("cannot be written ({error}); {remedy}"))
     })
@@ -101,24 +102,19 @@ pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), Failure> {
 /// # Panics
 /// There is no tensor.
 pub fn encode(path: &Path, tensors: &[NamedTensor]) -> Result<Vec<u8>, Failure> {
-    let (header, order) = layout(path, tensors)?;
-    Ok(parts(&header, &order, tensors).collect::<Vec<_>>().concat())
+    Ok(parts(path, tensors)?.concat())
 }
 
-fn layout(path: &Path, tensors: &[NamedTensor]) -> Result<Layout, Failure> {
+/// The start of a file, and the bytes of tensors that follow it.
+fn parts<'a>(path: &Path, tensors: &'a [NamedTensor]) -> Result<Vec<Cow<'a, [u8]>>, Failure> {
     let layout = match Format::of(path)? {
-        Format::Npy => npy::header(&tensors[0]),
+        Format::Npy => npy::header(&tensors[0]).map(|header| (header, vec![0])),
         Format::Safetensors => safetensors::header(tensors),
     };
-    layout.map_err(|problem| Failure::file(path, problem))
+    let (header, order) = layout.map_err(|problem| Failure::file(path, problem))?;
+    let bytes = order.into_iter().map(|index| Cow::Borrowed(tensors[index].1.bytes()));
+    Ok(std::iter::once(Cow::Owned(header)).chain(bytes).collect())
 }
-
-fn parts<'a>(header: &'a [u8], order: &'a [usize], tensors: &'a [NamedTensor]) -> impl Iterator<Item = &'a [u8]> {
-    std::iter::once(header).chain(order.iter().map(|&index| tensors[index].1.bytes()))
-}
-
-/// The start of a file, and which tensors' bytes follow it in which order.
-type Layout = (Vec<u8>, Vec<usize>);
 
 /// A format cannot hold a tensor.
 fn unfit(format: &str, (key, tensor): &NamedTensor, remedy: &str) -> String {

@@ -5,7 +5,7 @@ use sealane_fusion::{DType, Tensor, TensorMeta, TypeCode};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::{Layout, NamedTensor, plain_dtype, unfit};
+use super::{NamedTensor, plain_dtype, unfit};
 
 /// What a file begins with, before its version.
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -111,12 +111,11 @@ pub(super) fn decode(file: Vec<u8>) -> Result<Tensor, String> {
 }
 
 /// The start of a file that holds the tensor.
-pub(super) fn header(named: &NamedTensor) -> Result<Layout, String> {
+pub(super) fn header(named: &NamedTensor) -> Result<Vec<u8>, String> {
     let tensor = &named.1;
     let descr = plain_dtype(tensor).and_then(descr_of);
     let descr = descr.ok_or_else(|| unfit("an .npy file", named, "numpy has no such type"))?;
-    let header = Header { descr: descr.into(), fortran_order: false, shape: tensor.shape().to_vec() };
-    Ok((header.encode(), vec![0]))
+    Ok(Header { descr: descr.into(), fortran_order: false, shape: tensor.shape().to_vec() }.encode())
 }
 
 /// The types that numpy and DLPack share: numpy's letter, DLPack's code, and the bytes that an element may have.
@@ -164,8 +163,7 @@ mod tests {
 
     fn npy(tensor: Tensor) -> Vec<u8> {
         let named = ("k".to_owned(), tensor);
-        let (header, _) = header(&named).ok().unwrap();
-        [header.as_slice(), named.1.bytes()].concat()
+        [&header(&named).unwrap(), named.1.bytes()].concat()
     }
 
     fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {

@@ -6,7 +6,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 use sealane_fusion::{DType, Tensor, TensorMeta, TypeCode};
 use sealane_transport::limits::KEY_BYTES_MAX;
 
-use super::{Layout, NamedTensor, plain_dtype, unfit};
+use super::{NamedTensor, plain_dtype, unfit};
 
 /// The header's own length, at the start of a file.
 const LENGTH_BYTES: usize = 8;
@@ -54,7 +54,7 @@ fn tensor(key: &str, info: &TensorInfo, data: &Bytes) -> Result<Tensor, String> 
 
 /// The header of a file that holds all tensors, and the order in which their bytes follow: large elements first, so
 /// that each begins at a multiple of its element.
-pub(super) fn header(tensors: &[NamedTensor]) -> Result<Layout, String> {
+pub(super) fn header(tensors: &[NamedTensor]) -> Result<(Vec<u8>, Vec<usize>), String> {
     const FORMAT: &str = "a .safetensors file";
     let mut entries = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {

@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use ledger::now_us;
 pub(crate) use orders::Order;
+/// The task of a number, as the endpoint map has it.
+pub(crate) use sealane_tests::fixture::task as name;
 pub(crate) use tensors::TIMEOUT_MAX;
 
 use crate::Outcome;
@@ -62,11 +64,6 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// Between two pulls. Seven tasks and three daemons share two processors, and are to leave some of them: a call that is late because the
 /// machine is busy looks like one that was lost.
 const PULL_PAUSE: Duration = Duration::from_millis(100);
-
-/// The task of a number, as the endpoint map has it.
-pub(crate) fn name(task: usize) -> String {
-    format!("task{task}:2222")
-}
 
 /// The number of a task.
 fn number(name: &str) -> Option<usize> {

@@ -97,12 +97,10 @@ pub(super) fn memory_lock(limit: LockLimit, needed: Option<(usize, u64)>, requir
 pub(super) fn io_uring(tried: Result<(), RuntimeError>, choice: &Sourced<ExecutorChoice>) -> (Finding, Value) {
     const NAME: &str = "io_uring";
     let available = tried.is_ok();
-    let (executor, word) = match (choice.value, available) {
-        (ExecutorChoice::Auto, true) => (Some(ExecutorKind::IoUring), "auto"),
-        (ExecutorChoice::Auto, false) => (Some(ExecutorKind::Epoll), "auto"),
-        (ExecutorChoice::IoUring, true) => (Some(ExecutorKind::IoUring), "io_uring"),
-        (ExecutorChoice::IoUring, false) => (None, "io_uring"),
-        (ExecutorChoice::Epoll, _) => (Some(ExecutorKind::Epoll), "epoll"),
+    let (executor, word) = match choice.value {
+        ExecutorChoice::Auto => (Some(if available { ExecutorKind::IoUring } else { ExecutorKind::Epoll }), "auto"),
+        ExecutorChoice::IoUring => (available.then_some(ExecutorKind::IoUring), "io_uring"),
+        ExecutorChoice::Epoll => (Some(ExecutorKind::Epoll), "epoll"),
     };
     let reason = match tried {
         Ok(()) => "a ring was created".to_owned(),

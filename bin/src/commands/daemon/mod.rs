@@ -121,7 +121,7 @@ const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 /// The settings or the endpoint map are wrong, the socket or a transport address is in use, or the shards cannot be
 /// started or stopped.
 pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, args.places.overrides()?)?;
+    let settings = context.settings(&args.settings, args.places.overrides()?)?;
     if let Some((says, remedy)) = settings.unread_variables() {
         tracing::warn!("{says}; {remedy}");
     }

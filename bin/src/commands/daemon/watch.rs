@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
+use crate::files::directory_of;
+
 /// A file that was written and closed, or renamed to its name: from then on it is whole. A file that is gone is no
 /// change: most likely the next one is on its way.
 const CHANGES: AddWatchFlags = AddWatchFlags::IN_CLOSE_WRITE.union(AddWatchFlags::IN_MOVED_TO);
@@ -47,11 +49,7 @@ impl Watch {
     /// The system's: a limit of its own.
     pub(super) fn new(paths: &[&Path]) -> Result<(Watch, Vec<Unwatched>), Errno> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let directory = |path: &&Path| match path.parent() {
-            Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let directories: BTreeSet<_> = paths.iter().map(directory).collect();
+        let directories: BTreeSet<_> = paths.iter().map(|path| directory_of(path).to_owned()).collect();
         let files = paths.iter().map(|path| path.file_name().unwrap_or_default().to_owned()).collect();
         let watch = Watch { inotify, directories, files };
         let unwatched = watch.renew();

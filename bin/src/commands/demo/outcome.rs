@@ -28,8 +28,6 @@ const LATENCY_DIGITS: u8 = 3;
 const BAR_WIDTH: u64 = 40;
 /// The percentiles that are shown.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
-/// The columns of the table.
-const HEADS: [&str; 6] = ["task", "tensors", "bytes", "pull GB/s", "push GB/s", "step ms"];
 
 /// What moved in one direction, and how long that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -194,9 +192,9 @@ impl Outcome<'_> {
 
     /// The outcome as people read it.
     pub(super) fn to_text(&self) -> String {
-        let columns: Vec<_> =
-            (0..).zip(HEADS).map(|(at, head)| [Column::text, Column::number][at.min(1)](head)).collect();
-        let table = Table::new(columns, self.rows().into_iter().map(|row| row.0));
+        let numbers = ["tensors", "bytes", "pull GB/s", "push GB/s", "step ms"].map(Column::number);
+        let table =
+            Table::new([&[Column::text("task")], &numbers[..]].concat(), self.rows().into_iter().map(|row| row.0));
         let (tensors, bytes) = (self.verified.0, DecimalBytes(self.verified.1));
         let Outcome { args: Args { workers, ps, steps, .. }, workload, window, links: [verbs, tcp], .. } = self;
         let (pull, push) = (DecimalBytes(workload.pull_bytes()), DecimalBytes(workload.push_bytes()));

@@ -96,7 +96,8 @@ impl Part {
         context: &Context,
     ) -> Result<Settings, Failure> {
         let role = Some(self.role());
-        context.settings(&SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() })
+        let flags = SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() };
+        context.settings(&flags, [])
     }
 }
 

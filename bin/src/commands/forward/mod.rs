@@ -75,7 +75,7 @@ pub struct Args {
 ///
 /// A setting or address is wrong, there is no daemon, or it has gone.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
     let routes = routes(args, &settings.transport.endpoint_map.value)?;
     allow_many_descriptors();
     let attach = match settings.daemon.socket.source {

@@ -49,7 +49,7 @@ pub struct Args {
 ///
 /// No daemon serves at the socket, it does not answer, or there is no terminal for `--watch`.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
     let socket = &settings.daemon.clients_socket();
     if args.json {
         let figures = look(socket)?;

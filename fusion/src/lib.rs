@@ -39,6 +39,7 @@
 
 #![deny(unsafe_code)]
 
+mod deadlines;
 mod engine;
 mod limits;
 pub mod metrics;

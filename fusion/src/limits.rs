@@ -83,6 +83,10 @@ pub(crate) const GATHERED_SHARE: usize = 4;
 /// comes next.
 pub(crate) const ROW_WAKES_PER_TURN: usize = 64;
 
+/// Requests of peers that end in one turn because their deadlines have passed, and as many for rows: some 60 µs. The others' turn comes
+/// next, for it is the peers that choose the deadlines.
+pub(crate) const LATE_PER_TURN: usize = 64;
+
 /// Requests for rows of one peer that wait for one table at most, so that it does not stand before all others when that comes; more
 /// end with ResourceExhausted. Far more than a host's tasks ask ahead.
 pub(crate) const ROW_WAITS_MAX: usize = 4096;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use sealane_transport::{Error, Handle};
 
 use super::{Entry, Parked, Slot, State, Table, Unsent, Waits};
+use crate::limits::LATE_PER_TURN;
 
 /// What was taken out, for its owner to tell those who wait.
 #[derive(Debug)]
@@ -48,8 +49,8 @@ impl<S> Table<S> {
     /// the one that is there if it fails when that is gone.
     pub fn park_until(&mut self, by: Parked, until: Instant, fails_if_gone: bool) {
         if let Some(waits) = self.parked.get_mut(&by) {
-            (waits.until, waits.fails_if_gone) = (Some(until), fails_if_gone);
-            self.earliest_parked = Some(self.earliest_parked.map_or(until, |earliest| earliest.min(until)));
+            waits.fails_if_gone = fails_if_gone;
+            self.parked_until.enter(waits.entry, until);
         }
     }
 
@@ -68,17 +69,15 @@ impl<S> Table<S> {
         parked
     }
 
-    /// Takes out the requests of peers that have waited for as long as they may.
+    /// Takes out requests of peers that have waited for as long as they may, as many as a turn may end; of more,
+    /// [`next_deadline`](Self::next_deadline) tells.
     pub fn expire_parked(&mut self, now: Instant) -> Vec<Parked> {
-        if self.earliest_parked.is_none_or(|earliest| earliest > now) {
-            return Vec::new();
+        let mut late = Vec::new();
+        while late.len() < LATE_PER_TURN
+            && let Some(handle) = self.parked_until.due(now)
+        {
+            late.push(self.take_wanted(handle).expect("a deadline ends with its request"));
         }
-        let late = self.parked.iter().filter(|(_, waits)| waits.until.is_some_and(|until| until <= now));
-        let mut late: Vec<_> = late.map(|(by, _)| *by).collect();
-        // A hash map's order is no order.
-        late.sort_unstable();
-        late.retain(|by| self.withdraw(*by));
-        self.earliest_parked = self.parked.values().filter_map(|waits| waits.until).min();
         late
     }
 

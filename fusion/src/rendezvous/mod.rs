@@ -16,6 +16,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable, hash_table};
 use sealane_runtime::earliest;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, reuse_key};
 
+use crate::deadlines::Deadlines;
 pub use ended::{EndedSteps, Scope};
 pub use ending::Ended;
 use sealane_transport::tensor::TensorMeta;
@@ -183,10 +184,9 @@ impl<S> Entry<S> {
     }
 }
 
-/// Where a request of a peer waits, and until when at most.
+/// Where a request of a peer waits.
 struct Waits {
     entry: Handle,
-    until: Option<Instant>,
     /// It fails when its producer leaves, and is to be told who that is.
     fails_if_gone: bool,
 }
@@ -199,8 +199,8 @@ pub struct Table<S> {
     steps: Chains,
     /// Requests of peers that wait.
     parked: HashMap<Parked, Waits>,
-    /// No request of a peer waits for a shorter time.
-    earliest_parked: Option<Instant>,
+    /// Until when each of them waits at most, by its entry.
+    parked_until: Deadlines,
     /// How many of this node's own wait.
     local_requests: usize,
     hasher: DefaultHashBuilder,
@@ -217,7 +217,7 @@ impl<S> Table<S> {
             index: HashTable::new(),
             steps: Chains::default(),
             parked: HashMap::new(),
-            earliest_parked: None,
+            parked_until: Deadlines::default(),
             local_requests: 0,
             hasher: DefaultHashBuilder::default(),
             pending_sends: 0,
@@ -353,9 +353,16 @@ impl<S> Table<S> {
     #[inline]
     fn forget_parked(&mut self, by: Parked) {
         match by {
-            Parked::Peer { .. } => drop(self.parked.remove(&by)),
+            Parked::Peer { .. } => _ = self.unpark(by),
             Parked::Local(_) => self.local_requests -= 1,
         }
+    }
+
+    /// A request of a peer is no longer parked; its entry.
+    fn unpark(&mut self, by: Parked) -> Option<Handle> {
+        let Waits { entry, .. } = self.parked.remove(&by)?;
+        self.parked_until.remove(entry);
+        Some(entry)
     }
 
     /// Sends a tensor, or finds the request that waits for it.
@@ -436,7 +443,7 @@ impl<S> Table<S> {
         let Ok(key) = std::str::from_utf8(at.key) else { return Ok(Found::NotText) };
         let at = MatchKey { pair: at.pair, step: at.step, key };
         let entry = self.insert_wanted(hash, at, by);
-        self.parked.insert(by, Waits { entry, until: None, fails_if_gone: false });
+        self.parked.insert(by, Waits { entry, fails_if_gone: false });
         Ok(Found::Parked)
     }
 
@@ -490,7 +497,7 @@ impl<S> Table<S> {
 
     /// Forgets a parked request; false if it has been answered already.
     pub fn withdraw(&mut self, by: Parked) -> bool {
-        let Some(Waits { entry: handle, .. }) = self.parked.remove(&by) else { return false };
+        let Some(handle) = self.unpark(by) else { return false };
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
         self.remove(handle);
@@ -511,7 +518,7 @@ impl<S> Table<S> {
     /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) are to be called at the latest.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.earliest, self.earliest_parked])
+        earliest([self.earliest, self.parked_until.next()])
     }
 
     /// Takes out the tensors that waited past their deadline. Of those that are lent by then `tell` hears, and makes the error

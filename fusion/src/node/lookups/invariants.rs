@@ -28,7 +28,7 @@ impl Lookups {
                 lookup.rows.as_rows().title()
             );
             assert!(lookup.line != Line::Retries || self.retry_at.is_some(), "nobody would try it again");
-            assert!(self.earliest.is_some_and(|earliest| earliest <= lookup.deadline), "it would wait for ever");
+            assert_eq!(self.deadlines.of(handle), Some(lookup.deadline), "it would wait for ever");
             if let Asker::Peer { session, id, is_parked, quota } = &lookup.asker {
                 of_peers += 1;
                 assert!(*is_parked && context.peers.session(*session).is_some(), "its peer would hear nothing");
@@ -44,6 +44,7 @@ impl Lookups {
             let charged = (quota.rows.requests.get(), quota.rows.gathering.get());
             assert_eq!(charged, held.copied().unwrap_or_default(), "{} would be charged for others", peer.address);
         }
+        assert_eq!(self.deadlines.len(), self.lookups.len(), "one that has ended would end again");
         assert_eq!(self.asked.len(), of_peers, "requests would be taken for rows that are none");
         self.waiting.check_invariants();
         let waiting = self.lookups.iter().filter(|(_, lookup)| lookup.waits.is_some()).count();

@@ -30,8 +30,9 @@ use super::context::{Context, draining};
 use super::outcomes::unheard;
 use super::pairs::STRANGER;
 use super::pulls::Pulls;
+use crate::deadlines::Deadlines;
 use crate::limits::{
-    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
+    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, LATE_PER_TURN, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
     ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX, ROW_WAKES_PER_TURN,
 };
 use crate::metrics::{Operation as Measured, TableCounters, Way};
@@ -113,8 +114,8 @@ pub(super) struct Lookups {
     /// Those of peers, by session and id.
     asked: HashMap<(Handle, Handle), Handle>,
     served: Served,
-    /// No deadline is earlier.
-    earliest: Option<Instant>,
+    /// When each ends at the latest that did not end at once.
+    deadlines: Deadlines,
     /// Kept to reuse their memory.
     ids: Vec<u64>,
     locks_key: String,
@@ -132,7 +133,7 @@ impl Lookups {
             wakes: ROW_WAKES_PER_TURN,
             asked: HashMap::new(),
             served: Served::default(),
-            earliest: None,
+            deadlines: Deadlines::default(),
             ids: Vec::new(),
             locks_key: String::new(),
         }
@@ -152,7 +153,7 @@ impl Lookups {
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         // Nothing is tried again unless there is a lookup, which has a deadline.
-        let earliest = self.earliest?;
+        let earliest = self.deadlines.next()?;
         Some(self.retry_at.map_or(earliest, |retry_at| retry_at.min(earliest)))
     }
 
@@ -213,7 +214,6 @@ impl Lookups {
         (min_version, fail_if_gone): (i64, bool),
         (since, deadline): (Instant, Instant),
     ) -> Handle {
-        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         let (line, waits, gathering) = (Line::None, None, None);
         let lookup =
             Lookup { asker, producer, rows, min_version, since, deadline, fail_if_gone, line, waits, gathering };
@@ -224,6 +224,7 @@ impl Lookups {
     /// Takes a lookup out.
     fn remove(&mut self, handle: Handle) -> Option<Lookup> {
         let lookup = self.lookups.remove(handle)?;
+        self.deadlines.remove(handle);
         if let Asker::Peer { session, id, quota, .. } = &lookup.asker {
             self.asked.remove(&(*session, *id));
             less(&quota.rows.requests, lookup.rows.as_rows().as_bytes().len());
@@ -233,7 +234,7 @@ impl Lookups {
             self.waiting.remove(name, lookup.waiter(handle));
         }
         if self.lookups.is_empty() {
-            (self.earliest, self.retry_at) = (None, None);
+            self.retry_at = None;
             self.queue.clear();
             self.retries.clear();
             self.waiting.clear();
@@ -348,9 +349,13 @@ impl Lookups {
         self.park(handle, context);
     }
 
-    /// A peer is told that its request waits.
+    /// It waits, until its deadline at most; a peer is told so.
     fn park(&mut self, handle: Handle, context: &mut Context) {
-        if let Some(Lookup { asker: Asker::Peer { session, id, is_parked, .. }, .. }) = self.lookups.get_mut(handle)
+        let Some(lookup) = self.lookups.get_mut(handle) else { return };
+        if self.deadlines.of(handle).is_none() {
+            self.deadlines.enter(handle, lookup.deadline);
+        }
+        if let Asker::Peer { session, id, is_parked, .. } = &mut lookup.asker
             && !std::mem::replace(is_parked, true)
         {
             with_session(*session, context, |with| with.park(*id));
@@ -522,13 +527,11 @@ impl Lookups {
         }
     }
 
-    /// Ends what has waited past its deadline.
+    /// Ends what has waited past its deadline, as much as a turn may end; of more, [`next_deadline`](Self::next_deadline) tells.
     pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
-            return;
-        }
-        for handle in self.lookups.select(|lookup| lookup.deadline <= now) {
-            let lookup = self.lookups.get(handle).expect("just selected");
+        for _ in 0..LATE_PER_TURN {
+            let Some(handle) = self.deadlines.due(now) else { break };
+            let lookup = self.lookups.get(handle).expect("a deadline ends with its lookup");
             let waited = lookup.deadline.saturating_duration_since(lookup.since);
             let called =
                 lookup.waits.as_ref().map_or_else(|| lookup.rows.as_rows().title(), |name| name.key.to_string());
@@ -541,7 +544,6 @@ impl Lookups {
             let error = Error::late(Operation::Pull, lookup.min_version, called, waited, awaited);
             self.fail(handle, &error, context);
         }
-        self.earliest = self.lookups.iter().map(|(_, lookup)| lookup.deadline).min();
     }
 }
 

@@ -3,12 +3,14 @@
 use sealane_transport::lane::lane;
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::outbox::Outbox;
-use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, RowsRequest, parse};
+use sealane_transport::wire::{
+    Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, Request, RowsRequest, parse,
+};
 use sealane_transport::{Keys, Tray};
 
 use super::pushing::{WORKER, accept_at, push_to, taken_from};
 use super::*;
-use crate::limits::PROMISE_TIME;
+use crate::limits::{LATE_PER_TURN, PARKED_GRACE, PROMISE_TIME};
 use crate::node::{PullRequest, PullWaiter, PushRequest};
 use crate::queue::{AcceptOptions, AcceptQueue};
 
@@ -268,7 +270,7 @@ fn parked_requests_are_counted_by_peer() {
     let session = SessionLimits { parked_requests_max: 6, ..SessionLimits::default() };
     let mut net = Net::new([NodeSettings { session, ..small_ps() }]);
     let mut links = [0, 1].map(|shard| intruder(&mut net, PEER, (shard, 2)));
-    let request = |number: u64| sealane_transport::wire::Request {
+    let request = |number: u64| Request {
         id: id(number),
         consumer: 0,
         producer: 0,
@@ -284,6 +286,56 @@ fn parked_requests_are_counted_by_peer() {
     let heard = links[1].say(&mut net, |writer| writer.request(&request(7)));
     assert!(matches!(&heard[..], [reason] if reason.contains("fusion.parked_requests_max")), "{heard:?}");
     net.nodes[0].check_invariants();
+}
+
+#[test]
+fn what_peers_let_wait_too_long_ends_a_few_a_turn() {
+    for apart_ms in [0, 1] {
+        let mut net = Net::new([small_ps()]);
+        let mut peer = intruder(&mut net, PEER, (0, 1));
+        let count = 10 * LATE_PER_TURN;
+        let mut named = NamedRowsBuf::default();
+        named.name("table", &[1], |count| count as u32).unwrap();
+        peer.say(&mut net, |writer| {
+            for number in 0..count as u64 {
+                let (id, timeout_ms) = (id(number), 1000 + apart_ms * number as u32);
+                let (consumer, producer, step, if_gone, key) = (0, 0, number as i64, Default::default(), "w");
+                writer.request(&Request { id, consumer, producer, step, timeout_ms, if_gone, key });
+                let (min_version, fail_if_gone, rows) = (1, false, named.as_rows());
+                writer.rows(&RowsRequest { id, min_version, timeout_ms, fail_if_gone, consumer, producer, rows });
+            }
+        });
+        let left = |net: &Net| [net.nodes[0].counters().parked as usize, net.nodes[0].lookups.len()];
+        let mut before = left(&net);
+        assert_eq!(before, [count; 2]);
+        let mut turn = |net: &mut Net| {
+            net.nodes[0].turn(net.now);
+            net.nodes[0].check_invariants();
+            let before = std::mem::replace(&mut before, left(net));
+            (left(net), [0, 1].map(|kind| before[kind] - left(net)[kind]))
+        };
+        net.now += PARKED_GRACE + Duration::from_secs(1);
+        if apart_ms > 0 {
+            // Each in its millisecond, and nothing between.
+            for _ in 0..LATE_PER_TURN {
+                assert_eq!(turn(&mut net).1, [1, 1]);
+                assert_eq!(turn(&mut net).1, [0, 0]);
+                assert_eq!(net.nodes[0].next_timeout(), Some(net.now + Duration::from_millis(1)));
+                net.now += Duration::from_millis(1);
+            }
+            // And many that are late at once.
+            net.now += Duration::from_secs(10);
+        }
+        loop {
+            let (left, ended) = turn(&mut net);
+            assert!(ended.iter().all(|ended| (1..=LATE_PER_TURN).contains(ended)), "{ended:?} in one turn");
+            if left == [0, 0] {
+                break;
+            }
+            let is_due = net.nodes[0].next_timeout().is_some_and(|due| due <= net.now);
+            assert!(is_due, "the shard would sleep while some are late: {left:?}");
+        }
+    }
 }
 
 #[test]

@@ -470,12 +470,13 @@ impl Task {
         Ok(self.publish_many(version, slices))
     }
 
-    /// Withdraws this task's slices of a tensor.
+    /// Withdraws this task's slices of a tensor: all, also after an error.
     ///
     /// # Errors
-    /// As [`withdraw`](Self::withdraw).
+    /// As [`withdraw`](Self::withdraw), the first of them.
     pub fn withdraw_slices(&self, key: &str, slicing: &Slicing) -> Result<(), Error> {
-        slicing.of_owner(self.name()).try_for_each(|index| self.withdraw(&slicing.key(key, index)))
+        let each = slicing.of_owner(self.name()).map(|index| self.withdraw(&slicing.key(key, index)));
+        each.fold(Ok(()), Result::and)
     }
 
     /// Withdraws a published tensor; pulls of it wait for the next one. A table is withdrawn by [`Table::withdraw`](crate::Table::withdraw).

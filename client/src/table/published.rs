@@ -199,13 +199,12 @@ impl Table {
     /// Withdraws the table and its locks; pulls of it wait for the next one, or for this one to get another version.
     ///
     /// # Errors
-    /// Those of [`Task::withdraw`].
+    /// Those of [`Task::withdraw`]; the next daemon does not have it then either.
     pub fn withdraw(&self) -> Result<(), Error> {
         let mut held = self.own.hold();
         held.withdrawn = true;
-        // No row is read without the locks.
-        self.task.withdraw(&self.own.key)?;
-        self.task.withdraw(&self.own.locks_key)
+        // No row is read without the locks. Both, also where a daemon cannot be told: the next one has neither.
+        self.task.withdraw(&self.own.key).and(self.task.withdraw(&self.own.locks_key))
     }
 
     /// The bytes of rows that are to be written.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use sealane::{Code, DType, RowsOptions, ShardedTable, Table, TableOptions, Task, Tensor, TensorMeta};
+use sealane::{Code, DType, RowsOptions, ShardedTable, Slicing, Table, TableOptions, Task, Tensor, TensorMeta};
 
 use crate::{
     daemon::{Daemon, Settings},
@@ -197,4 +197,29 @@ fn a_table_that_is_withdrawn_stays_away_whatever_is_written() {
         drop((table, ps, worker));
         daemon.kill();
     }
+}
+
+#[test]
+fn what_is_withdrawn_while_there_is_no_daemon_leaves_nothing_to_the_next() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let ps = attach(&daemon, 0, 4 << 20);
+    let table = words(&ps, 8, 1000);
+    let whole = tensor(4000, 1);
+    let slicing = Slicing::even(whole.meta().clone(), [ps.name(); 4]).unwrap();
+    ps.publish_slices("sliced", 1, &slicing, whole).unwrap().wait().unwrap();
+    daemon.kill();
+    while ps.withdraw("what is not there").is_ok() {
+        thread::yield_now();
+    }
+    assert_eq!(table.withdraw().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(ps.withdraw_slices("sliced", &slicing).unwrap_err().code(), Code::Unavailable);
+    let daemon = Daemon::start(&directory, Settings::default());
+    // Under the table's key, and not with its locks.
+    while ps.publish("words", 1, tensor(1000, 1)).wait().is_err() {
+        thread::yield_now();
+    }
+    let worker = attach(&daemon, 1, 1 << 20);
+    assert_eq!(worker.pull(ps.name(), "words", 1).wait().unwrap().tensor.bytes(), tensor(1000, 1).bytes());
+    assert_eq!(daemon.sum(|counters| counters.tensors_published_again), 0);
 }

@@ -26,7 +26,11 @@ use self::{
 
 #[cfg(feature = "embedded")]
 use crate::embedded_plan::EmbeddedPlan;
-use crate::{attached_plan::AttachedPlan, attachment::Attachment, limits::TORN_PULLS_MAX};
+use crate::{
+    attached_plan::AttachedPlan,
+    attachment::{Attachment, together},
+    limits::TORN_PULLS_MAX,
+};
 
 /// Which versions the slices of one tensor may have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -178,7 +182,7 @@ impl SlicedPlan {
         self.forget(&not_pulled());
         open.ended.iter_mut().for_each(|ended| *ended = None);
         // All of them are on their way before the first is waited for.
-        open.plans.iter_mut().for_each(|plan| plan.begin(min_version, options));
+        together(|| open.plans.iter_mut().for_each(|plan| plan.begin(min_version, options)));
         self.open = Some(open);
     }
 

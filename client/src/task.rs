@@ -18,7 +18,7 @@ use crate::{
     acceptor::{AcceptOptions, Acceptor},
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, Lying, Purpose, To, With},
+    attachment::{Attachment, Lying, Purpose, To, With, together},
     memory::{OwnTable, TableState},
     plan::{Plan, Pulling, PullingMany},
     publishing::Publishing,
@@ -476,7 +476,7 @@ impl Task {
     /// As [`withdraw`](Self::withdraw), the first of them.
     pub fn withdraw_slices(&self, key: &str, slicing: &Slicing) -> Result<(), Error> {
         let each = slicing.of_owner(self.name()).map(|index| self.withdraw(&slicing.key(key, index)));
-        each.fold(Ok(()), Result::and)
+        together(|| each.fold(Ok(()), Result::and))
     }
 
     /// Withdraws a published tensor; pulls of it wait for the next one. A table is withdrawn by [`Table::withdraw`](crate::Table::withdraw).

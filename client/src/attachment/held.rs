@@ -1,6 +1,7 @@
 //! The lock on an attachment's state, and the work to do when it is released.
 
 use std::{
+    cell::Cell,
     ops::{Deref, DerefMut},
     sync::{MutexGuard, PoisonError, TryLockError},
     time::{Duration, Instant},
@@ -19,13 +20,13 @@ pub(super) struct Held<'a> {
     /// Who attaches keeps others from it meanwhile.
     pub(super) attaches: bool,
     /// What it has waited for room in the rings, for all that it submits together.
-    pub(super) room: RoomWait,
+    room: RoomWait,
     guard: Option<MutexGuard<'a, State>>,
 }
 
 /// Since when a caller waits for room in the rings. Many calls that are made together wait together: a daemon that does not read is
 /// waited for once, and not once for each.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct RoomWait {
     /// When there was no room first.
     since: Option<Instant>,
@@ -44,6 +45,37 @@ impl RoomWait {
     /// There was room: the daemon reads.
     pub(super) fn found(&mut self) {
         self.stuck_since = None;
+    }
+}
+
+thread_local! {
+    /// What this thread has waited for room, where it makes calls together that each take the lock.
+    static TOGETHER: Cell<Option<RoomWait>> = const { Cell::new(None) };
+}
+
+/// Makes calls of one task that wait together for room, to however many peers.
+pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
+    struct Apart;
+    impl Drop for Apart {
+        fn drop(&mut self) {
+            TOGETHER.set(None);
+        }
+    }
+    if TOGETHER.get().is_some() {
+        return work();
+    }
+    TOGETHER.set(Some(RoomWait::default()));
+    let _apart = Apart;
+    work()
+}
+
+impl Held<'_> {
+    /// Looks at what was waited for room.
+    pub(super) fn waiting_for_room<T>(&mut self, look: impl FnOnce(&mut RoomWait) -> T) -> T {
+        let Some(mut together) = TOGETHER.get() else { return look(&mut self.room) };
+        let seen = look(&mut together);
+        TOGETHER.set(Some(together));
+        seen
     }
 }
 

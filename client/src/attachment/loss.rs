@@ -39,7 +39,7 @@ pub(crate) fn at_once<T>(work: impl FnOnce() -> T) -> T {
 
 impl Attachment {
     /// The state with a link that is up, as far as this side knows, and takes new calls; attaches again if it was lost.
-    /// After a drain the daemon is waited for, no longer than the caller's `timeout`.
+    /// After a drain the daemon is waited for, no longer than the caller's `timeout` from `now` on, when the call was made.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, Unavailable if there is no daemon.
@@ -52,7 +52,7 @@ impl Attachment {
             return Ok(held);
         }
         drop(held);
-        self.next_daemon(timeout)
+        self.next_daemon(now, timeout)
     }
 
     /// A daemon that has drained, or does, is expected back.
@@ -67,13 +67,15 @@ impl Attachment {
     }
 
     #[cold]
-    fn next_daemon(&self, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
+    fn next_daemon(&self, now: Tick, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
         if self.settings.attaches_in_background() {
             return self.wake_who_attaches();
         }
         let called = Instant::now();
         let patience = self.settings.restart_timeout;
-        let patience = timeout.map_or(patience, |timeout| timeout.min(patience));
+        // A call may have waited for a daemon before.
+        let left = timeout.and_then(|timeout| now.after(timeout).from(Tick::now()));
+        let patience = left.map_or(patience, |left| left.min(patience));
         let patience = if AT_ONCE.get() { Duration::ZERO } else { patience };
         loop {
             let error = match self.attach_again() {

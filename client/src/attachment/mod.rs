@@ -29,6 +29,7 @@ mod wait;
 
 pub(crate) use self::{
     calls::{Calls, Received},
+    held::together,
     loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},
     publish::Lying,
@@ -217,7 +218,7 @@ impl Attachment {
     /// # Errors
     /// ResourceExhausted if there is no room, and as attaching again fails.
     pub(crate) fn allocate(&self, len: usize) -> Result<Buffer, Error> {
-        let arena = self.arena(None)?;
+        let arena = self.arena(Tick::now(), None)?;
         if let Some(buffer) = arena.allocate(len) {
             return Ok(buffer);
         }
@@ -247,7 +248,7 @@ impl Attachment {
     /// # Errors
     /// As attaching again fails.
     pub(crate) fn arena_range(&self) -> Result<Range<*const u8>, Error> {
-        Ok(self.arena(None)?.range())
+        Ok(self.arena(Tick::now(), None)?.range())
     }
 
     /// Size of a shard's receive area.
@@ -277,7 +278,7 @@ impl Attachment {
     /// Why it does not, or as attaching again fails.
     #[cfg(feature = "cuda")]
     pub(crate) fn pin(&self, device: usize) -> Result<(), Error> {
-        self.arena(None)?.pin(device, true)
+        self.arena(Tick::now(), None)?.pin(device, true)
     }
 
     /// Sees to it that there is a daemon that takes calls; one that is restarted is waited for.
@@ -288,8 +289,8 @@ impl Attachment {
         self.up(Tick::now(), timeout).map(drop)
     }
 
-    fn arena(&self, timeout: Option<Duration>) -> Result<Arc<Arena>, Error> {
-        let held = self.up(Tick::now(), timeout)?;
+    fn arena(&self, now: Tick, timeout: Option<Duration>) -> Result<Arc<Arena>, Error> {
+        let held = self.up(now, timeout)?;
         Ok(held.link().arena.clone())
     }
 

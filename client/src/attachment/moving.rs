@@ -10,7 +10,10 @@ use sealane_runtime::Buffer;
 use sealane_transport::{Error, Payload};
 
 use super::{Attachment, State, memory::Memory, no_room};
-use crate::memory::{Arena, OwnTable, TableState};
+use crate::{
+    clock::Tick,
+    memory::{Arena, OwnTable, TableState},
+};
 
 impl Attachment {
     /// A table that this task publishes and writes in place, as long as its owner has it.
@@ -23,7 +26,7 @@ impl Attachment {
     /// # Errors
     /// ResourceExhausted if there is no room, and as attaching again fails.
     pub(crate) fn settle(&self, table: &OwnTable, held: &mut TableState) -> Result<(), Error> {
-        let arena = self.arena(None)?;
+        let arena = self.arena(Tick::now(), None)?;
         match self.move_table(&arena, table, held) {
             Some(_) => Ok(()),
             None => Err(no_room(&arena, held.memory.rows.len())),

@@ -76,7 +76,7 @@ impl Attachment {
         for (key, tensor) in tensors {
             let mut tensor = Some(tensor);
             if lying == Lying::Anywhere && (refusal.is_none() || tensor.as_ref().is_some_and(is_small)) {
-                refusal = match self.place(&mut tensor, None) {
+                refusal = match self.place(&mut tensor, Tick::now(), None) {
                     Ok(true) => refusal,
                     // A version that takes the place of another may have to wait for memory that only its own coming frees.
                     Ok(false) => tensor.take().map(|tensor| self.no_room(tensor.bytes().len())),

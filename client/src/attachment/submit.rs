@@ -1,7 +1,11 @@
 //! Submitting: a call's record goes into the ring of the shard that serves the pair, its memory into the table. Runs on the
 //! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`, many calls together as long as one.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::OnceCell,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
@@ -18,12 +22,14 @@ use super::{
     backlog::Way,
     calls::Direction,
     dropped,
+    held::RoomWait,
     link::{Peer, Unsubmitted},
     memory::{Memory, Substitute},
 };
 use crate::{
     clock::{Tick, timeout_ms},
     limits::{CALLS_MAX, ROOM_SPINS, SUBMISSIONS_PER_LOOK},
+    memory::Arena,
 };
 
 /// How long a call without a deadline waits for room: while the daemon reads.
@@ -85,7 +91,7 @@ impl Attachment {
         let mut tensor = Some(tensor);
         let now = Tick::now();
         let mut held = loop {
-            let placed = self.place(&mut tensor, options.timeout)?;
+            let placed = self.place(&mut tensor, now, options.timeout)?;
             let held = self.up(now, options.timeout)?;
             if !placed || held.reaches(tensor.as_ref()) {
                 break held;
@@ -104,7 +110,7 @@ impl Attachment {
         let now = Tick::now();
         let mut destination = options.destination;
         let (memory, mut held) = loop {
-            let memory = self.destination(destination, options.timeout)?;
+            let memory = self.destination(destination, || self.arena(now, options.timeout))?;
             match self.up(now, options.timeout) {
                 Ok(held) if held.span(&memory).is_ok() => break (memory, held),
                 // The daemon was restarted meanwhile.
@@ -154,7 +160,7 @@ impl Attachment {
         let (refusal, mut held) = loop {
             let (mut placed, mut refusal) = (0, None);
             for (_, tensor) in &mut tensors {
-                match self.place(tensor, options.timeout) {
+                match self.place(tensor, now, options.timeout) {
                     Ok(true) => placed += 1,
                     Ok(false) => break,
                     Err(error) => {
@@ -190,17 +196,19 @@ impl Attachment {
         wanted: Vec<(K, RecvOptions)>,
         mut each: impl FnMut(Result<u32, Unreceived>),
     ) {
+        let now = Tick::now();
+        // Deadlines differ: the longest is waited for, and those that are over by then end at once.
+        let timeouts = wanted.iter().map(|(_, options)| options.timeout);
+        let timeout = timeouts.max_by_key(|timeout| timeout.unwrap_or(Duration::MAX)).flatten();
+        let arena = OnceCell::new();
         let prepare = |(key, options): (K, RecvOptions)| {
-            let memory = self.destination(options.destination, options.timeout).map_err(Box::new);
+            let arena = || arena.get_or_init(|| self.arena(now, timeout)).clone();
+            let memory = self.destination(options.destination, arena).map_err(Box::new);
             ((key, options.fail_if_gone), options.timeout, memory)
         };
         // Keys are the caller's and are dropped like payloads, without the lock.
         let mut prepared: Vec<_> = wanted.into_iter().map(prepare).collect();
-        let now = Tick::now();
-        // Deadlines differ: the longest is waited for, and those that are over by then end at once.
-        let timeout =
-            prepared.iter().map(|(_, timeout, _)| *timeout).max_by_key(|timeout| timeout.unwrap_or(Duration::MAX));
-        let mut held = match self.up(now, timeout.flatten()) {
+        let mut held = match self.up(now, timeout) {
             Ok(held) => held,
             Err(error) => {
                 let refuse = |memory: Memory| Box::new(unreceived(error.clone(), memory.into_destination().0));
@@ -252,11 +260,16 @@ impl Attachment {
 
     /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
     #[inline]
-    pub(super) fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<bool, Error> {
+    pub(super) fn place(
+        &self,
+        tensor: &mut Option<Tensor>,
+        now: Tick,
+        timeout: Option<Duration>,
+    ) -> Result<bool, Error> {
         match tensor.take_if(|tensor| !is_small(tensor) || is_on_device(tensor.memory())) {
             Some(tensor) if is_on_device(tensor.memory()) => Err(on_device()),
             Some(large) => {
-                let (placed, is_placed) = self.place_large(large, timeout)?;
+                let (placed, is_placed) = self.place_large(large, now, timeout)?;
                 *tensor = Some(placed);
                 Ok(is_placed)
             }
@@ -264,9 +277,9 @@ impl Attachment {
         }
     }
 
-    fn place_large(&self, tensor: Tensor, timeout: Option<Duration>) -> Result<(Tensor, bool), Error> {
+    fn place_large(&self, tensor: Tensor, now: Tick, timeout: Option<Duration>) -> Result<(Tensor, bool), Error> {
         let (arena, limit, is_behind) = {
-            let held = self.up(Tick::now(), timeout)?;
+            let held = self.up(now, timeout)?;
             (held.link().arena.clone(), held.link().tensor_bytes_max, held.has_unplaced())
         };
         let len = tensor.bytes().len();
@@ -293,20 +306,28 @@ impl Attachment {
 
     /// What the daemon is lent of a destination: itself where it lies in the arena, else a block that takes its place.
     #[inline]
-    fn destination(&self, destination: Option<Buffer>, timeout: Option<Duration>) -> Result<Memory, Unreceived> {
+    fn destination(
+        &self,
+        destination: Option<Buffer>,
+        arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
+    ) -> Result<Memory, Unreceived> {
         let Some(destination) = destination else { return Ok(Memory::Nothing) };
         if is_on_device(destination.memory()) {
             return Err(unreceived(on_device(), Some(destination)));
         }
-        match self.landing(&destination, timeout) {
+        match self.landing(&destination, arena) {
             Ok(None) => Ok(Memory::Destination(destination)),
             Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
             Err(error) => Err(unreceived(error, Some(destination))),
         }
     }
 
-    fn landing(&self, destination: &Buffer, timeout: Option<Duration>) -> Result<Option<Buffer>, Error> {
-        if destination.is_empty() || self.arena(timeout)?.span_of(destination).is_some() {
+    fn landing(
+        &self,
+        destination: &Buffer,
+        arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
+    ) -> Result<Option<Buffer>, Error> {
+        if destination.is_empty() || arena()?.span_of(destination).is_some() {
             return Ok(None);
         }
         // One without a block is filled by a copy from wherever the tensor comes.
@@ -517,7 +538,7 @@ impl Held<'_> {
         mut attempt: impl FnMut(&mut Link) -> Result<T, Unsubmitted>,
     ) -> Result<T, Error> {
         let serial = self.link().serial;
-        let until = self.room.until(Instant::now(), wait);
+        let until = self.waiting_for_room(|room| room.until(Instant::now(), wait));
         let mut tries = 0;
         loop {
             let Line::Up(link) = &mut self.line else { return Err(down(&self.line)) };
@@ -527,7 +548,7 @@ impl Held<'_> {
             }
             match attempt(link) {
                 Ok(done) => {
-                    self.room.found();
+                    self.waiting_for_room(RoomWait::found);
                     return Ok(done);
                 }
                 Err(Unsubmitted::Full) => {}

@@ -19,7 +19,7 @@ use super::{
     sharding::ShardedTable,
     shares::{Share, split_what_is_there},
 };
-use crate::{Receiving, Task};
+use crate::{Receiving, Task, attachment::together};
 
 /// How rows are pulled.
 #[derive(Debug)]
@@ -162,15 +162,17 @@ impl Task {
             failed: None,
         };
         let mut owners = HashMap::new();
-        for wanted in wanted {
-            pulling.add(wanted, &mut owners);
-            // What fills a request is gathered while further tables are looked at.
-            (0..pulling.owners.len()).for_each(|owner| pulling.ask(owner, true));
-        }
-        if pulling.failed.is_some() {
-            pulling.owners.clear();
-        }
-        pulling.ask_all();
+        together(|| {
+            for wanted in wanted {
+                pulling.add(wanted, &mut owners);
+                // What fills a request is gathered while further tables are looked at.
+                (0..pulling.owners.len()).for_each(|owner| pulling.ask(owner, true));
+            }
+            if pulling.failed.is_some() {
+                pulling.owners.clear();
+            }
+            pulling.ask_all();
+        });
         pulling
     }
 }
@@ -214,7 +216,7 @@ impl PullingAllRows {
 
     /// Asks each owner for as much as may be in flight.
     fn ask_all(&mut self) {
-        (0..self.owners.len()).for_each(|owner| self.ask(owner, false));
+        together(|| (0..self.owners.len()).for_each(|owner| self.ask(owner, false)));
     }
 
     /// Asks one owner for as much as may be in flight; with `full`, for no less than a request may ask for.

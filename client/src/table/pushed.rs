@@ -14,7 +14,7 @@ use super::{
     shares::{Share, split},
 };
 use crate::{
-    Pushing, Task,
+    Pushing, Task, attachment,
     limits::{PUSHED_ROWS_BYTES, PUSHED_TABLES_MAX},
 };
 
@@ -88,9 +88,12 @@ impl Task {
         options: &SendOptions,
     ) -> Result<Pushing, Error> {
         let mut pushes = Vec::new();
-        for (owner, tensors) in encode(rows, sum, |bytes| self.alloc(bytes))? {
-            self.push_each(owner, queue, tensors, options, &mut pushes);
-        }
+        let encoded = encode(rows, sum, |bytes| self.alloc(bytes))?;
+        attachment::together(|| {
+            for (owner, tensors) in encoded {
+                self.push_each(owner, queue, tensors, options, &mut pushes);
+            }
+        });
         Ok(Pushing::of(pushes))
     }
 }

@@ -305,3 +305,18 @@ fn who_is_woken_by_a_thread_that_attaches_may_ask_for_something() {
         }
     }
 }
+
+#[test]
+fn many_recvs_with_destinations_wait_for_a_restart_together() {
+    let (_directory, task) = drained();
+    let timeout = Duration::from_millis(500);
+    let options = |destination| RecvOptions { timeout: Some(timeout), destination, ..RecvOptions::default() };
+    let wanted = (0..100).map(|key| (key.to_string(), options(Some(sealane::Buffer::from_vec(vec![0; 4])))));
+    let begun = Instant::now();
+    for receiving in task.recv_all(TASK, 1, wanted) {
+        let failed = receiving.wait().unwrap_err();
+        assert_eq!((failed.error.code(), failed.destination.map(|memory| memory.len())), (Code::Unavailable, Some(4)));
+    }
+    // Each by itself would take fifty seconds.
+    assert!(begun.elapsed() >= timeout && begun.elapsed() < LONG / 3, "{:?}", begun.elapsed());
+}

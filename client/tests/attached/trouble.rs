@@ -1,13 +1,19 @@
 //! Daemons that are not there, refuse, die, come back or hang.
 
 use std::{
+    future::Future,
     os::unix::fs::PermissionsExt,
+    pin::pin,
     sync::Arc,
+    task::{Context, Waker},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use sealane::{Attach, Buffer, Code, Error, Polling, RecvOptions, SendOptions, Tensor};
+use sealane::{
+    Attach, Buffer, Code, Error, Polling, RecvOptions, RowsOptions, SendOptions, ShardedTable, Sharding, Slicing,
+    SumRows, TableRows, Tensor,
+};
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
@@ -194,6 +200,29 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
         assert_eq!(block_on(sending).unwrap_err().code(), Code::Unavailable);
         assert!(held.wait().unwrap_err().destination.is_none(), "the daemon may still write it");
     }
+}
+
+#[test]
+fn a_daemon_that_hangs_is_waited_for_once_whatever_is_asked_of_however_many_owners() {
+    let (_directory, daemon, task) = attached();
+    // It ends much later than all of them may, and sooner than they would one after the other.
+    let options = RecvOptions { timeout: Some(Duration::from_secs(20)), ..RecvOptions::default() };
+    let mut last = pin!(task.recv_with(TASK, 1, "last", options));
+    let mut is_under_way = || last.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(is_under_way());
+    daemon.until_under_way(1);
+    let _held = daemon.hold();
+    while task.cleanup(2).is_ok() {}
+    let full = |error: Error| assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    let owners: Vec<String> = (0..40).map(|number| format!("ps{number}:1")).collect();
+    let table = ShardedTable::new("t", &owners, Sharding::modulo(40, 40).unwrap()).unwrap();
+    let (ids, rows) = ((0..40).collect::<Vec<u64>>(), tensor(40, 1));
+    let rows = TableRows { table: &table, ids: &ids, rows: &rows };
+    full(task.push_rows("q", rows, SumRows::No, &SendOptions::default()).unwrap().wait().unwrap_err());
+    full(task.pull_rows(&table, &ids, &RowsOptions::default()).wait().unwrap_err().error);
+    let slicing = Slicing::even(meta(4000), [task.name(); 40]).unwrap();
+    full(task.withdraw_slices("w", &slicing).unwrap_err());
+    assert!(is_under_way());
 }
 
 #[test]

@@ -78,8 +78,8 @@ pub(super) struct Connection {
     pub(super) end: End,
     /// It is one of those that its peer is watched for.
     pub(super) is_counted: bool,
-    /// It was dialed a request timeout ago, and is not open.
-    pub(super) is_late: bool,
+    /// A request timeout has passed in which it waited for the other end.
+    is_late: bool,
     /// Why there is nothing more to it.
     pub(super) error: Option<Error>,
     pub(super) reader: Option<Waker>,
@@ -114,11 +114,10 @@ impl Connection {
             }
             Kind::Window(bytes) => self.outgoing.allow(bytes),
             Kind::Data(from) => self.incoming.take_in(from, whole)?,
-            Kind::Finish(bytes) => {
-                if self.incoming.finish(bytes)? {
-                    self.end.came_whole();
-                }
-            }
+            Kind::Finish(bytes) => match self.incoming.finish(bytes)? {
+                true => self.end.came_whole(),
+                false => self.end.came_in_part(),
+            },
             Kind::Taken(bytes) => self.end.taken(bytes, self.outgoing.sent)?,
         }
         Ok(())
@@ -137,8 +136,16 @@ impl Connection {
         self.reader.take().into_iter().chain(self.writer.take())
     }
 
+    /// A request timeout has passed. True if it has waited through the one before as well: for its dial to be answered, or, left by its
+    /// owner, for the other end to take in what was written.
+    pub(super) fn has_waited(&mut self) -> bool {
+        let waits = !self.end.is_failed() && (!self.end.is_open() || self.end.is_left());
+        std::mem::replace(&mut self.is_late, waits) && waits
+    }
+
     /// Nobody reads it any more.
     pub(super) fn discard(&mut self) {
+        self.is_late = false;
         self.incoming.chunks.clear();
         self.incoming.is_discarded = true;
     }
@@ -415,5 +422,20 @@ mod tests {
         assert_eq!(outgoing.room(), *STREAM_CHUNK_BYTES.end() - 10);
         outgoing.allow(5);
         assert_eq!(outgoing.allowed, u64::MAX, "what was allowed once stays so");
+    }
+
+    #[test]
+    fn an_end_that_waits_for_the_other_is_late_at_the_second_request_timeout() {
+        let mut dialed = Connection::new(1, Lent::new(LENT_MAX));
+        assert!(!dialed.has_waited());
+        dialed.end.open();
+        assert!(!dialed.has_waited() && !dialed.has_waited(), "its owner has it");
+        dialed.end.finish();
+        dialed.end.told();
+        dialed.end.leave();
+        dialed.discard();
+        assert_eq!([dialed.has_waited(), dialed.has_waited()], [false, true], "nobody has it");
+        let mut unanswered = Connection::new(1, Lent::new(LENT_MAX));
+        assert_eq!([unanswered.has_waited(), unanswered.has_waited()], [false, true]);
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct End {
     is_failed: bool,
     /// The other end has let go of it, with all that was written here.
     is_closed_with_all: bool,
+    /// The other end has written all, some of which came when nobody read it any more.
+    is_unread: bool,
     /// Its owner has let go of it.
     is_left: bool,
 }
@@ -109,6 +111,11 @@ impl End {
         self.has_all = true;
     }
 
+    /// The other end writes no more, and not all has come. Where nobody reads it any more, it will not.
+    pub(super) fn came_in_part(&mut self) {
+        self.is_unread |= self.is_left;
+    }
+
     /// The other end has taken in so many bytes, and says that these are all, of `sent` that were written.
     ///
     /// # Errors
@@ -149,6 +156,8 @@ impl End {
         match self.writing {
             _ if self.is_failed => Rest::Nothing,
             Writing::Open | Writing::Finished => Rest::Reset,
+            // Neither end waits for the other to take in what nobody reads. What was written here comes before that word.
+            Writing::Told if self.is_unread => Rest::Close,
             Writing::Told => Rest::Delivery,
             Writing::Delivered if self.has_all => Rest::Nothing,
             Writing::Delivered => Rest::Close,

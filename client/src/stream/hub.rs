@@ -332,19 +332,15 @@ impl Hub {
         })
     }
 
-    /// A request timeout has passed: what was dialed before the last one and is not open ends.
-    fn give_up_dials(&self, state: &mut State, name: &Arc<str>) {
-        let mut late = Vec::new();
-        for (key, connection) in state.connections.iter_mut().filter(|(key, _)| key.peer == *name) {
-            if !connection.end.is_open()
-                && !connection.end.is_failed()
-                && std::mem::replace(&mut connection.is_late, true)
-            {
-                late.push(key.clone());
-            }
-        }
-        for key in late {
-            let reason = format!("{name} did not answer the dial of a stream within a request timeout");
+    /// A request timeout has passed: what has waited for the other end since the last one ends.
+    fn give_up_late(&self, state: &mut State, name: &Arc<str>) {
+        let of_peer = state.connections.iter_mut().filter(|(key, _)| key.peer == *name);
+        let late: Vec<_> = of_peer
+            .filter_map(|(key, connection)| connection.has_waited().then(|| (key.clone(), connection.end.is_open())))
+            .collect();
+        for (key, is_open) in late {
+            let what = if is_open { "take in what was written in a stream" } else { "answer the dial of a stream" };
+            let reason = format!("{name} did not {what} within a request timeout");
             self.fail(state, &key, &Error::TimedOut { reason: reason.into() });
         }
     }
@@ -465,6 +461,10 @@ impl Hub {
         let (taken, rest) = (connection.incoming.came(), connection.end.rest());
         let (code, reason) = match rest {
             Rest::Delivery => return,
+            // What it wrote comes before that, and a push of it may have been refused.
+            Rest::Close if !connection.end.is_delivered() && !connection.refused.is_over() => {
+                return self.meet(state, &key.peer).await_all();
+            }
             Rest::Nothing => (None, ""),
             // What it wrote is whole, and read as such; what the other end writes is read by nobody.
             Rest::Close => (Some(CLOSED), "it has closed the stream"),

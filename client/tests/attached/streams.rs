@@ -138,3 +138,23 @@ fn bytes_that_were_refused_come_although_their_writer_has_gone() {
     accepted.read_to_end(&mut came).unwrap();
     assert!(came == bytes(4 << 10, 3));
 }
+
+#[test]
+fn nothing_is_left_of_a_stream_whose_ends_both_left_before_the_bytes_of_the_other_came() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let (here, there) = (Streams::of(&worker), Streams::of(&ps));
+    let listener = there.listen("bytes", StreamOptions::default()).unwrap();
+    let dialed = here.connect(ps.name(), "bytes", StreamOptions::default()).wait().unwrap();
+    let accepted = listener.accept().wait().unwrap();
+    // Each hub waits for the end of the other.
+    daemon.until_under_way(2);
+    let held = daemon.hold();
+    for mut stream in [dialed, accepted] {
+        stream.write_all(b"nobody reads this").unwrap();
+        assert!(stream.poll_finish(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    drop(held);
+    daemon.until_under_way(0);
+}

@@ -1,4 +1,4 @@
-//! Every order in which two owners use a stream, its pushes come, and an outage or two tells one end what it does not tell the
+//! Every order in which two owners use a stream, its pushes come, and an outage tells one end what it does not tell the
 //! other. Whatever the order: what `finish` says was delivered was taken in, nobody is left waiting, and nothing is left over.
 
 use std::{
@@ -17,7 +17,7 @@ use super::{
 /// Which side: the one that dials, and the other.
 const SIDES: [usize; 2] = [0, 1];
 
-/// Bytes that the dialer writes at most.
+/// Bytes that the dialer writes at most, and the other side in the first stream.
 const BYTES: u64 = 1;
 
 const RESET: u64 = 14;
@@ -166,6 +166,7 @@ impl World {
                 end.came_whole();
                 self.tell(to, stream, Word::Taken(bytes), now);
             }
+            Frame::Said(Kind::Finish(_)) => end.came_in_part(),
             Frame::Said(..) => {}
         }
         self.settle_rest(to, stream, now);
@@ -221,8 +222,7 @@ impl World {
                     continue;
                 }
                 let can_write = end.is_open() && !end.is_failed() && !end.is_finished();
-                // Side 1 answers with nothing but its end.
-                if can_write && side == 0 && *sent < BYTES {
+                if can_write && *sent < BYTES && (side == 0 || stream == 1) {
                     may(&|world| {
                         world.sides[side].ends.get_mut(&stream).unwrap().sent += 1;
                         world.say(side, stream, Kind::Data(*sent));

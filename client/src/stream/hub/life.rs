@@ -62,7 +62,7 @@ impl Hub {
             self.watch(state, name);
         }
         if has_waited {
-            self.give_up_dials(state, name);
+            self.give_up_late(state, name);
             let of_peer = state.connections.keys().filter(|key| key.peer == *name).cloned().collect();
             self.meet(state, name).asked = of_peer;
         }

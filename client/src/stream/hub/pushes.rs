@@ -153,6 +153,11 @@ impl Refused {
         self.is_trying || !self.frames.is_empty()
     }
 
+    /// All that was pushed was taken, as far as it was heard.
+    pub(in crate::stream) fn is_over(&self) -> bool {
+        self.on_way == 0 && !self.holds()
+    }
+
     /// The stream has ended: nothing is pushed again.
     pub(in crate::stream) fn give_up(&mut self) {
         self.frames.clear();
@@ -246,6 +251,7 @@ impl Hub {
         {
             self.fail(state, key, &error);
         }
+        self.settle_rest(state, key, "");
     }
 
     /// Pushes what was refused of a stream, after a pause where the last was refused as well.

@@ -167,7 +167,7 @@ pub(crate) const PUSHED_ROWS_BYTES: usize = 1 << 20;
 /// Streams of a task, at most: as many as a session has of pushes.
 pub(crate) const STREAMS_MAX: usize = 65_536;
 
-/// Streams of a listener that wait to be accepted, at most.
+/// Streams of a listener that wait to be accepted, at most. When it is full, the peer with most of them gives way.
 pub(crate) const STREAM_BACKLOG_MAX: usize = 1024;
 
 /// Bytes that may come before they are read, unless told otherwise.

@@ -70,6 +70,18 @@ pub(super) struct Listener {
 }
 
 impl Listener {
+    /// All have one backlog. Where there is no room, the peer with most streams in it leaves room to one with less: takes its newest one out.
+    fn gives_way(&mut self, to: &Arc<str>) -> Option<Key> {
+        let mut of_peers: HashMap<&str, (usize, usize)> = HashMap::new();
+        for (place, key) in self.waiting.iter().enumerate() {
+            let (count, newest) = of_peers.entry(&key.peer).or_default();
+            (*count, *newest) = (*count + 1, place);
+        }
+        let own = of_peers.get(&**to).map_or(0, |(count, _)| *count);
+        let (most, newest) = of_peers.into_values().max()?;
+        if most > own + 1 { self.waiting.remove(newest) } else { None }
+    }
+
     /// Has somebody woken who waits for a stream. `others` are to be woken when the state is free again.
     pub(super) fn wake_too(&mut self, waker: &Waker, others: &mut Vec<Waker>) {
         if self.wakers.iter().any(|known| known.will_wake(waker)) {
@@ -295,24 +307,29 @@ impl Hub {
 
     /// A peer dials.
     fn opened(&self, state: &mut State, key: Key, name: &str, window: u64) {
-        let count = state.connections.len();
-        let Some(listener) = state.listeners.get_mut(name) else {
-            return self.refuse(state, &key, Code::NotFound, &format!("nobody listens for '{name}'"));
-        };
-        if listener.waiting.len() >= STREAM_BACKLOG_MAX || count >= STREAMS_MAX {
-            let reason = format!("{STREAM_BACKLOG_MAX} streams wait to be accepted, or {STREAMS_MAX} are open");
-            return self.refuse(state, &key, Code::ResourceExhausted, &reason);
-        }
         if let Some(connection) = state.connections.get(&key) {
             if connection.end.is_failed() {
                 return;
             }
             return self.fail(state, &key, &Error::unavailable(&key.peer, "it has opened the stream twice"));
         }
+        let count = state.connections.len();
+        let Some(listener) = state.listeners.get_mut(name) else {
+            return self.refuse(state, &key, Code::NotFound, &format!("nobody listens for '{name}'"));
+        };
         let allowed = listener.options.window_bytes.min(STREAM_UNACCEPTED_BYTES);
+        if listener.waiting.len() >= STREAM_BACKLOG_MAX || count >= STREAMS_MAX {
+            let reason = format!("{STREAM_BACKLOG_MAX} streams wait to be accepted, or {STREAMS_MAX} are open");
+            let Some(other) = listener.gives_way(&key.peer) else {
+                return self.refuse(state, &key, Code::ResourceExhausted, &reason);
+            };
+            self.fail(state, &other, &Error::full("streams", reason));
+            self.forget(state, &other, "");
+        }
         let mut connection = Connection::new(allowed, state.lent.clone());
         connection.end.open();
         connection.outgoing.allow(window);
+        let listener = state.listeners.get_mut(name).expect("just looked at");
         listener.waiting.push_back(key.clone());
         state.wakers.append(&mut listener.wakers);
         state.connections.insert(key.clone(), connection);

@@ -158,3 +158,24 @@ fn nothing_is_left_of_a_stream_whose_ends_both_left_before_the_bytes_of_the_othe
     drop(held);
     daemon.until_under_way(0);
 }
+
+#[test]
+fn who_fills_the_backlog_of_a_listener_gives_way_to_others() {
+    const BACKLOG: usize = 1024;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let [ps, other] = [0, 1].map(|peer| to_as(&daemon, &peers()[peer]).attach().unwrap());
+    let greedy = to(&daemon).attach().unwrap();
+    let listener = Streams::of(&ps).listen("bytes", StreamOptions::default()).unwrap();
+    let dial = |streams: &Streams| streams.connect(ps.name(), "bytes", StreamOptions::default()).wait();
+    let (of_greedy, of_other) = (Streams::of(&greedy), Streams::of(&other));
+    let dialed: Vec<Stream> = (0..BACKLOG).map(|_| dial(&of_greedy).unwrap()).collect();
+    assert_eq!(dial(&of_greedy).unwrap_err().code(), Code::ResourceExhausted, "it has all of it");
+    let _others = dial(&of_other).unwrap();
+    let ended = (&dialed[BACKLOG - 1]).read(&mut [0]).unwrap_err();
+    assert!(ended.to_string().contains("1024 streams wait to be accepted"), "{ended}");
+    for place in 0..BACKLOG {
+        let accepted = listener.accept().wait().unwrap();
+        assert_eq!(accepted.peer(), if place < BACKLOG - 1 { greedy.name() } else { other.name() });
+    }
+}

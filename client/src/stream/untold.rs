@@ -134,3 +134,39 @@ impl Untold {
         self.due = self.entries.keys().copied().collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reset(code: u64) -> Word {
+        Word::Reset { code, taken: 0, reason: "a test".into() }
+    }
+
+    /// All that is due, by stream.
+    fn next(untold: &mut Untold) -> Vec<(u64, u64, Word)> {
+        std::iter::from_fn(|| untold.next()).map(|((_, stream), serial, word)| (stream, serial, word)).collect()
+    }
+
+    #[test]
+    fn what_one_peer_asks_for_takes_no_answer_from_another_and_no_word_from_its_own_streams() {
+        let (most, now) = (STREAM_ANSWERS_MAX as u64, Instant::now());
+        let (mut greedy, mut other) = (Untold::default(), Untold::default());
+        (0..2 * most).for_each(|stream| greedy.answer((false, stream), reset(1), now));
+        greedy.tell((true, 7), Word::Taken(9), now);
+        other.answer((false, 2 * most), reset(2), now);
+        let streams: Vec<u64> = next(&mut greedy).into_iter().map(|(stream, ..)| stream).collect();
+        assert_eq!(streams, (0..most).chain([7]).collect::<Vec<_>>());
+        let answered = next(&mut other);
+        assert!(matches!(&answered[..], [(stream, _, word)] if *stream == 2 * most && *word == reset(2)));
+        // What the peer has taken makes room for as many.
+        greedy.settle((false, 0), 1, true, now);
+        (0..2).for_each(|more| greedy.answer((false, 3 * most + more), reset(3), now));
+        assert!(matches!(&next(&mut greedy)[..], [(stream, ..)] if *stream == 3 * most));
+        // And so does a word that takes the place of an answer.
+        greedy.tell((false, 1), reset(4), now);
+        (0..2).for_each(|more| greedy.answer((false, 4 * most + more), reset(5), now));
+        let streams: Vec<u64> = next(&mut greedy).into_iter().map(|(stream, ..)| stream).collect();
+        assert_eq!(streams, [1, 4 * most]);
+    }
+}

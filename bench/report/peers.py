@@ -174,7 +174,6 @@ CONTESTS = [
     Contest("shm_push", "tensors_per_s", SMALL, "rate --link shm --window 256 --fuse push", IN_SHARED_MEMORY),
     Contest("shm_bandwidth", "gigabytes_per_s", LARGE, f"bandwidth --link shm --size 4MiB {BASELINES}", [
         ucx("posix", "ucp_am_bw"), ucx("posix", "tag_bw"), iceoryx2("take", "push"), zeromq(*PUSH, "ipc")]),
-    Contest("shm_views", "gigabytes_per_s", LARGE, "bandwidth --link shm --size 4MiB --views", [iceoryx2("take", "push")]),
 ]
 # The Python that has each package; none where it is not.
 PYTHONS = {"grpcio": sys.executable}

@@ -67,10 +67,6 @@ pub const FEW_PEERS: usize = 10;
 /// Most tensors of one step: their sizes go to the producer in one argument of at most 128 KiB.
 pub const STEP_TENSORS_MAX: usize = 8_192;
 
-/// Fewest bytes of a slice of a variable that is cut: so few share a frame with the other small variables of their ps, and finer
-/// slices would spread no better.
-pub const SLICE_BYTES_MIN: usize = 4 << 10;
-
 /// Most bytes of one step, which exist on both sides.
 pub const STEP_BYTES_MAX: usize = 1 << 30;
 
@@ -131,9 +127,6 @@ pub const GRPC_WINDOW_BYTES: u32 = 1 << 30;
 
 /// Unary calls of a step that are in flight at once: of a step of a thousand tensors of 64 bytes, more made no difference.
 pub const GRPC_CALLS_MAX: usize = 64;
-
-/// Smallest tensor that a client views; smaller ones are copied.
-pub const VIEW_BYTES_MIN: usize = 64 << 10;
 
 /// Largest HTTP/2 frame. Of 16 KiB to 8 MiB this moved 4 MiB tensors fastest (`bench bandwidth`, 2
 /// cores: 2.2 GB/s with 16 KiB, 4.1 with 64 KiB, 6.2 with 1 MiB, 6.1 with 8 MiB).

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::limits::{
     IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, STEP_BYTES_MAX,
-    STEP_TENSORS_MAX, VIEW_BYTES_MIN, WINDOW_MAX,
+    STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
 pub(crate) use tables::in_words;
@@ -82,10 +82,6 @@ pub struct Plan {
     pub window: usize,
     /// What is fused. Default: turn; plan for fuse.
     pub fuse: Fuse,
-    /// Whether what a plan pulls is published again for each step. Default: no.
-    pub republish: bool,
-    /// Whether tensors are published and viewed in place of being sent. Default: no.
-    pub views: bool,
     /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle and restart, as an engine's own default is.
     /// Latency can do with either, and so can the engine of idle.
     pub polling: bool,
@@ -143,8 +139,6 @@ impl Plan {
             rounds: 5,
             window,
             fuse: if matches!(bench, Bench::Fuse | Bench::Ps) { Fuse::Plan } else { Fuse::Turn },
-            republish: false,
-            views: false,
             polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
             idle_us: 0,
             peers: 64,
@@ -233,14 +227,6 @@ impl Plan {
             let how = if self.tables.is_empty() { format!("over {}", self.link) } else { "and --rows".to_owned() };
             let accepted = format!("{} with {} {how}", names.join(" or "), self.bench);
             return Err(BenchError::setting("--fuse", refused, accepted));
-        }
-        if self.republish && (self.fuse != Fuse::Plan || self.bench != Bench::Fuse) {
-            return Err(BenchError::setting("--republish", "set", "it with fuse and --fuse plan alone"));
-        }
-        if self.views && (self.bench != Bench::Bandwidth || self.link != Link::Shm || self.size_bytes < VIEW_BYTES_MIN)
-        {
-            let accepted = format!("it with bandwidth over shm and tensors of {VIEW_BYTES_MIN} bytes or more");
-            return Err(BenchError::setting("--views", "set", accepted));
         }
         Ok(())
     }
@@ -347,20 +333,10 @@ impl Plan {
 
     /// The plan of one variant of the parameter-server experiment.
     pub(crate) fn with_variant(&self, variant: Variant) -> Self {
-        let Variant { size, request_buffers: window, registration, fuse, polling, copies: _, slices } = variant;
-        let sliced = |sizes: &[usize]| sizes.iter().flat_map(|bytes| training::cut(*bytes, slices)).collect();
-        let of_one = |whole: Training| Training {
-            size: size.unwrap_or(whole.size),
-            variants: vec![variant],
-            pieces: match slices {
-                1 => Vec::new(),
-                slices => self.step.iter().map(|bytes| training::slices_of(*bytes, slices)).collect(),
-            },
-            push: sliced(&whole.push),
-            ..whole
-        };
-        let (step, training) = (sliced(&self.step), self.training.clone().map(of_one));
-        Self { window, fuse, polling, registration: Some(registration), training, step, ..self.clone() }
+        let Variant { size, request_buffers: window, registration, fuse, polling } = variant;
+        let of_one = |whole: Training| Training { size: size.unwrap_or(whole.size), variants: vec![variant], ..whole };
+        let training = self.training.clone().map(of_one);
+        Self { window, fuse, polling, registration: Some(registration), training, ..self.clone() }
     }
 
     /// Whether workers of the parameter-server experiment are tasks, each with a thread, which a session over TCP has not.
@@ -422,7 +398,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 36] = [
+        let cases: [(&str, Spoil); 34] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -434,8 +410,6 @@ mod tests {
             ("--fuse", |plan| *plan = Plan { fuse: Fuse::Plan, ..Plan::new(Bench::Latency) }),
             ("--fuse", |plan| *plan = Plan { fuse: Fuse::Receive, link: Link::Shm, ..Plan::new(Bench::Rate) }),
             ("--fuse", |plan| *plan = Plan { fuse: Fuse::Off, ..Plan::new(Bench::FanIn) }),
-            ("--republish", |plan| *plan = Plan { fuse: Fuse::Turn, republish: true, ..Plan::new(Bench::Fuse) }),
-            ("--views", |plan| *plan = Plan { views: true, ..Plan::new(Bench::Bandwidth) }),
             ("--cpus", |plan| plan.cpus = Some([1, 1])),
             ("--peers", |plan| plan.peers = 0),
             ("--peers", |plan| plan.peers = PEERS_MAX + 1),

@@ -113,8 +113,6 @@ fn cases() -> Vec<Trial> {
             cases.push(yields_figures(format!("stream {bench} over {link}"), plan));
         }
     }
-    let views = Plan { views: true, ..short_plan(Bench::Bandwidth, Link::Shm, vec![]) };
-    cases.push(yields_figures("bandwidth over shm with views".to_owned(), views));
     let mut all = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream]);
     all.congestion = Some("reno".to_owned());
     cases.push(yields_figures("all in turn with reno".to_owned(), all));
@@ -135,13 +133,10 @@ fn cases() -> Vec<Trial> {
         }
     }
     for (name, step) in [("small", vec![64; 300]), ("mixed", vec![1, 100_003, 8_192, 8_193, 3 << 20, 5])] {
-        for (fuse, republish) in
-            [(Fuse::Off, false), (Fuse::Turn, false), (Fuse::Receive, false), (Fuse::Plan, false), (Fuse::Plan, true)]
-        {
+        for fuse in [Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan] {
             let baselines = vec![SystemName::Raw, SystemName::Grpc];
-            let plan = Plan { step: step.clone(), fuse, republish, ..short_plan(Bench::Fuse, Link::Tcp, baselines) };
-            let name = format!("a step of {name} tensors, fuse {fuse}, published again {republish}");
-            cases.push(Trial::test(name, move || steps(&plan)));
+            let plan = Plan { step: step.clone(), fuse, ..short_plan(Bench::Fuse, Link::Tcp, baselines) };
+            cases.push(Trial::test(format!("a step of {name} tensors, fuse {fuse}"), move || steps(&plan)));
         }
         for fuse in [Fuse::Receive, Fuse::Plan] {
             let plan = Plan { step: step.clone(), fuse, ..short_plan(Bench::Fuse, Link::Shm, vec![]) };
@@ -175,8 +170,8 @@ fn cases() -> Vec<Trial> {
     for link in [Link::Tcp, Link::Shm] {
         let alone = Variant { size: Some(Size { workers: 1, ps: 3 }), ..Variant::default() };
         let asleep = Variant { polling: false, request_buffers: 2, fuse: Fuse::Off, ..alone };
-        let copied = Variant { copies: true, fuse: Fuse::Receive, registration: Registration::Dynamic, ..alone };
-        let plan = training_plan(link, Mode::Sync, 300, &[alone, asleep, copied]);
+        let anew = Variant { fuse: Fuse::Receive, registration: Registration::Dynamic, ..alone };
+        let plan = training_plan(link, Mode::Sync, 300, &[alone, asleep, anew]);
         cases.push(Trial::test(format!("one worker trains over {link}"), move || train(&plan)));
         let plan = training_plan(link, Mode::Async, 0, &[Variant::default()]);
         cases.push(Trial::test(format!("a ps over {link} that dies is shown with its words"), move || {
@@ -266,9 +261,7 @@ fn variants(link: Link) -> Vec<Variant> {
     let possible = fused.into_iter().filter(|fuse| link == Link::Tcp || *fuse != Fuse::Turn);
     let of = |fuse| Variant { fuse, request_buffers: 2, ..Variant::default() };
     let dynamic = Variant { registration: Registration::Dynamic, ..of(Fuse::Off) };
-    let sliced = [Fuse::Plan, Fuse::Receive].map(|fuse| Variant { slices: 3, ..of(fuse) });
-    let sliced = sliced.into_iter().filter(|_| link == Link::Tcp);
-    possible.map(of).chain([dynamic]).chain(sliced).collect()
+    possible.map(of).chain([dynamic]).collect()
 }
 
 /// Tables whose rows have a size that needs a call to be copied.
@@ -322,7 +315,7 @@ fn training_plan(link: Link, mode: Mode, compute_us: u64, variants: &[Variant]) 
     let whole = short_plan(Bench::Ps, link, vec![]);
     let size = Size { workers: 5, ps: 2 };
     let (push, variants) = (vec![100_003, 8, 20_000], variants.to_vec());
-    let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
+    let training = Training { size, mode, compute_us, push, variants };
     let first = training.variants[0];
     let step = vec![64, 9_000, 1, 100_000, 513];
     Plan { step, window: first.request_buffers, fuse: first.fuse, training: Some(training), ..whole }

@@ -43,8 +43,7 @@ Links:
     on the ps until the worker has the tensor.
     rate: a window of sends and recvs; with --fuse turn in batches (send_all,
     recv_all), else one call each.
-    bandwidth: from memory in the ps's arena to memory in the worker's; with
-    --views from private memory into the ps's arena, where the worker looks.
+    bandwidth: from memory in the ps's arena to memory in the worker's.
     raw: between the same two CPUs, whatever --size is, a descriptor of 64
     bytes there and back through two bare rings (latency; with --polling off
     two processes that wake each other by futex), one bare ring at full
@@ -147,10 +146,6 @@ enum Command {
         /// buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
-
-        /// Over shm: the ps writes each tensor into its arena and publishes it, and the worker views it there
-        #[arg(long)]
-        views: bool,
     },
 
     /// Many peers that connect to one engine at once: milliseconds until the last handshake is complete
@@ -222,7 +217,7 @@ enum Command {
     ///
     /// step_ms is the median step of a round, from the first request until the last tensor has arrived. off and turn: one recv
     /// per tensor, with a window in flight; the ps has sent the tensors in advance. receive: the same with one fused recv.
-    /// plan: the ps has published the tensors once, or does so each step. raw: one request, answered with all tensors at once.
+    /// plan: the ps has published the tensors once. raw: one request, answered with all tensors at once.
     /// grpc is measured twice: one unary call per tensor with 64 in flight, and one call whose response is one message with all
     /// tensors, which is compared as `sealane/grpc, one message`.
     #[command(
@@ -249,10 +244,6 @@ enum Command {
         /// (receive), or by the number of a plan (plan)
         #[arg(long, value_name = "off|turn|receive|plan", default_value_t = Plan::new(Bench::Fuse).fuse)]
         fuse: Fuse,
-
-        /// With a plan: the ps publishes all tensors again for each step, on a message from the worker
-        #[arg(long)]
-        republish: bool,
 
         /// Requests in flight at once, if each tensor is one
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Fuse).window)]
@@ -376,8 +367,8 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
             let plan = Plan { size_bytes: *size, window: *window, fuse: *fuse, ..plan(Bench::Rate, common) };
             (common, plan)
         }
-        Command::Bandwidth { common, size, window, views } => {
-            let plan = Plan { window: *window, views: *views, ..plan(Bench::Bandwidth, common) };
+        Command::Bandwidth { common, size, window } => {
+            let plan = Plan { window: *window, ..plan(Bench::Bandwidth, common) };
             return sweep(&size.0, &plan, common, context);
         }
         Command::Connect { common, peers } => (common, Plan { peers: *peers, ..plan(Bench::Connect, common) }),
@@ -389,8 +380,8 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
             let plan = plan(Bench::FanIn, common);
             (common, Plan { peers: *peers, size_bytes: *size, window: *window, fuse: *fuse, ..plan })
         }
-        Command::Fuse { common, tensors, size, workload, fuse, republish, window } => {
-            let plan = Plan { fuse: *fuse, republish: *republish, window: *window, ..plan(Bench::Fuse, common) };
+        Command::Fuse { common, tensors, size, workload, fuse, window } => {
+            let plan = Plan { fuse: *fuse, window: *window, ..plan(Bench::Fuse, common) };
             (common, with_step(plan, *tensors, *size, workload.as_deref())?)
         }
         Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),

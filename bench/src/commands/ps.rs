@@ -30,7 +30,6 @@ use sealane_cli::workload::Workload;
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
                   sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
-                  sealane bench ps --workers 200 --ps 10 --slices 1,10\n  \
                   sealane bench ps --rows --workload dlrm_kaggle --workers 8 --ps 2 --baseline whole\n  \
                   sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
                   sealane bench ps --link verbs --workers 4 --ps 2 --registration dynamic,static")]
@@ -80,15 +79,6 @@ pub(super) struct Args {
     /// Whether all sides spin instead of sleeping; over verbs and shm, multiple workers sleep anyway
     #[arg(long, value_name = "ON|OFF,...", value_delimiter = ',', default_value = "on")]
     polling: Vec<Polling>,
-
-    /// Extra copies that a worker makes of every tensor, each way, besides those made by the kernel
-    #[arg(long, value_name = "0|1,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=1), default_value = "0")]
-    copies: Vec<u8>,
-
-    /// Cut larger variables, and their gradients, into this many slices over the ps, of 4 KiB at least; a worker gathers them in
-    /// one array
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
-    slices: Vec<usize>,
 }
 
 impl Args {
@@ -100,7 +90,7 @@ impl Args {
         let &Self { mode, compute_us, .. } = self;
         let sizes = self.sizes()?;
         let (size, variants) = (sizes[0], self.variants(&sizes));
-        let training = Training { size, mode, compute_us, push, variants, pieces: Vec::new() };
+        let training = Training { size, mode, compute_us, push, variants };
         let whole = plan(Bench::Ps, &self.common);
         let first = training.variants[0];
         Ok(Plan {
@@ -136,18 +126,13 @@ impl Args {
             [_] => vec![None],
             several => several.iter().copied().map(Some).collect(),
         };
-        let all = iproduct!(
-            sizes,
-            &self.request_buffers,
-            registrations,
-            &self.fuse,
-            &self.polling,
-            &self.copies,
-            &self.slices
-        );
-        let variant = |(size, &request_buffers, &registration, &fuse, &polling, &copies, &slices)| {
-            let (polling, copies) = (polling == Polling::On, copies > 0);
-            Variant { size, request_buffers, registration, fuse, polling, copies, slices }
+        let all = iproduct!(sizes, &self.request_buffers, registrations, &self.fuse, &self.polling);
+        let variant = |(size, &request_buffers, &registration, &fuse, &polling)| Variant {
+            size,
+            request_buffers,
+            registration,
+            fuse,
+            polling: polling == Polling::On,
         };
         all.map(variant).collect()
     }
@@ -185,10 +170,9 @@ mod tests {
                 "fuse turn, 40 request buffers, static, polling",
             ]
         );
-        let plan = plan_of("ps --fuse off,plan --polling off,on --copies 0,1 --slices 1,10");
-        let variants = plan.training.unwrap().variants;
-        assert_eq!(variants.len(), 16);
-        assert_eq!(variants[1].to_string(), "fuse off, 40 request buffers, static, parking, 10 slices");
+        let variants = plan_of("ps --fuse off,plan --polling off,on").training.unwrap().variants;
+        assert_eq!(variants.len(), 4);
+        assert_eq!(variants[0].to_string(), "fuse off, 40 request buffers, static, parking");
     }
 
     #[test]
@@ -220,19 +204,13 @@ mod tests {
                 "ps --link shm --workers 65",
                 "--workers is 65; give at most 64 over shm, where each has a thread and memory of its own",
             ),
-            ("ps --link shm --workers 4 --slices 1,4", "--slices is 4; give 1 over shm, or --link tcp"),
-            ("ps --slices 0", "--slices is 0; give 1 to 4096"),
-            (
-                "ps --slices 1,4 --registration dynamic",
-                "--registration is dynamic; give static with --slices, which arrive in one array that stays",
-            ),
             ("ps --link shm --baseline grpc", "--baseline is grpc; give none with ps over shm"),
             ("ps --link loopback", "--link is loopback; give tcp or shm or verbs with ps"),
         ] {
             assert_eq!(refused(line), expected);
         }
-        let plan = plan_of("ps --link shm --fuse off,receive,plan --copies 0,1");
-        assert_eq!(plan.training.unwrap().variants.len(), 6);
+        let plan = plan_of("ps --link shm --fuse off,receive,plan");
+        assert_eq!(plan.training.unwrap().variants.len(), 3);
     }
 
     #[test]
@@ -252,7 +230,6 @@ mod tests {
                 "--rows --fuse turn",
                 "--fuse is turn; give off or receive or receive-wait-all or plan with ps and --rows",
             ),
-            ("--rows --slices 2", "--slices is 2; give 1 with --rows"),
             (
                 "--rows --registration dynamic",
                 "--registration is dynamic; give static with --fuse plan with --rows, where a plan keeps its memory",

@@ -5,14 +5,13 @@ use std::fmt;
 use std::ops::Add;
 
 use clap::ValueEnum;
-use sealane_transport::limits::SLICES_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::{Bench, Fuse, Link, Plan, Registration, SystemName, Tables, within};
 use crate::error::BenchError;
 use crate::limits::{
     COMPUTE_US_MAX, HOSTED_BYTES_MAX, HOSTED_WORKERS_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX,
-    SLICE_BYTES_MIN, STEP_BYTES_MAX, STEP_TENSORS_MAX, WINDOW_MAX,
+    STEP_BYTES_MAX, STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
 /// Who waits for whom between two steps.
@@ -54,10 +53,6 @@ pub struct Variant {
     pub fuse: Fuse,
     /// Whether both sides spin instead of sleeping. Default: yes.
     pub polling: bool,
-    /// Whether a worker copies every tensor once more, each way. Default: no.
-    pub copies: bool,
-    /// Slices that a variable is cut into, if it is large enough. Default: 1.
-    pub slices: usize,
 }
 
 impl Variant {
@@ -70,23 +65,19 @@ impl Variant {
 impl Default for Variant {
     fn default() -> Self {
         let (registration, fuse) = (Registration::Static, Fuse::Plan);
-        Self { size: None, request_buffers: 40, registration, fuse, polling: true, copies: false, slices: 1 }
+        Self { size: None, request_buffers: 40, registration, fuse, polling: true }
     }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { size, request_buffers, registration, fuse, polling, copies, slices } = self;
+        let Self { size, request_buffers, registration, fuse, polling } = self;
         if let Some(Size { workers, ps }) = size {
             write!(f, "{workers} workers + {ps} ps, ")?;
         }
         let buffers = if *request_buffers == 1 { "request buffer" } else { "request buffers" };
         let waiting = if *polling { "polling" } else { "parking" };
-        write!(f, "fuse {fuse}, {request_buffers} {buffers}, {registration}, {waiting}")?;
-        if *copies {
-            f.write_str(", copied")?;
-        }
-        if *slices > 1 { write!(f, ", {slices} slices") } else { Ok(()) }
+        write!(f, "fuse {fuse}, {request_buffers} {buffers}, {registration}, {waiting}")
     }
 }
 
@@ -104,9 +95,6 @@ pub struct Training {
     pub push: Vec<usize>,
     /// What is measured, in turn.
     pub variants: Vec<Variant>,
-    /// Of a step whose variables are cut: how many slices each of them is in, in order. Empty where none is.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub pieces: Vec<usize>,
 }
 
 impl Training {
@@ -124,7 +112,7 @@ impl Training {
     pub(super) fn of(step: &[usize]) -> Self {
         let variants = vec![Variant::default()];
         let size = Size { workers: 50, ps: 5 };
-        Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants, pieces: Vec::new() }
+        Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
     }
 
     /// Who pulls rows: one worker, from one ps.
@@ -150,11 +138,6 @@ impl Training {
         }
         for variant in &self.variants {
             within("--request-buffers", variant.request_buffers, 1..=WINDOW_MAX)?;
-            within("--slices", variant.slices, 1..=SLICES_MAX)?;
-            if variant.slices > 1 && !variant.keeps_memory() {
-                let accepted = "static with --slices, which arrive in one array that stays".to_owned();
-                return Err(BenchError::setting("--registration", variant.registration, accepted));
-            }
         }
         Ok(())
     }
@@ -166,20 +149,6 @@ impl Plan {
         let Some(training) = &self.training else { return Ok(()) };
         let link = self.link;
         let refused = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
-        for Variant { slices, .. } in &training.variants {
-            let count = |sizes: &[usize]| sizes.iter().map(|bytes| slices_of(*bytes, *slices)).sum::<usize>();
-            let most = count(&self.step).max(count(&training.push));
-            if most > STEP_TENSORS_MAX {
-                let given = format!("{slices}, which makes {most} slices of a step");
-                return refused("--slices", given, format!("so many that they are at most {STEP_TENSORS_MAX}"));
-            }
-            if *slices > 1 && link != Link::Tcp {
-                return refused("--slices", slices.to_string(), format!("1 over {link}, or --link tcp"));
-            }
-            if *slices > 1 && !self.tables.is_empty() {
-                return refused("--slices", slices.to_string(), "1 with --rows".to_owned());
-            }
-        }
         if self.bench != Bench::Ps || (link != Link::Verbs && !self.has_hosted_workers()) {
             return Ok(());
         }
@@ -219,18 +188,6 @@ impl Plan {
     }
 }
 
-/// How many slices a variable of so many bytes is in, where as many as `slices` are wanted and none is to have fewer bytes than
-/// [`SLICE_BYTES_MIN`].
-pub(crate) fn slices_of(bytes: usize, slices: usize) -> usize {
-    slices.min(bytes / SLICE_BYTES_MIN).max(1)
-}
-
-/// The bytes of each slice of a variable, as equal as they can be.
-pub(crate) fn cut(bytes: usize, slices: usize) -> impl Iterator<Item = usize> {
-    let count = slices_of(bytes, slices);
-    (0..count).map(move |slice| bytes * (slice + 1) / count - bytes * slice / count)
-}
-
 /// Spreads tensors over so many ps: the largest first, each to the ps that has the fewest bytes so far, as TensorFlow's
 /// `GreedyLoadBalancingStrategy` does by size, which is at most a third above the best way (Graham 1969). For each ps the
 /// numbers of its tensors, in order.
@@ -257,25 +214,6 @@ mod tests {
     fn tensors_are_spread_by_size() {
         assert_eq!(spread(&[5, 1, 3, 4, 2], 2), [vec![0, 1, 4], vec![2, 3]]);
         assert_eq!(spread(&[7], 3), [vec![0], vec![], vec![]]);
-    }
-
-    #[test]
-    fn a_variable_is_cut_where_slices_are_large_enough() {
-        assert_eq!(
-            cut(3 * SLICE_BYTES_MIN + 1, 8).collect::<Vec<_>>(),
-            [SLICE_BYTES_MIN, SLICE_BYTES_MIN, SLICE_BYTES_MIN + 1]
-        );
-        for (bytes, slices, count) in [(10 << 20, 7, 7), (10 << 20, 1, 1), (2 * SLICE_BYTES_MIN - 1, 8, 1), (0, 8, 1)] {
-            let sizes: Vec<usize> = cut(bytes, slices).collect();
-            assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (count, bytes));
-        }
-        let plan = Plan { step: vec![64, 4 * SLICE_BYTES_MIN], ..Plan::new(Bench::Ps) };
-        let plan = Plan { training: Some(Training::of(&plan.step)), ..plan };
-        let sliced = plan.with_variant(Variant { slices: 2, ..Variant::default() });
-        let training = sliced.training.unwrap();
-        let expected = vec![64, 2 * SLICE_BYTES_MIN, 2 * SLICE_BYTES_MIN];
-        assert_eq!((&sliced.step, &training.push, &training.pieces[..]), (&expected, &expected, &[1, 2][..]));
-        assert_eq!(plan.with_variant(Variant::default()).step, plan.step);
     }
 
     #[test]
@@ -315,8 +253,8 @@ mod tests {
 
     #[test]
     fn a_variant_says_what_it_is() {
-        let one = Variant { request_buffers: 1, fuse: Fuse::Off, polling: false, copies: true, ..Variant::default() };
-        assert_eq!(one.to_string(), "fuse off, 1 request buffer, static, parking, copied");
+        let one = Variant { request_buffers: 1, fuse: Fuse::Off, polling: false, ..Variant::default() };
+        assert_eq!(one.to_string(), "fuse off, 1 request buffer, static, parking");
         assert_eq!(Variant::default().to_string(), "fuse plan, 40 request buffers, static, polling");
     }
 }

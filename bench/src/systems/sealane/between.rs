@@ -126,9 +126,6 @@ fn variant(plan: &Plan) -> String {
         (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
         (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
         (Bench::Rate | Bench::Fuse, Fuse::Receive | Fuse::ReceiveWaitAll) => format!("{waiting}, fused receive"),
-        (Bench::Rate | Bench::Fuse, Fuse::Plan) if plan.republish => {
-            format!("{waiting}, plan, published each step")
-        }
         (Bench::Rate | Bench::Fuse, Fuse::Plan) => format!("{waiting}, plan"),
         (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),
         (Bench::Fuse, Fuse::Off) => format!("{waiting}, a write each, window {}", plan.window),

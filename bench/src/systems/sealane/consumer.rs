@@ -99,9 +99,6 @@ impl Lane {
     }
 }
 
-/// The key under which the worker says that it wants the next version published.
-pub(super) const NEXT: &str = "next";
-
 /// Batches that a window of pushes is divided into, so that the next is in flight when one has been taken.
 const BATCHES: usize = 4;
 
@@ -110,10 +107,12 @@ struct Consumer<'a> {
     shard: &'a LocalEngine,
     plan: &'a Plan,
     pair: LocalPair,
-    /// Lanes that nothing was asked for with; of steps, all of them between two steps.
-    idle: Vec<Lane>,
-    /// Answered in the order in which they were asked: whoever is first in line is asked for anew.
-    asked: VecDeque<(Lane, LocalReceiving)>,
+    lanes: Vec<Lane>,
+    /// Answered in the order in which they were asked, that of the lanes, and again from the first on. Only they are moved: lanes are
+    /// large, and this is timed.
+    asked: VecDeque<LocalReceiving>,
+    /// The lane of the first of them.
+    first: usize,
     /// How the tensors of a step are asked for.
     way: Option<Way>,
     /// What is pushed, and how many with which batch.
@@ -129,19 +128,18 @@ impl<'a> Consumer<'a> {
         let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse.is_of_many();
         let way = is_of_steps.then(|| Way::open(&pair, plan, &mut lanes)).transpose()?;
         let pushed = (TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?, vec![FILL; plan.size_bytes]);
-        let (asked, pushing, question) = (VecDeque::new(), VecDeque::new(), 2 * number);
-        Ok(Self { shard, plan, pair, idle: lanes, asked, way, pushed, pushing, question })
+        let (asked, first, pushing, question) = (VecDeque::new(), 0, VecDeque::new(), 2 * number);
+        Ok(Self { shard, plan, pair, lanes, asked, first, way, pushed, pushing, question })
     }
 
     /// Gives the lanes their memory back.
     fn close(mut self) -> Result<Vec<Lane>, BenchError> {
-        if let Some(Way::Planned { mut plan, version }) = self.way {
-            for (number, lane) in self.idle.iter_mut().enumerate() {
+        if let Some(Way::Planned(mut plan)) = self.way {
+            for (number, lane) in self.lanes.iter_mut().enumerate() {
                 lane.take_in(plan.tray_mut().take(number).map_err(failed)?)?;
-                lane.step = version.unwrap_or_default();
             }
         }
-        Ok(self.idle)
+        Ok(self.lanes)
     }
 
     fn push(&mut self, count: usize) {
@@ -162,9 +160,9 @@ impl Client for Consumer<'_> {
             }
             return Ok(());
         }
-        for mut lane in self.idle.drain(..count) {
-            let receiving = lane.ask(&self.pair);
-            self.asked.push_back((lane, receiving));
+        for _ in 0..count {
+            let lane = (self.first + self.asked.len()) % self.lanes.len();
+            self.asked.push_back(self.lanes[lane].ask(&self.pair));
         }
         Ok(())
     }
@@ -173,9 +171,11 @@ impl Client for Consumer<'_> {
         if let Some((count, pushing)) = self.pushing.pop_front() {
             return pushing.await.map(|()| count).map_err(failed);
         }
-        let (mut lane, receiving) = self.asked.pop_front().expect("something was asked for");
-        lane.take_in(receiving.await.map_err(unreceived)?)?;
-        self.idle.push(lane);
+        let receiving = self.asked.front_mut().expect("something was asked for");
+        let tensor = receiving.await.map_err(unreceived)?;
+        self.lanes[self.first].take_in(tensor)?;
+        self.asked.pop_front();
+        self.first = (self.first + 1) % self.lanes.len();
         Ok(1)
     }
 
@@ -184,7 +184,7 @@ impl Client for Consumer<'_> {
             self.shard.shard().sleep(idle).await;
         }
         let asked = Instant::now();
-        let lane = &mut self.idle[0];
+        let lane = &mut self.lanes[0];
         let tensor = lane.ask(&self.pair).await.map_err(unreceived)?;
         lane.take_in(tensor)?;
         Ok((asked, Instant::now()))
@@ -192,7 +192,7 @@ impl Client for Consumer<'_> {
 
     async fn step(&mut self) -> Result<(), BenchError> {
         let way = self.way.as_mut().expect("opened where there are steps");
-        way.step(&self.pair, &mut self.idle).await
+        way.step(&self.pair, &mut self.lanes).await
     }
 
     async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
@@ -215,8 +215,8 @@ enum Way {
     OneByOne(Vec<LocalReceiving>),
     /// One request for all, by their keys. The list is empty between steps.
     Fused(Vec<Buffer>),
-    /// One request for all, by the plan's number; the last version that was pulled, if each step has one of its own.
-    Planned { plan: LocalPlan, version: Option<i64> },
+    /// One request for all, by the plan's number.
+    Planned(LocalPlan),
 }
 
 impl Way {
@@ -227,7 +227,7 @@ impl Way {
                 for (number, lane) in lanes.iter_mut().enumerate() {
                     agreed.tray_mut().set_destination(number, lane.lend());
                 }
-                Self::Planned { plan: agreed, version: plan.republish.then(|| lanes[0].step) }
+                Self::Planned(agreed)
             }
             fuse if fuse.is_of_many() => Self::Fused(Vec::with_capacity(lanes.len())),
             _ => Self::OneByOne(Vec::with_capacity(lanes.len())),
@@ -253,13 +253,7 @@ impl Way {
                 }
                 Ok(())
             }
-            Self::Planned { plan, version: None } => plan.pull(0).await.map_err(failed),
-            Self::Planned { plan, version: Some(version) } => {
-                *version += 1;
-                // The pull says whether it was heard.
-                drop(pair.send(*version, NEXT, producer::word().map_err(failed)?));
-                plan.pull(*version).await.map_err(failed)
-            }
+            Self::Planned(plan) => plan.pull(0).await.map_err(failed),
         }
     }
 }

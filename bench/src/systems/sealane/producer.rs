@@ -1,6 +1,5 @@
 //! The producer's side, on its shard: for every lane of the consumer, the tensor of the next step is always deposited already;
-//! for plans, every tensor is published once, or again for every step that the worker says it wants. It also says how many
-//! messages it has sent, when it is asked before and after a round.
+//! for plans, every tensor is published once. It also says how many messages it has sent, when it is asked before and after a round.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -10,7 +9,7 @@ use sealane_fusion::{
     Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta, Unreceived,
 };
 
-use super::consumer::{self, NEXT};
+use super::consumer;
 use super::engine::{self, PS, WORKER, key_of, lanes, on_shard};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
@@ -150,24 +149,12 @@ pub(super) async fn told(meaning: impl Display, task: impl Future<Output = Resul
     }
 }
 
-/// Publishes version 0 and, if the plan says so, starts a task that publishes the others.
+/// Publishes version 0, which is all that there is.
 fn start_publishing(shard: &LocalEngine, plan: &Plan) -> Result<(), Error> {
     let parameter = |(lane, size_bytes)| Parameter::kept(lane, engine::filled(shard, plan, size_bytes)?);
     let parameters = lanes(plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
     let ps = shard.task(PS)?;
     publish(&ps, 0, &parameters)?;
-    if plan.republish {
-        let pair = ps.pair(WORKER)?;
-        drop(shard.shard().spawn(told("publishing ended", publish_each(ps, pair, parameters))));
-    }
-    Ok(())
-}
-
-async fn publish_each(ps: LocalTask, pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error> {
-    for version in 1.. {
-        pair.recv(version, NEXT).await.map_err(|Unreceived { error, .. }| error)?;
-        publish(&ps, version, &parameters)?;
-    }
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Buffer, DType, Error, Polling, Task, TensorMeta};
-use sealane_fusion::{ClientEnds, Engine, SharedArena};
+use sealane_fusion::{ClientEnds, Engine};
 use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
@@ -30,19 +30,16 @@ use crate::system::{Rounds, System};
 use crate::systems::client::measure_now;
 use crate::systems::sockets::Meeting;
 use rounds::Clients;
-use steps::{Steps, Views};
+use steps::Steps;
 
 /// Two clients of an engine, and what they do.
 struct Attached {
     plan: Plan,
     clients: Play,
-    /// Where the engine is asked for what is viewed.
-    _meeting: Meeting,
 }
 
 enum Play {
     Tensors(Clients),
-    Views(Views),
     Steps(Steps),
 }
 
@@ -50,7 +47,6 @@ impl Play {
     fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, Error> {
         Ok(match plan.bench {
             Bench::Fuse => Play::Steps(Steps::new(plan, ps, worker)?),
-            _ if plan.views => Play::Views(Views::new(plan, ps, worker)?),
             _ => Play::Tensors(Clients::new(plan, ps, worker)?),
         })
     }
@@ -68,7 +64,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
             return streams::between(&plan, ps, &worker);
         }
         let clients = Play::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
-        Ok(System::new(NAME, variant(&plan), Attached { plan, clients, _meeting: meeting }))
+        Ok(System::new(NAME, variant(&plan), Attached { plan, clients }))
     })
 }
 
@@ -77,7 +73,6 @@ fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, Error> {
         .socket(meeting.socket())
         .arena_bytes(match plan.bench {
             Bench::Fuse => step_bytes(&plan.step),
-            _ if plan.views => steps::arena_bytes(plan),
             _ => rounds::arena_bytes(plan),
         })
         .timeout(CONNECT_LIMIT);
@@ -91,7 +86,6 @@ fn variant(plan: &Plan) -> String {
         (Bench::Latency, _) => "parking, through the daemon".to_owned(),
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
         (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
-        (Bench::Bandwidth, _) if plan.views => format!("polling, views, window {}", plan.window),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
         _ => "polling, batched calls".to_owned(),
@@ -103,7 +97,6 @@ impl Rounds for Attached {
         let plan = &self.plan;
         match &mut self.clients {
             Play::Tensors(clients) => measure_now(clients, plan, length),
-            Play::Views(views) => measure_now(views, plan, length),
             Play::Steps(steps) => {
                 let sample = measure_now(steps, plan, length)?;
                 steps.check().map(|()| sample)
@@ -142,24 +135,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     announce(0)?;
     let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
-    if job.plan.views {
-        show_arenas(&engine, &clients)?;
-    }
     until_ended()
-}
-
-/// Shows the clients each other's arenas until this process is ended.
-fn show_arenas(engine: &Engine, listener: &OwnedFd) -> Result<(), BenchError> {
-    loop {
-        ready(listener, PollFlags::POLLIN)?;
-        let Some(socket) = attach::accept(listener).map_err(failed)? else { continue };
-        ready(&socket, PollFlags::POLLIN)?;
-        if let Some(Request::Arena { arena, .. }) = attach::read_request(&socket).map_err(failed)? {
-            let uid = attach::credentials(&socket).map_err(failed)?.uid;
-            let (memory, bytes) = engine.shared_arena(arena, uid).map_err(failed)?;
-            attach::show_arena(&socket, &memory, bytes).map_err(failed)?;
-        }
-    }
 }
 
 /// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
@@ -195,7 +171,7 @@ fn admit(
     socket: &Arc<OwnedFd>,
     area_bytes: u64,
 ) -> Result<Welcoming, BenchError> {
-    let attach::Credentials { pid, uid } = attach::credentials(socket).map_err(failed)?;
+    let pid = attach::credentials(socket).map_err(failed)?.pid;
     let (arena, arena_descriptor) =
         SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
     let (end, segment) = DaemonEnd::create(area_bytes, false).map_err(failed)?;
@@ -212,8 +188,7 @@ fn admit(
         daemon_pid: std::process::id(),
     };
     let bell = ClientBell::new(Arc::clone(socket));
-    let shared = Some(SharedArena { uid, descriptor: arena_descriptor.try_clone().map_err(failed)? });
-    let ends = ClientEnds { task: wish.task, pid, arena, shared, shards: vec![(end, doorbell)], bell };
+    let ends = ClientEnds { task: wish.task, pid, arena, shared: None, shards: vec![(end, doorbell)], bell };
     engine.admit(ends).map_err(|error| {
         // The client may be gone; then nobody needs to be told.
         let _ = attach::refuse(socket, &error);

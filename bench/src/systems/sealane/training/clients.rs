@@ -181,8 +181,6 @@ struct Side {
     keeps_memory: bool,
     /// Memory that is sent again and again.
     gradients: Vec<(TensorMeta, Bytes)>,
-    /// Where it copies what it has pulled, if that is to be measured.
-    copies: Option<Vec<Vec<u8>>>,
     variant: Variant,
 }
 
@@ -229,7 +227,6 @@ impl Worker {
                 memory: share.pulled.iter().map(|_| kept.next()).collect(),
                 keeps_memory: registered.is_some() || training.variants[0].keeps_memory(),
                 gradients: gradients.map_err(failed())?,
-                copies: training.variants[0].copies.then(|| share.pulled.iter().map(|&bytes| vec![0; bytes]).collect()),
                 sizes: share.pulled,
                 variant: training.variants[0],
             })
@@ -268,9 +265,9 @@ impl Worker {
             }
         }
         // What a plan has pulled is looked at when all have: until then the plans are lent.
-        for (side, plan) in sides.iter_mut().zip(&*plans) {
+        for (side, plan) in sides.iter().zip(&*plans) {
             for number in 0..side.keys.len() {
-                side.arrived(number, plan.get(number)?.bytes())?;
+                side.look_at(number, plan.get(number)?.bytes())?;
             }
         }
         if waits_for_all {
@@ -343,28 +340,25 @@ impl Side {
 
     fn received(&mut self, number: usize, tensor: Tensor) -> Result<(), Error> {
         let memory = tensor.into_buffer();
-        self.arrived(number, &memory)?;
+        self.look_at(number, &memory)?;
         if self.keeps_memory {
             self.memory[number] = Some(memory);
         }
         Ok(())
     }
 
-    /// Looks at a tensor that came, and copies it if that is to be measured.
-    fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), Error> {
+    /// Looks at a tensor that came.
+    fn look_at(&self, number: usize, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() != self.sizes[number] || bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
             let reason = format!("{} of {} arrived with other bytes than it left with", self.keys[number], self.ps);
             return Err(Error::InvalidArgument { reason: reason.into() });
-        }
-        if let Some(copies) = &mut self.copies {
-            copies[number].copy_from_slice(bytes);
         }
         Ok(())
     }
 
     /// Pushes all gradients; where each is one, the last request buffers' worth is still in flight.
     fn push(&self, task: &Task) -> Result<Push, Error> {
-        let mut tensors = self.gradients.iter().map(|gradient| self.tensor(task, gradient));
+        let mut tensors = self.gradients.iter().map(|(meta, bytes)| Tensor::new(meta.clone(), bytes.clone()));
         if !self.is_one_by_one() {
             return Ok(Push::All(task.push_all(&self.ps, QUEUE, tensors.collect::<Result<Vec<_>, Error>>()?)));
         }
@@ -379,15 +373,6 @@ impl Side {
             Ok::<_, Error>(())
         })?;
         Ok(Push::OneByOne(under_way))
-    }
-
-    fn tensor(&self, task: &Task, (meta, bytes): &(TensorMeta, Bytes)) -> Result<Tensor, Error> {
-        if self.copies.is_none() {
-            return Tensor::new(meta.clone(), bytes.clone());
-        }
-        let mut copy = task.alloc(bytes.len())?;
-        copy.copy_from_slice(bytes);
-        Tensor::new(meta.clone(), copy)
     }
 }
 

@@ -47,10 +47,9 @@ pub(super) fn area_bytes(plan: &Plan) -> u64 {
     (SLACK_BYTES + planned + room_bytes(&bytes_of_each(plan))) as u64
 }
 
-/// Memory of a client for its gradients, once more where they are copied, and for what it pulls without a plan.
+/// Memory of a client for its gradients, and for what it pulls without a plan.
 pub(super) fn arena_bytes(plan: &Plan) -> u64 {
-    let training = training::of(plan);
-    let pushed = room_bytes(&training.push) * if training.variants[0].copies { 2 } else { 1 };
+    let pushed = room_bytes(&training::of(plan).push);
     let pulled = if plan.fuse == Fuse::Plan { 0 } else { room_bytes(&plan.step) };
     (SLACK_BYTES + pushed + pulled) as u64
 }

@@ -54,8 +54,9 @@ fn pulled(job: &PeerJob) -> Plan {
     match (plan.bench, &plan.training) {
         (Bench::FanIn | Bench::Connect | Bench::Idle, _) => {
             let variant = Variant { request_buffers: plan.window, fuse: plan.fuse, ..Variant::default() };
-            let (size, push, pieces) = (Size { workers: plan.peers, ps: 1 }, Vec::new(), Vec::new());
-            let training = Training { size, mode: Mode::Async, compute_us: 0, push, variants: vec![variant], pieces };
+            let size = Size { workers: plan.peers, ps: 1 };
+            let training =
+                Training { size, mode: Mode::Async, compute_us: 0, push: Vec::new(), variants: vec![variant] };
             let tensors = if plan.bench == Bench::FanIn { plan.window } else { 0 };
             Plan { step: vec![plan.size_bytes; tensors], training: Some(training), ..plan.clone() }
         }

@@ -67,10 +67,6 @@ pub(super) struct Pair {
     share: Rc<Tensors>,
     variant: Variant,
     places: Places,
-    /// What it pulls into from the first step on, where that is part of an array.
-    parts: Vec<Option<Buffer>>,
-    /// Where it copies what it has pulled, if that is to be measured.
-    copies: Option<Vec<Vec<u8>>>,
     stream: Handle,
     /// Tensors of the step that have not come, and those that came one by one and were not asked for again.
     to_pull: usize,
@@ -87,7 +83,7 @@ impl Pair {
     pub(super) fn new(
         (socket, read_ahead): (TcpStream, Vec<u8>),
         (ps, count): (usize, usize),
-        (share, parts): (Rc<Tensors>, Vec<Option<Buffer>>),
+        share: Rc<Tensors>,
         variant: Variant,
     ) -> Result<Self, BenchError> {
         let queued_requests_max = share.pulled.len().max(share.gradients.len()) + 1;
@@ -107,11 +103,9 @@ impl Pair {
             session,
             link: TcpLink::new(socket.into(), &read_ahead),
             ps,
-            copies: variant.copies.then(|| share.pulled.iter().map(|&bytes| vec![0; bytes]).collect()),
             share,
             variant,
             places,
-            parts,
             to_pull: 0,
             arrived: Vec::new(),
             next_push: 0,
@@ -145,11 +139,7 @@ impl Pair {
             None => {
                 let mut tray = Tray::new(self.share.pulled.len());
                 for (number, &bytes) in self.share.pulled.iter().enumerate() {
-                    let part = self.parts[number].take();
-                    tray.set_destination(
-                        number,
-                        part.map_or_else(|| destination(self.variant.registration, bytes), Ok)?,
-                    );
+                    tray.set_destination(number, destination(self.variant.registration, bytes)?);
                 }
                 tray
             }
@@ -170,7 +160,7 @@ impl Pair {
     fn ask(&mut self, now: Instant, number: usize) -> Result<(), BenchError> {
         let Places::Single(places) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
         let (next, memory) = &mut places[number];
-        let memory = match memory.take().or_else(|| self.parts[number].take()) {
+        let memory = match memory.take() {
             Some(memory) => memory,
             None => destination(self.variant.registration, self.share.pulled[number])?,
         };
@@ -206,10 +196,7 @@ impl Pair {
         };
         while self.pushing < most && self.next_push < self.share.gradients.len() {
             let (meta, bytes) = &self.share.gradients[self.next_push];
-            let payload = match self.variant.copies {
-                true => Payload::Owned(Buffer::copy_of(bytes)),
-                false => Payload::Bytes(bytes.clone()),
-            };
+            let payload = Payload::Bytes(bytes.clone());
             let deadline = now + PATIENCE;
             let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, deposit: () };
             self.session.push(now, push).map_err(|(error, ())| broken(error))?;
@@ -260,14 +247,11 @@ impl Pair {
         Ok(ended)
     }
 
-    /// Looks at a tensor that came, and copies it if that is to be measured.
+    /// Looks at a tensor that came.
     fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), BenchError> {
         check_length(NAME, self.share.pulled[number], bytes.len())?;
         if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
             return Err(BenchError::WrongBytes { system: NAME, tensor: number });
-        }
-        if let Some(copies) = &mut self.copies {
-            copies[number].copy_from_slice(bytes);
         }
         self.to_pull -= 1;
         Ok(())
@@ -293,8 +277,6 @@ fn broken(reason: impl ToString) -> BenchError {
 
 /// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
 pub(super) struct Tensors {
-    /// The numbers of what is pulled.
-    pub(super) numbers: Vec<usize>,
     /// The keys of what is pulled, and its bytes each.
     keys: Arc<Keys>,
     pulled: Vec<usize>,
@@ -308,8 +290,8 @@ impl Tensors {
             let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
             Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
         };
-        let keys = Arc::new(Keys::new(numbers.iter().copied().map(key_of)).map_err(broken)?);
+        let keys = Arc::new(Keys::new(numbers.into_iter().map(key_of)).map_err(broken)?);
         let gradients = pushed.into_iter().map(gradient).collect::<Result<_, Error>>().map_err(broken)?;
-        Ok(Self { numbers, keys, pulled, gradients })
+        Ok(Self { keys, pulled, gradients })
     }
 }

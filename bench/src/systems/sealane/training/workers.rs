@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
-use sealane_fusion::Buffer;
 
 use super::super::engine::NAME;
 use super::pair::{Ended, Pair, Tensors};
@@ -56,12 +55,10 @@ impl Workers {
         let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
         let mut pairs = Vec::with_capacity(training.pairs());
         for _ in 0..training.size.workers {
-            let mut parts = parts(plan);
             for (ps, (sockets, share)) in sockets.iter_mut().zip(&shares).enumerate() {
                 let socket = sockets.next().expect("every worker was welcomed by every ps");
                 socket.0.set_nonblocking(true).map_err(BenchError::io("set O_NONBLOCK"))?;
-                let parts = share.numbers.iter().map(|&number| parts[number].take()).collect();
-                let pair = Pair::new(socket, (ps, training.size.ps), (share.clone(), parts), training.variants[0])?;
+                let pair = Pair::new(socket, (ps, training.size.ps), share.clone(), training.variants[0])?;
                 poller.watch(pair.socket(), pairs.len(), EpollFlags::EPOLLIN)?;
                 pairs.push(pair);
             }
@@ -205,21 +202,6 @@ impl Workers {
         let until = self.computing.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
         at_most(until.unwrap_or(STALL_LIMIT))
     }
-}
-
-/// The memory for the slices of one worker's variables, by number: each variable that is cut is one array. `None` for those that
-/// are whole.
-fn parts(plan: &Plan) -> Vec<Option<Buffer>> {
-    let mut parts: Vec<Option<Buffer>> = Vec::with_capacity(plan.step.len());
-    for &pieces in &training::of(plan).pieces {
-        let sizes = &plan.step[parts.len()..parts.len() + pieces];
-        match pieces {
-            1 => parts.push(None),
-            _ => parts.extend(Buffer::from_vec(vec![0; sizes.iter().sum()]).split(sizes).into_iter().map(Some)),
-        }
-    }
-    parts.resize_with(plan.step.len(), || None);
-    parts
 }
 
 impl Trainees for Workers {

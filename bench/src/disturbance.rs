@@ -4,7 +4,9 @@ use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::run::Measured;
+use itertools::Itertools;
+
+use crate::figures::Measured;
 
 /// How long the machine is watched before the first system is set up.
 const LOOK: Duration = Duration::from_millis(200);
@@ -84,21 +86,12 @@ impl Quiet {
 
 /// What to say of a system whose rounds differ too much.
 fn uneven(one: &Measured) -> Option<String> {
-    let median = |sample: &crate::sample::Sample| {
-        sample
-            .round_trips
-            .as_ref()
-            .map(|trips| trips.value_at_quantile(0.5) as f64)
-            .or(sample.figures.first().map(|(_, value)| *value))
-    };
-    let rounds: Vec<f64> = one.samples.iter().filter_map(median).filter(|value| *value > 0.0).collect();
-    let (least, most) =
-        rounds.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(*value), most.max(*value)));
-    (rounds.len() > 1 && most / least >= ROUNDS_FACTOR_MAX).then(|| {
-        let factor = most / least;
+    let (_, rounds) = one.compared().into_iter().next()?;
+    let (least, most) = rounds.iter().copied().filter(|value| *value > 0.0).minmax().into_option()?;
+    let (system, factor) = (one.system, most / least);
+    (factor >= ROUNDS_FACTOR_MAX).then(|| {
         format!(
-            "the rounds of {} differ by a factor of {factor:.1}: take more, or longer ones, on a quiet machine",
-            one.system
+            "the rounds of {system} differ by a factor of {factor:.1}: take more, or longer ones, on a quiet machine"
         )
     })
 }
@@ -106,7 +99,7 @@ fn uneven(one: &Measured) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{Metric, Sample};
+    use crate::figures::{Metric, Sample};
 
     #[test]
     fn shares_of_cpu_time_are_read() {

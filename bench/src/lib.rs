@@ -18,35 +18,25 @@ mod byte_count;
 pub mod commands;
 mod disturbance;
 mod error;
+mod figures;
 mod limits;
 mod machine;
 mod peer;
 mod plan;
 mod plot;
 mod process;
-mod progress;
 mod report;
-mod report_text;
 mod run;
-mod sample;
-mod spread;
 mod stopwatch;
 mod system;
 mod systems;
 
-pub use crate::byte_count::{Sizes, parse_bytes};
 pub use crate::error::BenchError;
-pub use crate::limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
-pub use crate::machine::RdmaDevice;
-pub use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady};
+pub use crate::figures::Metric;
+pub use crate::limits::{FEW_PEERS, STALL_LIMIT};
+pub use crate::peer::{Peer, PeerJob, PeerProgram};
 pub use crate::plan::{
-    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Skew, SystemName, Tables, Training,
-    Transfer, Variant,
+    Bench, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Skew, SystemName, Tables, Training, Variant,
 };
-pub use crate::progress::Progress;
-pub use crate::report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
-pub use crate::run::{Measured, Outcome, run, run_own, serve_peer};
-pub use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
-pub use crate::spread::{Ratio, Spread};
-pub use crate::stopwatch::{RoundClock, Tally};
-pub use crate::system::{Rounds, System};
+pub use crate::report::{Figures, Report};
+pub use crate::run::{Outcome, Progress, run, serve_peer};

@@ -110,8 +110,8 @@ pub const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long a failed round waits to learn whether its producer died of the same cause.
 pub const BLAME_LIMIT: Duration = Duration::from_millis(500);
 
-/// How much of what a producer last wrote to standard error is kept for the error message.
-pub const STDERR_BYTES_KEPT: usize = 8 << 10;
+/// How much of what a producer last wrote to standard error is in an error message.
+pub const STDERR_BYTES_TOLD: u64 = 8 << 10;
 
 /// Largest write of many small messages at once, and the read buffer of the many-message rounds.
 pub const FUSED_BYTES_MAX: usize = 256 << 10;

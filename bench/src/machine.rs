@@ -7,38 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
-/// The CPUs that the calling thread may use, in ascending order.
-///
-/// # Errors
-/// [`BenchError::Io`] when the kernel does not tell.
-pub fn allowed_cpus() -> Result<Vec<usize>, BenchError> {
-    let set = affinity()?;
-    Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
-}
-
 /// Decides which CPUs the consumer and the producer get: those that were asked for, else the first
 /// two allowed ones, else none.
 ///
 /// # Errors
 /// [`BenchError::Setting`] when a CPU was asked for that is not allowed.
-pub fn choose_cpus(wanted: Option<[usize; 2]>, allowed: &[usize]) -> Result<Option<[usize; 2]>, BenchError> {
-    match wanted {
-        Some(cpus) => match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
-            Some(cpu) => {
-                Err(BenchError::setting("--cpus", cpu, format!("CPUs that this process may use: {allowed:?}")))
-            }
-            None => Ok(Some(cpus)),
-        },
-        None => Ok(match allowed {
-            [consumer, producer, ..] => Some([*consumer, *producer]),
-            _ => None,
-        }),
+pub(crate) fn choose_cpus(wanted: Option<[usize; 2]>, allowed: &[usize]) -> Result<Option<[usize; 2]>, BenchError> {
+    match wanted.iter().flatten().find(|cpu| !allowed.contains(cpu)) {
+        Some(cpu) => Err(BenchError::setting("--cpus", cpu, format!("CPUs that this process may use: {allowed:?}"))),
+        None => Ok(wanted.or(allowed.first_chunk().copied())),
     }
 }
 
 /// The calling thread is pinned while this lives, and free again afterwards.
 #[derive(Debug)]
-pub struct Pinned {
+pub(crate) struct Pinned {
     before: CpuSet,
 }
 
@@ -48,7 +31,8 @@ impl Pinned {
     /// # Errors
     /// [`BenchError::Io`] when the kernel refuses.
     pub fn to(cpu: usize) -> Result<Self, BenchError> {
-        let before = affinity()?;
+        let asked = sched_getaffinity(Pid::from_raw(0));
+        let before = asked.map_err(BenchError::io("ask for the CPUs that this process may use"))?;
         let mut only = CpuSet::new();
         only.set(cpu)
             .and_then(|()| sched_setaffinity(Pid::from_raw(0), &only))
@@ -63,10 +47,6 @@ impl Drop for Pinned {
         // stays where it is, which is all that can be done.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
-}
-
-fn affinity() -> Result<CpuSet, BenchError> {
-    sched_getaffinity(Pid::from_raw(0)).map_err(BenchError::io("ask for the CPUs that this process may use"))
 }
 
 /// An RDMA device, as the measured processes opened it.
@@ -91,6 +71,8 @@ impl From<&Attributes> for RdmaDevice {
 
 #[cfg(test)]
 mod tests {
+    use sealane_runtime::allowed_cpus;
+
     use super::*;
 
     #[test]
@@ -110,7 +92,5 @@ mod tests {
         assert_eq!(allowed_cpus().expect("linux tells"), before[..1]);
         drop(pinned);
         assert_eq!(allowed_cpus().expect("linux tells"), before);
-        let error = Pinned::to(CpuSet::count() - 1).expect_err("no machine has so many");
-        assert!(error.to_string().contains("pin a thread"), "{error}");
     }
 }

@@ -5,8 +5,6 @@ mod tables;
 mod training;
 mod words;
 
-use std::fmt;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -18,11 +16,11 @@ use crate::limits::{
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
-pub(crate) use tables::in_words;
 pub use tables::{Skew, Tables};
 pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
-pub use words::{Executor, Fuse, Keys, Registration, Security, SystemName, Transfer};
+pub(crate) use words::Executor;
+pub use words::{Fuse, Keys, Registration, Security, SystemName, Transfer};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,99 +62,143 @@ pub enum Link {
     Loopback,
 }
 
-/// A complete, serialisable description of one run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A complete, serialisable description of one run: what all benches have as flags, and what each has of its own.
+#[derive(Clone, Debug, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct Plan {
     /// What is measured.
+    #[arg(skip = Bench::Latency)]
     pub bench: Bench,
-    /// What carries the tensors. Default: tcp.
+
+    /// The link that carries the tensors: tcp, shm, verbs or loopback
+    #[arg(long, default_value_t = Link::Tcp)]
     pub link: Link,
-    /// Bytes of a tensor. Default: 64; for bandwidth 4 MiB.
-    pub size_bytes: usize,
-    /// Counted seconds of each system in each round; the warm-up comes on top. Default: 1.
+
+    /// Over verbs: whether the producer writes large tensors into the consumer's memory, or the consumer reads them from the
+    /// producer's [default: write]
+    #[arg(long, value_name = "write|read")]
+    pub transfer: Option<Transfer>,
+
+    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp or shm: whether it
+    /// is reused, or allocated for each transfer. With ps, a list gives variants [default: static]
+    #[arg(long, value_name = "static|dynamic", value_delimiter = ',')]
+    pub registration: Vec<Registration>,
+
+    /// Measured seconds of each system in each round, after its warm-up; not used by connect
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
     pub seconds: f64,
-    /// Rounds, in each of which every system is measured once. Default: 5.
+
+    /// Number of rounds; each measures every system once
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: u32,
+
+    /// Over tcp: authentication of Sealane's two sides: none, a shared secret, or TLS, which also encrypts
+    #[arg(long, value_name = "none|secret|tls", default_value_t = Security::None)]
+    pub security: Security,
+
+    /// Executor of Sealane's shards; auto: io_uring where available, else epoll
+    #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
+    pub executor: Executor,
+
+    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
+    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows and ps --rows, whole (tables as a
+    /// whole), or, with --security, open (Sealane without it); repeatable
+    #[arg(long = "baseline", value_name = "raw|grpc|grpc-stream|stream|whole|open")]
+    pub baselines: Vec<SystemName>,
+
+    /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
+    #[arg(long, value_name = "A,B", value_parser = two_cpus)]
+    pub cpus: Option<[usize; 2]>,
+
+    /// TCP congestion control of every system [default: the kernel's]
+    #[arg(long, value_name = "NAME")]
+    pub congestion: Option<String>,
+
+    /// Bytes of a tensor. Default: 64; for bandwidth 4 MiB.
+    #[arg(skip)]
+    pub size_bytes: usize,
     /// Requests in flight at once; of each peer, where there are many. Default: 1 for latency, 256 for rate, 2 for
     /// bandwidth, 16 for fanin, 40 for fuse.
+    #[arg(skip)]
     pub window: usize,
     /// What is fused. Default: turn; plan for fuse.
+    #[arg(skip)]
     pub fuse: Fuse,
     /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle and restart, as an engine's own default is.
     /// Latency can do with either, and so can the engine of idle.
+    #[arg(skip)]
     pub polling: bool,
     /// Gap between two requests of a latency round, in microseconds. Default: 0.
+    #[arg(skip)]
     pub idle_us: u64,
     /// Peers of the engine, where that counts. Default: 64.
+    #[arg(skip)]
     pub peers: usize,
     /// Bytes of every tensor of a step; empty where there are no steps. Default: a thousand of 64 bytes.
+    #[arg(skip)]
     pub step: Vec<usize>,
     /// What the step is called, if it is a model's.
+    #[arg(skip)]
     pub workload: Option<String>,
-    /// How large tensors move over verbs; `None` elsewhere. Default: write.
-    pub transfer: Option<Transfer>,
-    /// When memory is registered for verbs; `None` elsewhere. Default: static.
-    pub registration: Option<Registration>,
     /// The parameter-server experiment; `None` elsewhere.
+    #[arg(skip)]
     pub training: Option<Training>,
     /// The tables of which rows are pulled, those of one size together; none elsewhere.
+    #[arg(skip)]
     pub tables: Vec<Tables>,
-    /// What Sealane's two sides show each other. Default: nothing.
-    pub security: Security,
-    /// What Sealane's shards run on. Default: auto.
-    pub executor: Executor,
-    /// Congestion control of every TCP socket. Default: the kernel's.
-    pub congestion: Option<String>,
-    /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
-    pub cpus: Option<[usize; 2]>,
-    /// What is measured beside Sealane, in turn with it.
-    pub baselines: Vec<SystemName>,
+}
+
+fn two_cpus(text: &str) -> Result<[usize; 2], String> {
+    let cpus: Option<Vec<usize>> = text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
+    cpus.and_then(|cpus| cpus.try_into().ok()).ok_or_else(|| "write two CPU numbers, as in 0,1".to_owned())
+}
+
+/// What a bench can be measured with over a link.
+struct Offer {
+    links: &'static [Link],
+    baselines: &'static [SystemName],
+    fuses: &'static [Fuse],
 }
 
 impl Plan {
     /// The plan that `sealane bench BENCH` runs without flags.
     pub fn new(bench: Bench) -> Self {
+        let none = <Self as clap::Args>::augment_args(clap::Command::new("bench").no_binary_name(true));
+        let none = none.get_matches_from([""; 0]);
+        let flags = <Self as clap::FromArgMatches>::from_arg_matches(&none).expect("no flag is required");
+        flags.of(bench)
+    }
+
+    /// These flags with what that bench has by default.
+    pub(crate) fn of(self, bench: Bench) -> Self {
         let (size_bytes, window) = match bench {
-            Bench::Latency => (64, 1),
             Bench::Rate => (64, 256),
             Bench::Bandwidth => (4 << 20, 2),
-            Bench::Connect | Bench::Idle | Bench::Restart => (64, 1),
             Bench::FanIn => (64, 16),
-            Bench::Rows => (64, 1),
             Bench::Fuse => (64, 40),
             Bench::Ps => (1 << 10, 40),
+            Bench::Latency | Bench::Connect | Bench::Idle | Bench::Restart | Bench::Rows => (64, 1),
         };
         let step = match bench {
             Bench::Fuse => vec![size_bytes; 1_000],
             Bench::Ps => vec![size_bytes; 100],
             _ => Vec::new(),
         };
+        let training = match bench {
+            Bench::Ps => Some(Training::of(&step)),
+            Bench::Rows => Some(Training::of_rows()),
+            _ => None,
+        };
         Self {
             bench,
-            link: Link::Tcp,
             size_bytes,
-            seconds: 1.0,
-            rounds: 5,
             window,
             fuse: if matches!(bench, Bench::Fuse | Bench::Ps) { Fuse::Plan } else { Fuse::Turn },
             polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
-            idle_us: 0,
             peers: 64,
-            training: match bench {
-                Bench::Ps => Some(Training::of(&step)),
-                Bench::Rows => Some(Training::of_rows()),
-                _ => None,
-            },
-            tables: if bench == Bench::Rows { vec![Tables::default()] } else { Vec::new() },
             step,
-            workload: None,
-            transfer: None,
-            registration: None,
-            security: Security::None,
-            executor: Executor::Auto,
-            congestion: None,
-            cpus: None,
-            baselines: Vec::new(),
+            training,
+            tables: if bench == Bench::Rows { vec![Tables::default()] } else { Vec::new() },
+            ..self
         }
     }
 
@@ -165,106 +207,101 @@ impl Plan {
     /// # Errors
     /// [`BenchError::Setting`] names the first flag that is outside its limits.
     pub fn check(&self) -> Result<(), BenchError> {
-        within("--size", self.size_bytes, 1..=SIZE_BYTES_MAX)?;
-        within("--rounds", self.rounds, 1..=ROUNDS_MAX)?;
-        within("--window", self.window, 1..=WINDOW_MAX)?;
-        within("--peers", self.peers, 1..=PEERS_MAX)?;
-        within("--idle-us", self.idle_us, 0..=IDLE_US_MAX)?;
+        within("--size", self.size_bytes, 1, SIZE_BYTES_MAX)?;
+        within("--rounds", self.rounds as usize, 1, ROUNDS_MAX as usize)?;
+        within("--window", self.window, 1, WINDOW_MAX)?;
+        within("--peers", self.peers, 1, PEERS_MAX)?;
+        within("--idle-us", self.idle_us as usize, 0, IDLE_US_MAX as usize)?;
         if !(self.seconds > 0.0 && self.seconds <= SECONDS_MAX) {
-            return Err(BenchError::setting(
-                "--seconds",
-                self.seconds,
-                format!("more than 0 and at most {SECONDS_MAX}"),
-            ));
+            let accepted = format!("more than 0 and at most {SECONDS_MAX}");
+            return Err(BenchError::setting("--seconds", self.seconds, accepted));
         }
-        if let Some(memory) = match self.link {
-            Link::Shm => Some("shared"),
-            Link::Verbs => Some("registered"),
-            Link::Tcp | Link::Loopback => None,
-        } {
-            let most = SHARED_BYTES_MAX / self.size_bytes;
-            if self.window > most {
-                let accepted = format!("at most {most} with tensors of this size, which all lie in {memory} memory");
-                return Err(BenchError::setting("--window", self.window, accepted));
-            }
-        }
-        if !self.polling && matches!(self.bench, Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Fuse) {
-            return Err(BenchError::setting("--polling", "off", "on; only latency and idle are measured asleep"));
-        }
-        self.check_fuse()?;
-        self.check_links()?;
-        self.check_trainees()?;
-        self.check_verbs()?;
-        self.check_security()?;
-        self.check_step()?;
-        if let Some([consumer, producer]) = self.cpus
-            && consumer == producer
-        {
-            return Err(BenchError::setting("--cpus", format!("{consumer},{producer}"), "two different CPUs"));
-        }
-        Ok(())
-    }
-
-    /// One request for many where there are many, and over a link that can.
-    fn check_fuse(&self) -> Result<(), BenchError> {
-        let accepted: &[Fuse] = match (self.bench, self.link) {
-            (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
-            (Bench::Ps, _) if self.has_hosted_workers() => {
-                &[Fuse::Off, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan]
-            }
-            (Bench::Ps, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
-            (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
-                &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
-            }
-            (Bench::Rate, Link::Shm) => &[Fuse::Off, Fuse::Turn],
-            (Bench::Fuse, Link::Shm) => &[Fuse::Receive, Fuse::Plan],
-            (Bench::Fuse, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
-            _ => &[Fuse::Off, Fuse::Turn],
+        self.check_offer()?;
+        let refuse = |is_refused: bool, flag, value: &dyn ToString, accepted: &str| {
+            if is_refused { Err(BenchError::setting(flag, value.to_string(), accepted)) } else { Ok(()) }
         };
-        let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
-        if let Some(refused) = variants.chain([self.fuse]).find(|fuse| !accepted.contains(fuse)) {
-            let names: Vec<_> = accepted.iter().map(Fuse::to_string).collect();
-            let how = if self.tables.is_empty() { format!("over {}", self.link) } else { "and --rows".to_owned() };
-            let accepted = format!("{} with {} {how}", names.join(" or "), self.bench);
-            return Err(BenchError::setting("--fuse", refused, accepted));
+        let most = SHARED_BYTES_MAX / self.size_bytes;
+        let is_crowded = matches!(self.link, Link::Shm | Link::Verbs) && self.window > most;
+        let accepted = format!("at most {most} with tensors of this size, which all lie in memory of {}", self.link);
+        refuse(is_crowded, "--window", &self.window, &accepted)?;
+        let spins = matches!(self.bench, Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Fuse);
+        refuse(spins && !self.polling, "--polling", &"off", "on; only latency and idle are measured asleep")?;
+        let [is_tcp, is_verbs] = [Link::Tcp, Link::Verbs].map(|link| link == self.link);
+        let (of_verbs, registration) = ("it with --link verbs alone", self.registration());
+        refuse(self.transfer.is_some() && !is_verbs, "--transfer", &self.transfer.unwrap_or_default(), of_verbs)?;
+        if self.bench != Bench::Ps {
+            refuse(!self.registration.is_empty() && !is_verbs, "--registration", &registration, of_verbs)?;
+            let of_ps = "static or dynamic, or lists with `bench ps`";
+            refuse(self.registration.len() > 1, "--registration", &"a list", of_ps)?;
         }
-        Ok(())
-    }
-
-    /// What only verbs can choose between is chosen over verbs alone.
-    fn check_verbs(&self) -> Result<(), BenchError> {
-        let transfer = self.transfer.map(|transfer| ("--transfer", transfer.to_string()));
-        let registration = self.registration.map(|registration| ("--registration", registration.to_string()));
-        match transfer.or(registration) {
-            Some(("--registration", _)) if self.bench == Bench::Ps => Ok(()),
-            Some((setting, value)) if self.link != Link::Verbs => {
-                Err(BenchError::Setting { setting, value, accepted: "it with --link verbs alone".to_owned() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Only connections can be secured, and only what is secured can be compared with what is not.
-    fn check_security(&self) -> Result<(), BenchError> {
-        let is_secured = self.security != Security::None;
+        // Only connections can be secured, and only what is secured can be compared with what is not.
         let has_pair = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
-        if is_secured && !(has_pair && self.link == Link::Tcp) {
-            let accepted = "it with latency, rate, bandwidth or fuse over tcp alone";
-            return Err(BenchError::setting("--security", self.security, accepted));
-        }
-        if self.tables.is_empty() && self.baselines.contains(&SystemName::Whole) {
-            return Err(BenchError::setting("--baseline", SystemName::Whole, "it with rows, or with ps --rows"));
-        }
-        if !is_secured && self.baselines.contains(&SystemName::Open) {
-            return Err(BenchError::setting("--baseline", SystemName::Open, "it with --security secret or tls alone"));
-        }
-        Ok(())
+        let (is_secured, of_pairs) =
+            (self.security != Security::None, "it with latency, rate, bandwidth or fuse over tcp alone");
+        refuse(is_secured && !(has_pair && is_tcp), "--security", &self.security, of_pairs)?;
+        let is_open = !is_secured && self.baselines.contains(&SystemName::Open);
+        refuse(is_open, "--baseline", &SystemName::Open, "it with --security secret or tls alone")?;
+        let is_one = self.cpus.is_some_and(|[consumer, producer]| consumer == producer);
+        refuse(is_one, "--cpus", &"one twice", "two different CPUs")?;
+        self.check_trainees()?;
+        self.check_step()
+    }
+
+    /// What there is of this bench over this link.
+    fn offer(&self) -> Offer {
+        use Fuse::{Off, Plan, Push, Receive, ReceiveWaitAll, Turn};
+        use Link::{Loopback, Shm, Tcp, Verbs};
+        use SystemName::{Grpc, GrpcStream, Open, Raw, Stream, Whole};
+        let is_of_rows = !self.tables.is_empty();
+        let links: &[Link] = match self.bench {
+            Bench::Connect | Bench::FanIn | Bench::Restart => &[Tcp],
+            Bench::Ps if is_of_rows => &[Tcp, Shm],
+            Bench::Idle | Bench::Rows => &[Tcp, Shm],
+            Bench::Fuse | Bench::Ps => &[Tcp, Shm, Verbs],
+            Bench::Latency | Bench::Rate | Bench::Bandwidth => &[Tcp, Shm, Verbs, Loopback],
+        };
+        let baselines: &[SystemName] = match (self.bench, self.link) {
+            (Bench::Connect | Bench::FanIn, _) | (Bench::Rows, Shm) => &[Raw],
+            (Bench::Idle | Bench::Restart, _) => &[],
+            (Bench::Ps, _) if is_of_rows => &[Whole],
+            (Bench::Ps | Bench::Fuse, Shm) => &[],
+            (Bench::Ps, _) | (Bench::Fuse, Verbs) => &[Grpc],
+            (Bench::Rows, _) => &[Raw, Grpc, Whole],
+            (Bench::Fuse, _) => &[Raw, Grpc, Open],
+            // What perftest has no program for.
+            (Bench::Rate, Verbs) => &[Grpc, GrpcStream],
+            (_, Loopback) => &[Raw, Grpc, GrpcStream, Open],
+            (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => &[Raw, Grpc, GrpcStream, Stream, Open],
+        };
+        let fuses: &[Fuse] = match (self.bench, self.link) {
+            (Bench::FanIn, _) => &[Turn, Plan],
+            (Bench::Ps, _) if self.has_hosted_workers() => &[Off, Receive, ReceiveWaitAll, Plan],
+            (Bench::Ps, _) => &[Off, Turn, Receive, ReceiveWaitAll, Plan],
+            (Bench::Fuse, Shm) => &[Receive, Plan],
+            (Bench::Fuse, _) => &[Off, Turn, Receive, Plan],
+            (Bench::Rate, Tcp | Verbs | Loopback) => &[Off, Turn, Receive, Plan, Push],
+            _ => &[Off, Turn],
+        };
+        Offer { links, baselines, fuses }
+    }
+
+    fn check_offer(&self) -> Result<(), BenchError> {
+        let Offer { links, baselines, fuses } = self.offer();
+        let bench = self.bench;
+        let how = if self.tables.is_empty() { format!("over {}", self.link) } else { "and rows".to_owned() };
+        one_of("--link", [self.link], links, &format!("with {bench}"))?;
+        one_of("--baseline", self.baselines.iter().copied(), baselines, &format!("with {bench} {how}"))?;
+        let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
+        one_of("--fuse", variants.chain([self.fuse]), fuses, &format!("with {bench} {how}"))
     }
 
     /// How tensors move, and when their memory is registered; `None` where the link is not verbs.
     pub fn verbs(&self) -> Option<(Transfer, Registration)> {
-        let chosen = (self.transfer.unwrap_or_default(), self.registration.unwrap_or_default());
-        (self.link == Link::Verbs).then_some(chosen)
+        (self.link == Link::Verbs).then(|| (self.transfer.unwrap_or_default(), self.registration()))
+    }
+
+    fn registration(&self) -> Registration {
+        self.registration.first().copied().unwrap_or_default()
     }
 
     /// A step that both sides have room for.
@@ -276,10 +313,8 @@ impl Plan {
         if !matches!(self.bench, Bench::Fuse | Bench::Ps) {
             return Ok(());
         }
-        within("--tensors", self.step.len(), 1..=STEP_TENSORS_MAX)?;
-        for bytes in &self.step {
-            within("--size", *bytes, 1..=SIZE_BYTES_MAX)?;
-        }
+        within("--tensors", self.step.len(), 1, STEP_TENSORS_MAX)?;
+        self.step.iter().try_for_each(|bytes| within("--size", *bytes, 1, SIZE_BYTES_MAX))?;
         let sum = self.step.iter().sum::<usize>();
         if sum > STEP_BYTES_MAX {
             let given = format!("{} with {sum} bytes in all", self.step.len());
@@ -288,55 +323,12 @@ impl Plan {
         Ok(())
     }
 
-    /// Not every link and baseline has what a measurement needs.
-    fn check_links(&self) -> Result<(), BenchError> {
-        let (links, baselines): (&[Link], &[SystemName]) = match self.bench {
-            Bench::Connect => (&[Link::Tcp], &[SystemName::Raw]),
-            Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
-            Bench::Restart => (&[Link::Tcp], &[]),
-            Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
-            Bench::Ps if !self.tables.is_empty() => (&[Link::Tcp, Link::Shm], &[SystemName::Whole]),
-            Bench::Ps if self.link == Link::Shm => (&[Link::Shm], &[]),
-            Bench::Ps => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Grpc]),
-            Bench::Rows if self.link == Link::Shm => (&[Link::Shm], &[SystemName::Raw]),
-            Bench::Rows => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Whole]),
-            Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
-            Bench::Fuse if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
-            Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Open]),
-            // What perftest has no program for.
-            Bench::Rate if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc, SystemName::GrpcStream]),
-            Bench::Latency | Bench::Rate | Bench::Bandwidth if self.link != Link::Loopback => return Ok(()),
-            Bench::Latency | Bench::Rate | Bench::Bandwidth => {
-                (&[Link::Loopback], &[SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream, SystemName::Open])
-            }
-        };
-        let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
-        if !links.contains(&self.link) {
-            let names: Vec<_> = links.iter().map(Link::to_string).collect();
-            return setting("--link", self.link.to_string(), format!("{} with {}", names.join(" or "), self.bench));
-        }
-        match self.baselines.iter().find(|baseline| !baselines.contains(baseline)) {
-            None => Ok(()),
-            Some(other) if baselines.is_empty() => {
-                setting("--baseline", other.to_string(), format!("none with {} over {}", self.bench, self.link))
-            }
-            Some(other) => {
-                let names: Vec<_> = baselines.iter().map(SystemName::to_string).collect();
-                let what = match self.link {
-                    Link::Verbs => format!("{} over verbs", self.bench),
-                    _ => self.bench.to_string(),
-                };
-                setting("--baseline", other.to_string(), format!("only {} with {what}", names.join(" or ")))
-            }
-        }
-    }
-
     /// The plan of one variant of the parameter-server experiment.
     pub(crate) fn with_variant(&self, variant: Variant) -> Self {
         let Variant { size, request_buffers: window, registration, fuse, polling } = variant;
         let of_one = |whole: Training| Training { size: size.unwrap_or(whole.size), variants: vec![variant], ..whole };
         let training = self.training.clone().map(of_one);
-        Self { window, fuse, polling, registration: Some(registration), training, ..self.clone() }
+        Self { window, fuse, polling, registration: vec![registration], training, ..self.clone() }
     }
 
     /// Whether workers of the parameter-server experiment are tasks, each with a thread, which a session over TCP has not.
@@ -362,15 +354,24 @@ impl Plan {
 }
 
 /// Makes sure that a setting is within its limits.
-pub(crate) fn within<T: PartialOrd + fmt::Display>(
-    setting: &'static str,
-    value: T,
-    limits: RangeInclusive<T>,
-) -> Result<(), BenchError> {
-    if limits.contains(&value) {
+pub(crate) fn within(setting: &'static str, value: usize, least: usize, most: usize) -> Result<(), BenchError> {
+    if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(BenchError::setting(setting, value, format!("{} to {}", limits.start(), limits.end())))
+    Err(BenchError::setting(setting, value, format!("{least} to {most}")))
+}
+
+/// Makes sure that what was given is offered.
+fn one_of<T: Copy + PartialEq + ToString>(
+    setting: &'static str,
+    given: impl IntoIterator<Item = T>,
+    offered: &[T],
+    how: &str,
+) -> Result<(), BenchError> {
+    let Some(refused) = given.into_iter().find(|one| !offered.contains(one)) else { return Ok(()) };
+    let names: Vec<String> = offered.iter().map(T::to_string).collect();
+    let accepted = if names.is_empty() { "none".to_owned() } else { names.join(" or ") };
+    Err(BenchError::setting(setting, refused.to_string(), format!("{accepted} {how}")))
 }
 
 #[cfg(test)]
@@ -378,111 +379,64 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_plans_are_valid() {
-        for bench in [
-            Bench::Latency,
-            Bench::Rate,
-            Bench::Bandwidth,
-            Bench::Connect,
-            Bench::Idle,
-            Bench::FanIn,
-            Bench::Fuse,
-            Bench::Restart,
-            Bench::Ps,
-            Bench::Rows,
-        ] {
-            Plan::new(bench).check().expect("defaults are valid");
-        }
-    }
-
-    #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 34] = [
-            ("--size", |plan| plan.size_bytes = 0),
-            ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
-            ("--rounds", |plan| plan.rounds = 0),
-            ("--window", |plan| plan.window = WINDOW_MAX + 1),
-            ("--idle-us", |plan| plan.idle_us = IDLE_US_MAX + 1),
-            ("--seconds", |plan| plan.seconds = 0.0),
-            ("--seconds", |plan| plan.seconds = f64::NAN),
-            ("--polling", |plan| plan.polling = false),
-            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Plan, ..Plan::new(Bench::Latency) }),
-            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Receive, link: Link::Shm, ..Plan::new(Bench::Rate) }),
-            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Off, ..Plan::new(Bench::FanIn) }),
-            ("--cpus", |plan| plan.cpus = Some([1, 1])),
-            ("--peers", |plan| plan.peers = 0),
-            ("--peers", |plan| plan.peers = PEERS_MAX + 1),
-            ("--link", |plan| *plan = Plan { link: Link::Shm, ..Plan::new(Bench::Connect) }),
-            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::Connect) }),
-            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Idle) }),
-            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::FanIn) }),
-            ("--link", |plan| *plan = Plan { link: Link::Loopback, ..Plan::new(Bench::Fuse) }),
-            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Connect) }),
-            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Idle) }),
-            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::FanIn) }),
-            ("--link", |plan| *plan = Plan { link: Link::Shm, ..Plan::new(Bench::Restart) }),
-            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Restart) }),
-            ("--transfer", |plan| plan.transfer = Some(Transfer::Write)),
-            ("--registration", |plan| plan.registration = Some(Registration::Static)),
-            ("--polling", |plan| *plan = Plan { link: Link::Verbs, polling: false, ..Plan::new(Bench::Rate) }),
-            ("--security", |plan| *plan = Plan { security: Security::Tls, link: Link::Shm, ..Plan::new(Bench::Rate) }),
-            ("--security", |plan| *plan = Plan { security: Security::Secret, ..Plan::new(Bench::FanIn) }),
-            ("--baseline", |plan| plan.baselines = vec![SystemName::Open]),
-            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::GrpcStream], ..Plan::new(Bench::Fuse) }),
-            ("--tensors", |plan| *plan = Plan { step: Vec::new(), ..Plan::new(Bench::Fuse) }),
-            ("--tensors", |plan| *plan = Plan { step: vec![SIZE_BYTES_MAX; 5], ..Plan::new(Bench::Fuse) }),
-            ("--size", |plan| *plan = Plan { step: vec![64, 0], ..Plan::new(Bench::Fuse) }),
+        let cases: [(Bench, &str, Spoil); 30] = [
+            (Bench::Rate, "--size", |plan| plan.size_bytes = 0),
+            (Bench::Rate, "--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
+            (Bench::Rate, "--rounds", |plan| plan.rounds = 0),
+            (Bench::Rate, "--window", |plan| plan.window = WINDOW_MAX + 1),
+            (Bench::Rate, "--idle-us", |plan| plan.idle_us = IDLE_US_MAX + 1),
+            (Bench::Rate, "--seconds", |plan| plan.seconds = 0.0),
+            (Bench::Rate, "--seconds", |plan| plan.seconds = f64::NAN),
+            (Bench::Rate, "--polling", |plan| plan.polling = false),
+            (Bench::Rate, "--cpus", |plan| plan.cpus = Some([1, 1])),
+            (Bench::Rate, "--peers", |plan| plan.peers = 0),
+            (Bench::Latency, "--fuse", |plan| plan.fuse = Fuse::Plan),
+            (Bench::Rate, "--fuse", |plan| (plan.fuse, plan.link) = (Fuse::Receive, Link::Shm)),
+            (Bench::FanIn, "--fuse", |plan| plan.fuse = Fuse::Off),
+            (Bench::Connect, "--link", |plan| plan.link = Link::Shm),
+            (Bench::Connect, "--link", |plan| plan.link = Link::Verbs),
+            (Bench::Fuse, "--link", |plan| plan.link = Link::Loopback),
+            (Bench::Connect, "--baseline", |plan| plan.baselines = vec![SystemName::Grpc]),
+            (Bench::Idle, "--baseline", |plan| plan.baselines = vec![SystemName::Raw]),
+            (Bench::Fuse, "--baseline", |plan| plan.baselines = vec![SystemName::GrpcStream]),
+            (Bench::Rate, "--baseline", |plan| plan.baselines = vec![SystemName::Open]),
+            (Bench::Rate, "--baseline", |plan| (plan.link, plan.baselines) = (Link::Verbs, vec![SystemName::Raw])),
+            (Bench::Rate, "--transfer", |plan| plan.transfer = Some(Transfer::Write)),
+            (Bench::Rate, "--registration", |plan| plan.registration = vec![Registration::Static]),
+            (Bench::Rate, "--registration", |plan| {
+                (plan.link, plan.registration) = (Link::Verbs, vec![Registration::Static; 2]);
+            }),
+            (Bench::Rate, "--security", |plan| (plan.security, plan.link) = (Security::Tls, Link::Shm)),
+            (Bench::FanIn, "--security", |plan| plan.security = Security::Secret),
+            (Bench::Bandwidth, "--window", |plan| (plan.link, plan.window) = (Link::Shm, 257)),
+            (Bench::Fuse, "--tensors", |plan| plan.step = Vec::new()),
+            (Bench::Fuse, "--tensors", |plan| plan.step = vec![SIZE_BYTES_MAX; 5]),
+            (Bench::Fuse, "--size", |plan| plan.step = vec![64, 0]),
         ];
-        for (flag, spoil) in cases {
-            let mut plan = Plan::new(Bench::Rate);
+        for (bench, flag, spoil) in cases {
+            let mut plan = Plan::new(bench);
+            plan.check().expect("defaults are valid");
             spoil(&mut plan);
             let error = plan.check().expect_err(flag);
-            assert!(error.is_usage());
-            assert!(error.to_string().starts_with(flag), "{error}");
+            assert!(error.is_usage() && error.to_string().starts_with(flag), "{error}");
         }
-    }
-
-    #[test]
-    fn a_plan_over_verbs_has_its_own_choices() {
-        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Fuse] {
-            let mut plan = Plan { link: Link::Verbs, ..Plan::new(bench) };
-            plan.check().expect("it is measured over verbs");
-            let with_raw = Plan { baselines: vec![SystemName::Raw], ..plan.clone() };
-            let has_perftest = matches!(bench, Bench::Latency | Bench::Bandwidth);
-            assert_eq!(with_raw.check().is_ok(), has_perftest, "{bench}");
-            assert_eq!(plan.verbs(), Some((Transfer::Write, Registration::Static)));
-            plan.transfer = Some(Transfer::Read);
-            plan.registration = Some(Registration::Dynamic);
-            plan.check().expect("both can be chosen");
-            assert_eq!(plan.verbs(), Some((Transfer::Read, Registration::Dynamic)));
-            assert_eq!(Plan::new(bench).verbs(), None);
-        }
-        let plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Connect) };
-        let error = plan.check().expect_err("nobody connects by verbs alone");
-        assert_eq!(error.to_string(), "--link is verbs; give tcp with connect");
-    }
-
-    #[test]
-    fn a_window_that_no_shared_memory_holds_is_refused() {
-        let mut plan = Plan { link: Link::Shm, window: SHARED_BYTES_MAX / (4 << 20), ..Plan::new(Bench::Bandwidth) };
-        plan.check().expect("it fits exactly");
-        plan.window += 1;
-        let error = plan.check().expect_err("one too many");
-        assert!(error.is_usage() && error.to_string().starts_with("--window is 257; give at most 256"), "{error}");
-        plan.link = Link::Verbs;
-        let error = plan.check().expect_err("one too many");
-        assert!(error.is_usage() && error.to_string().ends_with("registered memory"), "{error}");
-        plan.link = Link::Tcp;
-        plan.check().expect("other links share no memory");
     }
 
     #[test]
     fn a_plan_survives_the_way_to_the_producer() {
-        let mut plan = Plan::new(Bench::Bandwidth);
-        plan.congestion = Some("reno".to_owned());
-        plan.baselines = vec![SystemName::Grpc];
+        let congestion = Some("reno".to_owned());
+        let plan = Plan { congestion, baselines: vec![SystemName::Grpc], ..Plan::new(Bench::Ps) };
         let text = serde_json::to_string(&plan).expect("serialisable");
         assert_eq!(serde_json::from_str::<Plan>(&text).expect("readable"), plan);
+    }
+
+    #[test]
+    fn two_cpus_are_two_numbers() {
+        assert_eq!((two_cpus("0,1"), two_cpus(" 3 , 2 ")), (Ok([0, 1]), Ok([3, 2])));
+        for text in ["", "0", "0,1,2", "a,b", "-1,0"] {
+            assert!(two_cpus(text).is_err(), "{text}");
+        }
     }
 }

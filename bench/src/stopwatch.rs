@@ -4,60 +4,91 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use crate::figures::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
 use crate::plan::{Bench, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 
 /// The moments of one round.
 #[derive(Clone, Copy, Debug)]
-pub struct RoundClock {
+pub(crate) struct RoundClock {
     counts_from: Instant,
     ends: Instant,
 }
 
 impl RoundClock {
     /// A round that starts now with its warm-up and then counts for `length`.
-    pub fn start(now: Instant, length: Duration) -> Self {
+    pub(crate) fn start(now: Instant, length: Duration) -> Self {
         let counts_from = now + length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX);
         Self { counts_from, ends: counts_from + length }
     }
 
     /// Whether the warm-up is behind us.
-    pub fn counts(&self, now: Instant) -> bool {
+    pub(crate) fn counts(&self, now: Instant) -> bool {
         now >= self.counts_from
     }
 
     /// Whether no further request should be made.
-    pub fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.ends
     }
 }
 
-/// The times of a round's requests, of which there is one at a time.
+/// The times of a round's requests or steps, of which there is one at a time.
 #[derive(Clone, Debug)]
-pub(crate) struct RoundTrips {
+pub(crate) struct Times {
     clock: RoundClock,
+    /// Of those that count.
     times: Histogram<u64>,
+    taken: Duration,
+    /// How many there were, with those of the warm-up.
+    all: u64,
 }
 
-impl RoundTrips {
+impl Times {
     /// Those of a round that starts now and counts for `length`.
     pub(crate) fn start(now: Instant, length: Duration) -> Self {
-        Self { clock: RoundClock::start(now, length), times: round_trip_histogram() }
+        let clock = RoundClock::start(now, length);
+        Self { clock, times: round_trip_histogram(), taken: Duration::ZERO, all: 0 }
     }
 
     /// Notes one; says whether the round is over. One that began in the warm-up does not count.
-    pub(crate) fn completed(&mut self, asked: Instant, answered: Instant) -> bool {
-        if !self.clock.counts(asked) {
+    pub(crate) fn completed(&mut self, began: Instant, ended: Instant) -> bool {
+        self.all += 1;
+        if !self.clock.counts(began) {
             return false;
         }
-        record_round_trip(&mut self.times, answered - asked);
-        self.clock.is_over(answered)
+        let took = ended - began;
+        record_round_trip(&mut self.times, took);
+        self.taken += took;
+        self.clock.is_over(ended)
     }
 
-    /// The round.
-    pub(crate) fn sample(self) -> Sample {
+    /// The round, if these are of requests.
+    pub(crate) fn round_trips(self) -> Sample {
         Sample::round_trips(self.times)
+    }
+
+    /// The round as a rate of tensors, of which each step has so many.
+    pub(crate) fn tensors_per_second(&self, tensors: usize) -> Sample {
+        Sample::figure(Metric::TensorsPerSecond, self.per_second() * tensors as f64)
+    }
+
+    /// The figures of the plan's steps; `messages` are those of all of them, where they are counted.
+    pub(crate) fn steps(&self, plan: &Plan, messages: Option<u64>) -> Sample {
+        let per_second = self.per_second();
+        let bytes = plan.step.iter().sum::<usize>() as f64;
+        let mut figures = vec![
+            (Metric::StepTime, self.times.value_at_quantile(0.5) as f64 / 1e6),
+            (Metric::StepsPerSecond, per_second),
+            (Metric::TensorsPerSecond, per_second * plan.step.len() as f64),
+            (Metric::GigabytesPerSecond, per_second * bytes / 1e9),
+        ];
+        figures.extend(messages.map(|messages| (Metric::MessagesPerStep, messages as f64 / self.all as f64)));
+        figures.into()
+    }
+
+    fn per_second(&self) -> f64 {
+        self.times.len() as f64 / self.taken.as_secs_f64()
     }
 }
 
@@ -66,7 +97,7 @@ impl RoundTrips {
 /// Counting starts at the first completion after the warm-up, which is itself not counted, and
 /// ends at the first one after the end, which is: both ends of the interval are completions.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub(crate) struct Tally {
     clock: RoundClock,
     started: Option<Instant>,
     last: Instant,
@@ -75,12 +106,12 @@ pub struct Tally {
 
 impl Tally {
     /// A tally of a round that starts now and counts for `length`.
-    pub fn start(now: Instant, length: Duration) -> Self {
+    pub(crate) fn start(now: Instant, length: Duration) -> Self {
         Self { clock: RoundClock::start(now, length), started: None, last: now, counted: 0 }
     }
 
     /// Notes that `count` tensors are complete at `now`; says whether the round is over.
-    pub fn completed(&mut self, count: u64, now: Instant) -> bool {
+    pub(crate) fn completed(&mut self, count: u64, now: Instant) -> bool {
         if count == 0 || !self.clock.counts(now) {
             return false;
         }
@@ -92,7 +123,7 @@ impl Tally {
     }
 
     /// Completions a second; 0 when fewer than two moments were seen.
-    pub fn per_second(&self) -> f64 {
+    fn per_second(&self) -> f64 {
         match self.started {
             Some(started) if self.last > started => self.counted as f64 / (self.last - started).as_secs_f64(),
             _ => 0.0,
@@ -100,7 +131,7 @@ impl Tally {
     }
 
     /// The round's figure: 10^9 bytes a second where the bandwidth is measured, else tensors a second.
-    pub fn sample(&self, plan: &Plan) -> Sample {
+    pub(crate) fn sample(&self, plan: &Plan) -> Sample {
         let (metric, of_each) = match plan.bench {
             Bench::Bandwidth => (Metric::GigabytesPerSecond, plan.size_bytes as f64 / 1e9),
             _ => (Metric::TensorsPerSecond, 1.0),
@@ -109,70 +140,9 @@ impl Tally {
     }
 }
 
-/// Steps one after another, without a pause.
-#[derive(Clone, Debug)]
-pub(crate) struct StepTally {
-    clock: RoundClock,
-    /// The times of those that count.
-    times: Histogram<u64>,
-    taken: Duration,
-    /// Those of the warm-up as well.
-    steps: u64,
-}
-
-impl StepTally {
-    /// A tally of a round that starts now and counts for `length`.
-    pub(crate) fn start(now: Instant, length: Duration) -> Self {
-        let clock = RoundClock::start(now, length);
-        Self { clock, times: round_trip_histogram(), taken: Duration::ZERO, steps: 0 }
-    }
-
-    /// Notes a step; says whether the round is over. One that began in the warm-up does not count.
-    pub(crate) fn completed(&mut self, began: Instant, ended: Instant) -> bool {
-        self.steps += 1;
-        if !self.clock.counts(began) {
-            return false;
-        }
-        let took = ended - began;
-        record_round_trip(&mut self.times, took);
-        self.taken += took;
-        self.clock.is_over(ended)
-    }
-
-    /// Steps so far, with those of the warm-up.
-    pub(crate) fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// Steps in a second.
-    fn per_second(&self) -> f64 {
-        self.times.len() as f64 / self.taken.as_secs_f64()
-    }
-
-    /// The round as a rate of tensors, of which each step has so many.
-    pub(crate) fn tensors_per_second(&self, tensors: usize) -> Sample {
-        Sample::figure(Metric::TensorsPerSecond, self.per_second() * tensors as f64)
-    }
-
-    /// The round's figures; `messages` are those of one step, where there are any.
-    pub(crate) fn sample(&self, plan: &Plan, messages: Option<f64>) -> Sample {
-        let per_second = self.per_second();
-        let bytes = plan.step.iter().sum::<usize>() as f64;
-        let mut figures = vec![
-            (Metric::StepTime, self.times.value_at_quantile(0.5) as f64 / 1e6),
-            (Metric::StepsPerSecond, per_second),
-            (Metric::TensorsPerSecond, per_second * plan.step.len() as f64),
-            (Metric::GigabytesPerSecond, per_second * bytes / 1e9),
-        ];
-        figures.extend(messages.map(|messages| (Metric::MessagesPerStep, messages)));
-        Sample { figures, ..Sample::default() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Bench;
 
     const LENGTH: Duration = Duration::from_millis(500);
     const WARM_UP: Duration = Duration::from_millis(50);
@@ -181,22 +151,9 @@ mod tests {
     fn the_warm_up_is_a_share_with_a_maximum() {
         let now = Instant::now();
         let clock = RoundClock::start(now, LENGTH);
-        assert!(!clock.counts(now));
-        assert!(clock.counts(now + WARM_UP));
-        assert!(!clock.is_over(now + LENGTH));
-        assert!(clock.is_over(now + WARM_UP + LENGTH));
-        let long = RoundClock::start(now, Duration::from_secs(100));
-        assert!(long.counts(now + WARM_UP_MAX));
-    }
-
-    #[test]
-    fn round_trips_after_the_warm_up_count_until_one_ends_after_the_round() {
-        let now = Instant::now();
-        let mut trips = RoundTrips::start(now, LENGTH);
-        assert!(!trips.completed(now, now + WARM_UP), "it began in the warm-up");
-        assert!(!trips.completed(now + WARM_UP, now + WARM_UP * 2));
-        assert!(trips.completed(now + WARM_UP * 2, now + WARM_UP + LENGTH));
-        assert_eq!(trips.sample().round_trips.expect("they were measured").len(), 2);
+        assert!(!clock.counts(now) && clock.counts(now + WARM_UP));
+        assert!(!clock.is_over(now + LENGTH) && clock.is_over(now + WARM_UP + LENGTH));
+        assert!(RoundClock::start(now, Duration::from_secs(100)).counts(now + WARM_UP_MAX));
     }
 
     #[test]
@@ -210,8 +167,7 @@ mod tests {
         assert!(tally.completed(100, now + WARM_UP + LENGTH));
         assert!((tally.per_second() - 400.0).abs() < 1e-6);
         let plan = Plan { size_bytes: 1_000_000, ..Plan::new(Bench::Bandwidth) };
-        let sample = tally.sample(&plan);
-        assert_eq!(sample.figures[0].0, Metric::GigabytesPerSecond);
+        assert_eq!(tally.sample(&plan).figures[0].0, Metric::GigabytesPerSecond);
     }
 
     #[test]
@@ -225,20 +181,20 @@ mod tests {
     }
 
     #[test]
-    fn steps_after_the_warm_up_count() {
+    fn steps_after_the_warm_up_count_until_one_ends_after_the_round() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut tally = StepTally::start(start, Duration::from_millis(100));
-        assert!(!tally.completed(at(0), at(50)), "it began in the warm-up");
-        assert!(!tally.completed(at(50), at(52)) && !tally.completed(at(52), at(62)));
-        assert!(tally.completed(at(62), at(150)));
-        assert_eq!(tally.steps(), 4);
-        let sample = tally.sample(&Plan { step: vec![1_000; 100], ..Plan::new(Bench::Fuse) }, Some(2.0));
+        let mut times = Times::start(start, Duration::from_millis(100));
+        assert!(!times.completed(at(0), at(50)), "it began in the warm-up");
+        assert!(!times.completed(at(50), at(52)) && !times.completed(at(52), at(62)));
+        assert!(times.completed(at(62), at(150)));
+        let sample = times.steps(&Plan { step: vec![1_000; 100], ..Plan::new(Bench::Fuse) }, Some(8));
         let of = |metric| sample.figures.iter().find(|(name, _)| *name == metric).expect("it is one of them").1;
         assert!((of(Metric::StepTime) - 10.0).abs() < 0.02, "the median");
         assert!((of(Metric::StepsPerSecond) - 30.0).abs() < 0.01, "three in a tenth of a second");
         assert!((of(Metric::TensorsPerSecond) - 3_000.0).abs() < 1.0);
         assert!((of(Metric::GigabytesPerSecond) - 0.003).abs() < 1e-6);
-        assert_eq!(of(Metric::MessagesPerStep), 2.0);
+        assert_eq!(of(Metric::MessagesPerStep), 2.0, "of all four");
+        assert_eq!(times.round_trips().round_trips.expect("they were measured").len(), 3);
     }
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::machine::RdmaDevice;
 use crate::peer::{Peer, PeerJob, PeerProgram};
-use crate::sample::Sample;
 
 /// What a system does when it is measured.
 pub trait Rounds {

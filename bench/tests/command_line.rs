@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use itertools::iproduct;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
@@ -55,11 +56,11 @@ fn a_benchmark_of_several_sizes_has_a_line_for_each() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-    for size in ["64", "128", "256"] {
-        let row = rows.iter().find(|row| row.starts_with(&[size, "B"])).unwrap_or_else(|| panic!("{text}"));
-        assert_eq!(row.len(), 2 + 4, "{text}");
+    for (size, system) in iproduct!(["64", "128", "256"], ["sealane", "raw"]) {
+        let is_its = |row: &&Vec<&str>| row.starts_with(&[system]) && row.windows(2).any(|two| two == [size, "B"]);
+        assert!(rows.iter().any(|row| is_its(&row) && row.len() == 3 + 1 + 6), "{text}");
     }
-    assert!(text.starts_with("latency over loopback: 3 sizes from 64 B"), "{text}");
+    assert!(text.starts_with("latency over loopback: 2 rounds of 0.01 s"), "{text}");
     let json = std::fs::read_to_string(place.path().join("sizes.json")).unwrap();
     let reports: Vec<Json> = serde_json::from_str(&json).unwrap();
     let sizes: Vec<_> = reports.iter().map(|report| report["parameters"]["size_bytes"].as_u64().unwrap()).collect();

@@ -19,7 +19,7 @@ mod locked_memory;
 pub mod machine;
 pub mod output_file;
 pub mod programs;
-mod progress;
+pub mod progress;
 pub mod settings;
 pub mod table;
 mod trace;

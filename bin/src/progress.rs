@@ -5,11 +5,15 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar, which is gone when it is dropped; nothing where standard error is no terminal.
-pub(crate) struct Bar(Option<ProgressBar>);
+#[derive(Debug)]
+pub struct Bar(Option<ProgressBar>);
 
 impl Bar {
     /// A bar of that length; the template says what stands beside it.
-    pub(crate) fn on_stderr(length: u64, template: &'static str) -> Bar {
+    ///
+    /// # Panics
+    /// The template is malformed.
+    pub fn on_stderr(length: u64, template: &'static str) -> Bar {
         Bar(io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(template).expect("templates are constants that are well formed");
             ProgressBar::new(length).with_style(style)
@@ -17,7 +21,7 @@ impl Bar {
     }
 
     /// So much is done; false if there is no bar to show it.
-    pub(crate) fn at(&self, position: u64, message: &str) -> bool {
+    pub fn at(&self, position: u64, message: &str) -> bool {
         if let Some(bar) = &self.0 {
             bar.set_message(message.to_owned());
             bar.set_position(position);
@@ -26,7 +30,7 @@ impl Bar {
     }
 
     /// Says something on a line of its own.
-    pub(crate) fn say(&self, line: &str) {
+    pub fn say(&self, line: &str) {
         match &self.0 {
             Some(bar) => bar.println(line),
             None => write_line(line),

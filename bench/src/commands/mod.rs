@@ -2,21 +2,22 @@
 
 mod ps;
 mod restart;
-mod rows;
 mod tables;
 
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use itertools::Itertools;
 use sealane_cli::flags::LogFlags;
 use sealane_cli::output_file::{OutputFile, ReportOutput};
 use sealane_cli::workload::Workload;
 use sealane_cli::{Context, Failure, Program, command_line};
 
-use crate::{
-    Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, PeerProgram, Plan, Progress, Registration, Report,
-    STEP_TENSORS_MAX, Security, Sizes, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
-};
+use crate::byte_count::{Sizes, parse_bytes};
+use crate::limits::{IDLE_US_DEFAULT, STEP_TENSORS_MAX};
+use crate::plan::{Bench, Fuse, Plan, Size, Tables, Training, within};
+use crate::run::{run as run_pairs, run_own, serve_peer};
+use crate::{BenchError, PeerProgram, Progress, Report};
 
 /// What starts this program as a producer; the job follows as the last argument.
 const PRODUCER: [&str; 1] = ["peer"];
@@ -271,7 +272,36 @@ enum Command {
 
     Ps(ps::Args),
 
-    Rows(rows::Args),
+    /// Rows of embedding tables by their numbers: workers pull a batch of every table, from all ps at once
+    ///
+    /// All tables have the same size, are sharded over the ps by modulo, and have 32-bit floats. In each step a worker names --batch rows
+    /// of every table and waits until all are in its memory. Over tcp, all ps are tasks of one engine and the workers of another; over shm
+    /// all are clients of one engine, which has a process to itself together with the ps. Every worker has a thread; several share a CPU,
+    /// so they sleep whenever they wait. rows_per_s counts rows as often as they were named; step_ms is one worker's step; CPU times are
+    /// per step. Rows that a step names twice are asked for once by Sealane, and gathered twice by the others.
+    ///
+    /// raw over tcp: a gather in one process, and one message with all rows; over shm: a gather in the process that wants the rows, as by
+    /// numpy.take. grpc: one tonic call per ps, whose request has the numbers and whose answer has the rows. whole: Sealane pulls
+    /// all tables as a whole, by a plan.
+    #[command(after_help = "Example:\n  sealane bench rows --baseline raw --baseline grpc\n  \
+                      sealane bench rows --link shm --baseline raw\n  \
+                      sealane bench rows --rows 10000000 --tables 4 --skew uniform --baseline raw\n  \
+                      sealane bench rows --workers 4 --ps 2 --baseline grpc")]
+    Rows {
+        #[command(flatten)]
+        common: Common,
+
+        #[command(flatten)]
+        tables: Tables,
+
+        /// Workers
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        workers: usize,
+
+        /// Parameter servers
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        ps: usize,
+    },
 
     /// Serve a measurement made by another process
     #[command(
@@ -286,49 +316,8 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// The link that carries the tensors: tcp, shm, verbs or loopback
-    #[arg(long, default_value_t = Link::Tcp)]
-    link: Link,
-
-    /// Over verbs: whether the producer writes large tensors into the consumer's memory, or the consumer reads them from the
-    /// producer's [default: write]
-    #[arg(long, value_name = "write|read")]
-    transfer: Option<Transfer>,
-
-    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp or shm: whether it
-    /// is reused, or allocated for each transfer. With ps, a list gives variants [default: static]
-    #[arg(long, value_name = "static|dynamic", value_delimiter = ',')]
-    registration: Vec<Registration>,
-
-    /// Measured seconds of each system in each round; not used by connect
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
-    seconds: f64,
-
-    /// Number of rounds; each measures every system once
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    rounds: u32,
-
-    /// Over tcp: authentication of Sealane's two sides: none, a shared secret, or TLS, which also encrypts
-    #[arg(long, value_name = "none|secret|tls", default_value_t = Security::None)]
-    security: Security,
-
-    /// Executor of Sealane's shards; auto: io_uring where available, else epoll
-    #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
-    executor: Executor,
-
-    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
-    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows and ps --rows, whole (tables as a whole), or, with --security, open
-    /// (Sealane without it); repeatable
-    #[arg(long, value_name = "raw|grpc|grpc-stream|stream|whole|open")]
-    baseline: Vec<SystemName>,
-
-    /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
-    #[arg(long, value_name = "A,B", value_parser = two_cpus)]
-    cpus: Option<[usize; 2]>,
-
-    /// TCP congestion control of every system [default: the kernel's]
-    #[arg(long, value_name = "NAME")]
-    congestion: Option<String>,
+    #[command(flatten)]
+    plan: Plan,
 
     /// Write the report as JSON to a file, or with `-` to standard output and nothing else
     #[arg(long, value_name = "FILE|-")]
@@ -356,125 +345,80 @@ impl Program for Cli {
 }
 
 fn run(command: &Command, context: &Context) -> Result<(), Failure> {
-    let (common, plan) = match command {
+    let of = |bench: Bench, common: &Common| common.plan.clone().of(bench);
+    let (common, plan, sizes) = match command {
         Command::Latency { common, size, polling, idle_us } => {
             let polling = *polling == Polling::On;
             let idle_us = idle_us.unwrap_or(if polling { 0 } else { IDLE_US_DEFAULT });
-            let plan = Plan { polling, idle_us, ..plan(Bench::Latency, common) };
-            return sweep(&size.0, &plan, common, context);
+            (common, Plan { polling, idle_us, ..of(Bench::Latency, common) }, &size.0[..])
         }
-        Command::Rate { common, size, window, fuse } => {
-            let plan = Plan { size_bytes: *size, window: *window, fuse: *fuse, ..plan(Bench::Rate, common) };
-            (common, plan)
+        &Command::Bandwidth { ref common, ref size, window } => {
+            (common, Plan { window, ..of(Bench::Bandwidth, common) }, &size.0[..])
         }
-        Command::Bandwidth { common, size, window } => {
-            let plan = Plan { window: *window, ..plan(Bench::Bandwidth, common) };
-            return sweep(&size.0, &plan, common, context);
+        &Command::Rate { ref common, size: size_bytes, window, fuse } => {
+            (common, Plan { size_bytes, window, fuse, ..of(Bench::Rate, common) }, &[][..])
         }
-        Command::Connect { common, peers } => (common, Plan { peers: *peers, ..plan(Bench::Connect, common) }),
-        Command::Idle { common, peers, polling } => {
-            let polling = *polling == Polling::On;
-            (common, Plan { peers: *peers, polling, ..plan(Bench::Idle, common) })
+        &Command::Connect { ref common, peers } => (common, Plan { peers, ..of(Bench::Connect, common) }, &[][..]),
+        &Command::Idle { ref common, peers, polling } => {
+            (common, Plan { peers, polling: polling == Polling::On, ..of(Bench::Idle, common) }, &[][..])
         }
-        Command::FanIn { common, peers, size, window, fuse } => {
-            let plan = plan(Bench::FanIn, common);
-            (common, Plan { peers: *peers, size_bytes: *size, window: *window, fuse: *fuse, ..plan })
+        &Command::FanIn { ref common, peers, size: size_bytes, window, fuse } => {
+            (common, Plan { peers, size_bytes, window, fuse, ..of(Bench::FanIn, common) }, &[][..])
         }
-        Command::Fuse { common, tensors, size, workload, fuse, window } => {
-            let plan = Plan { fuse: *fuse, window: *window, ..plan(Bench::Fuse, common) };
-            (common, with_step(plan, *tensors, *size, workload.as_deref())?)
+        &Command::Fuse { ref common, tensors, size, ref workload, fuse, window } => {
+            let plan = Plan { fuse, window, ..of(Bench::Fuse, common) };
+            (common, with_step(plan, tensors, size, workload.as_deref())?, &[][..])
         }
-        Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
-        Command::Rows(rows) => (&rows.common, rows.plan()),
-        Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
+        &Command::Restart { ref common, size: size_bytes } => {
+            (common, Plan { size_bytes, ..of(Bench::Restart, common) }, &[][..])
+        }
+        Command::Rows { common, tables, workers, ps } => {
+            let plan = of(Bench::Rows, common);
+            let size = Size { workers: *workers, ps: *ps };
+            let training = plan.training.map(|training| Training { size, ..training });
+            (common, Plan { training, tables: vec![*tables], ..plan }, &[][..])
+        }
+        Command::Ps(experiment) => (&experiment.common, experiment.plan()?, &[][..]),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
-    if plan.bench != Bench::Ps {
-        only(common)?;
-    }
-    measure_one(&plan, common, context)
+    measure_all(&plan, sizes, common, context)
 }
 
-/// Measures each of the sizes; of several there is one table, and the JSON is a list of their reports.
-fn sweep(sizes: &[usize], plan: &Plan, common: &Common, context: &Context) -> Result<(), Failure> {
-    only(common)?;
-    if let [size_bytes] = *sizes {
-        return measure_one(&Plan { size_bytes, ..plan.clone() }, common, context);
-    }
-    if common.plot.is_some() {
+/// Measures each of the sizes, if there is a list; of several there is one table, and the JSON is a list of their reports.
+fn measure_all(plan: &Plan, sizes: &[usize], common: &Common, context: &Context) -> Result<(), Failure> {
+    let of_size = |&size_bytes| Plan { size_bytes, ..plan.clone() };
+    let plans: Vec<Plan> = if sizes.is_empty() { vec![plan.clone()] } else { sizes.iter().map(of_size).collect() };
+    if plans.len() > 1 && common.plot.is_some() {
         return Err(Failure::input("--plot is of one size; give one to --size, or leave it out"));
     }
     let output = ReportOutput::to(common.json.as_ref())?;
-    let plans: Vec<Plan> = sizes.iter().map(|&size_bytes| Plan { size_bytes, ..plan.clone() }).collect();
-    plans.iter().try_for_each(Plan::check)?;
-    let mut reports = Vec::new();
-    for plan in &plans {
-        reports.push(measure(plan, &PeerProgram::this(&PRODUCER), &mut Progress::on_stderr())?.report);
-    }
-    let json: Vec<String> = reports.iter().map(|report| report.to_json()).collect();
-    output.write(context, &format!("[{}]\n", json.join(",").trim_end()), &Report::sweep(&reports))
-}
-
-fn measure_one(plan: &Plan, common: &Common, context: &Context) -> Result<(), Failure> {
-    let output = ReportOutput::to(common.json.as_ref())?;
     let plot_file = OutputFile::named("--plot", common.plot.as_ref())?;
-    let mut progress = Progress::on_stderr();
-    let outcome = if plan.bench == Bench::Restart {
-        plan.check()?;
-        run_own(plan, restart::systems(plan.size_bytes)?, &mut progress)?
-    } else {
-        measure(plan, &PeerProgram::this(&PRODUCER), &mut progress)?
+    plans.iter().try_for_each(Plan::check)?;
+    let measure = |plan: &Plan| match plan.bench {
+        Bench::Restart => run_own(plan, restart::systems(plan.size_bytes)?, Progress::Shown),
+        _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
     };
-    let report = &outcome.report;
-    output.write(context, &report.to_json(), &report.to_table())?;
-    plot_file.map_or(Ok(()), |file| file.write(&outcome.to_svg(&command_line::this("sealane bench"))))
-}
-
-fn plan(bench: Bench, common: &Common) -> Plan {
-    Plan {
-        link: common.link,
-        transfer: common.transfer,
-        registration: common.registration.first().copied(),
-        seconds: common.seconds,
-        rounds: common.rounds,
-        security: common.security,
-        executor: common.executor,
-        congestion: common.congestion.clone(),
-        cpus: common.cpus,
-        baselines: common.baseline.clone(),
-        ..Plan::new(bench)
-    }
-}
-
-/// The only value of a flag that other commands take lists of.
-fn only(common: &Common) -> Result<(), Failure> {
-    match common.registration.len() {
-        0 | 1 => Ok(()),
-        _ => Err(Failure::input("--registration is a list; give static or dynamic, or lists with `bench ps`")),
-    }
+    let outcomes = plans.iter().map(measure).collect::<Result<Vec<_>, _>>()?;
+    let reports: Vec<&Report> = outcomes.iter().map(|outcome| &outcome.report).collect();
+    let json = match reports[..] {
+        [one] => one.to_json(),
+        _ => format!("[{}]\n", reports.iter().map(|report| report.to_json()).join(",").trim_end()),
+    };
+    output.write(context, &json, &Report::to_text(&reports))?;
+    let Some(file) = plot_file else { return Ok(()) };
+    file.write(&outcomes[0].to_svg(&command_line::this("sealane bench")))
 }
 
 /// The plan with the step that the flags describe.
 fn with_step(plan: Plan, tensors: Option<usize>, size: Option<usize>, workload: Option<&str>) -> Result<Plan, Failure> {
     let Some(name) = workload else {
-        let size_bytes = size.unwrap_or(plan.size_bytes);
-        let tensors = tensors.unwrap_or(plan.step.len());
-        if tensors > STEP_TENSORS_MAX {
-            let refused = format!("--tensors is {tensors}; give 1 to {STEP_TENSORS_MAX}");
-            return Err(Failure::input(refused));
-        }
+        let (size_bytes, tensors) = (size.unwrap_or(plan.size_bytes), tensors.unwrap_or(plan.step.len()));
+        within("--tensors", tensors, 1, STEP_TENSORS_MAX)?;
         return Ok(Plan { size_bytes, step: vec![size_bytes; tensors], ..plan });
     };
-    let text = Workload::text(name)?;
-    let workload = Workload::parse(&text, name)?;
+    let workload = Workload::parse(&Workload::text(name)?, name)?;
     let sizes = workload.pull.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX));
     Ok(Plan { step: sizes.collect(), workload: Some(workload.name), ..plan })
-}
-
-fn two_cpus(text: &str) -> Result<[usize; 2], String> {
-    text.split_once(',')
-        .and_then(|(consumer, producer)| Some([consumer.trim().parse().ok()?, producer.trim().parse().ok()?]))
-        .ok_or_else(|| "write two CPU numbers, as in 0,1".to_owned())
 }
 
 impl From<BenchError> for Failure {
@@ -488,63 +432,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_cpus_are_two_numbers() {
-        assert_eq!(two_cpus("0,1"), Ok([0, 1]));
-        assert_eq!(two_cpus(" 3 , 2 "), Ok([3, 2]));
-        for text in ["", "0", "0,1,2", "a,b", "-1,0"] {
-            assert!(two_cpus(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn a_step_is_so_many_tensors_or_what_a_model_pulls() {
-        let step = |tensors, size, workload| {
-            let plan = with_step(Plan::new(Bench::Fuse), tensors, size, workload).unwrap();
+        let step = |tensors, size, workload| with_step(Plan::new(Bench::Fuse), tensors, size, workload);
+        for ((tensors, size, workload), expected) in [
+            ((None, None, None), (1_000, 64_000)),
+            ((Some(16), Some(4 << 20), None), (16, 64 << 20)),
+            ((None, None, Some("resnet50")), (214, 102_334_368)),
+        ] {
+            let plan = step(tensors, size, workload).unwrap();
             plan.check().unwrap();
-            (plan.step.len(), plan.step.iter().sum::<usize>(), plan.workload)
-        };
-        assert_eq!(step(None, None, None), (1_000, 64_000, None));
-        assert_eq!(step(Some(16), Some(4 << 20), None), (16, 64 << 20, None));
-        assert_eq!(step(None, None, Some("resnet50")), (214, 102_334_368, Some("resnet50".to_owned())));
-    }
-
-    #[test]
-    fn a_step_that_there_is_not_is_refused() {
-        let refused = |tensors, workload| with_step(Plan::new(Bench::Fuse), tensors, None, workload).unwrap_err();
-        for failure in [refused(Some(STEP_TENSORS_MAX + 1), None), refused(None, Some("resnet51"))] {
-            assert_eq!(format!("{:?}", failure.report()), format!("{:?}", std::process::ExitCode::from(2)));
+            assert_eq!((plan.step.len(), plan.step.iter().sum::<usize>()), expected);
+            assert_eq!(plan.workload.as_deref(), workload);
         }
-    }
-
-    #[test]
-    fn what_can_be_chosen_is_passed_on_and_what_is_of_verbs_is_refused_elsewhere() {
-        let plan_of = |line: &str| {
-            let Command::Bandwidth { common, .. } = Cli::parse_from(line.split(' ')).command else {
-                panic!("another command")
-            };
-            plan(Bench::Bandwidth, &common)
-        };
-        let chosen = plan_of("bench bandwidth --transfer read --registration dynamic");
-        assert_eq!((chosen.transfer, chosen.registration), (Some(Transfer::Read), Some(Registration::Dynamic)));
-        assert!(chosen.check().unwrap_err().to_string().contains("--link verbs"));
-        Plan { link: Link::Verbs, ..chosen }.check().unwrap();
-        assert_eq!(plan_of("bench bandwidth --executor epoll").executor, Executor::Epoll);
-        let plain = plan_of("bench bandwidth");
-        assert_eq!(plain.executor, Executor::Auto);
-        assert_eq!((plain.transfer, plain.registration), (None, None));
-        assert!(Cli::try_parse_from(["bench", "bandwidth", "--transfer", "carry"]).is_err());
-    }
-
-    #[test]
-    fn a_wrong_plan_is_the_users_and_a_failed_round_is_not() {
-        let wrong = Failure::from(BenchError::Setting {
-            setting: "--link",
-            value: "pigeon".to_owned(),
-            accepted: "tcp".to_owned(),
-        });
-        assert_eq!(format!("{:?}", wrong.report()), format!("{:?}", std::process::ExitCode::from(2)));
-        let failed = BenchError::Stalled { system: "raw", waited: std::time::Duration::ZERO };
-        let failed = Failure::from(failed);
-        assert_eq!(format!("{:?}", failed.report()), format!("{:?}", std::process::ExitCode::from(1)));
+        for refused in [step(Some(STEP_TENSORS_MAX + 1), None, None), step(None, None, Some("resnet51"))] {
+            assert_eq!(
+                format!("{:?}", refused.unwrap_err().report()),
+                format!("{:?}", std::process::ExitCode::from(2))
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `--rows` of `bench ps`: which variables of a workload are tables, and what a step moves when rows of them are
 //! pulled.
 
-use crate::{Skew, Tables};
+use crate::plan::{Skew, Tables};
 use sealane_fusion::DType;
 
 use sealane_cli::Failure;

@@ -10,17 +10,26 @@ use crate::error::BenchError;
 use crate::limits::{TABLE_BATCH_MAX, TABLE_DIM_MAX, TABLES_BYTES_MAX, TABLES_MAX};
 
 /// Tables of one size, and what a worker pulls of each in a step. Elements are 32-bit floats.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct Tables {
-    /// How many. Default: 26.
+    /// Tables
+    #[arg(long, value_name = "N", default_value_t = Tables::default().tables)]
     pub tables: usize,
-    /// Rows of each. Default: 100,000.
+
+    /// Rows of each table
+    #[arg(long, value_name = "N", default_value_t = Tables::default().rows)]
     pub rows: u64,
-    /// Elements of a row. Default: 16.
+
+    /// Elements of a row, of 4 bytes each
+    #[arg(long, value_name = "N", default_value_t = Tables::default().dim)]
     pub dim: usize,
-    /// Rows that a worker names of each table in a step, some of them more than once. Default: 2,048.
+
+    /// Rows that a worker names of each table in a step, some of them more than once
+    #[arg(long, value_name = "N", default_value_t = Tables::default().batch)]
     pub batch: usize,
-    /// How popular rows are. Default: Zipf 1.05.
+
+    /// How popular rows are: uniform, or zipf with its exponent
+    #[arg(long, value_name = "uniform|zipf:S", default_value_t = Tables::default().skew)]
     pub skew: Skew,
 }
 
@@ -51,19 +60,10 @@ impl Tables {
     }
 
     fn check(&self) -> Result<(), BenchError> {
-        within("--tables", self.tables, 1..=TABLES_MAX)?;
-        within("--dim", self.dim, 1..=TABLE_DIM_MAX)?;
-        within("--batch", self.batch, 1..=TABLE_BATCH_MAX)?;
-        within("--rows", self.rows, 1..=TABLES_BYTES_MAX)?;
-        if self.bytes() > TABLES_BYTES_MAX {
-            let accepted = format!("so many that all tables have at most {TABLES_BYTES_MAX} bytes");
-            return Err(BenchError::setting(
-                "--rows",
-                format!("{}, which makes {} bytes", self.rows, self.bytes()),
-                accepted,
-            ));
-        }
-        Ok(())
+        within("--tables", self.tables, 1, TABLES_MAX)?;
+        within("--dim", self.dim, 1, TABLE_DIM_MAX)?;
+        within("--batch", self.batch, 1, TABLE_BATCH_MAX)?;
+        within("--rows", self.rows as usize, 1, TABLES_BYTES_MAX as usize)
     }
 }
 
@@ -71,7 +71,7 @@ impl Tables {
 pub(crate) fn check(tables: &[Tables]) -> Result<(), BenchError> {
     tables.iter().try_for_each(Tables::check)?;
     let count = tables.iter().map(|of| of.tables).sum::<usize>();
-    within("--tables", count, usize::from(count > 0)..=TABLES_MAX)?;
+    within("--tables", count, 0, TABLES_MAX)?;
     let bytes = tables.iter().map(Tables::bytes).fold(0, u64::saturating_add);
     if bytes > TABLES_BYTES_MAX {
         let accepted = format!("tables of at most {TABLES_BYTES_MAX} bytes in all");
@@ -80,28 +80,9 @@ pub(crate) fn check(tables: &[Tables]) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// How a report tells what they are: of several sizes, the least and the most rows.
-pub(crate) fn in_words(tables: &[Tables]) -> String {
-    let (count, rows) = (tables.iter().map(|of| of.tables).sum::<usize>(), || tables.iter().map(|of| of.rows));
-    match (tables, rows().min(), rows().max()) {
-        ([one], ..) => one.to_string(),
-        ([Tables { dim, batch, skew, .. }, ..], Some(least), Some(most)) => {
-            format!("{count} tables of {least} to {most} rows of {dim} float32, {batch} rows each, {skew}")
-        }
-        _ => "no tables".to_owned(),
-    }
-}
-
 impl Default for Tables {
     fn default() -> Self {
         Self { tables: 26, rows: 100_000, dim: 16, batch: 2_048, skew: Skew::Zipf(1.05) }
-    }
-}
-
-impl fmt::Display for Tables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tables, rows, dim, batch, skew } = self;
-        write!(f, "{tables} tables of {rows} rows of {dim} float32, {batch} rows each, {skew}")
     }
 }
 
@@ -170,30 +151,21 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_several_sizes_are_counted_together() {
-        let [few, many] = [3, 500_000_000].map(|rows| Tables { tables: 2, rows, ..Tables::default() });
-        assert_eq!(in_words(&[few, many]), "4 tables of 3 to 500000000 rows of 16 float32, 2048 rows each, zipf:1.05");
-        assert_eq!(in_words(&[few]), few.to_string());
-        check(&[]).unwrap();
-        check(&[few, many]).unwrap();
-        for wrong in [vec![many, many], vec![Tables { tables: TABLES_MAX, ..few }, few]] {
-            assert!(check(&wrong).unwrap_err().is_usage());
-        }
-    }
-
-    #[test]
-    fn tables_that_are_too_large_are_refused() {
-        Tables::default().check().unwrap();
-        assert_eq!(Tables::default().bytes(), 26 * 100_000 * 64);
+    fn tables_that_are_too_large_are_refused_together_as_well() {
+        let usual = Tables::default();
+        let [few, many] = [3, 500_000_000].map(|rows| Tables { tables: 2, rows, ..usual });
+        assert!(check(&[]).is_ok() && check(&[few, many]).is_ok());
         for (setting, wrong) in [
-            ("--tables", Tables { tables: 0, ..Tables::default() }),
-            ("--rows", Tables { rows: 0, ..Tables::default() }),
-            ("--rows", Tables { rows: 1 << 40, ..Tables::default() }),
-            ("--dim", Tables { dim: 0, ..Tables::default() }),
-            ("--batch", Tables { batch: TABLE_BATCH_MAX + 1, ..Tables::default() }),
+            ("--tables", vec![Tables { tables: 0, ..usual }]),
+            ("--tables", vec![Tables { tables: TABLES_MAX, ..few }, few]),
+            ("--rows", vec![Tables { rows: 0, ..usual }]),
+            ("--rows", vec![Tables { rows: 1 << 40, ..usual }]),
+            ("--rows", vec![many, many]),
+            ("--dim", vec![Tables { dim: 0, ..usual }]),
+            ("--batch", vec![Tables { batch: TABLE_BATCH_MAX + 1, ..usual }]),
         ] {
-            let error = wrong.check().unwrap_err();
-            assert!(error.is_usage() && error.to_string().contains(setting), "{error}");
+            let error = check(&wrong).unwrap_err();
+            assert!(error.is_usage() && error.to_string().starts_with(setting), "{error}");
         }
     }
 }

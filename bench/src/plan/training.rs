@@ -124,67 +124,56 @@ impl Training {
     /// Makes sure that it can be run.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         for Size { workers, ps } in self.sizes() {
-            within("--workers", workers, 1..=PEERS_MAX)?;
-            within("--ps", ps, 1..=PS_MAX)?;
+            within("--workers", workers, 1, PEERS_MAX)?;
+            within("--ps", ps, 1, PS_MAX)?;
             if workers * ps > SESSIONS_MAX {
                 let accepted = format!("at most {SESSIONS_MAX} connections, one of each worker with each ps");
                 return Err(BenchError::setting("--workers", format!("{workers} with {ps} ps"), accepted));
             }
         }
-        within("--compute-us", self.compute_us, 0..=COMPUTE_US_MAX)?;
-        within("--tensors", self.push.len(), 1..=STEP_TENSORS_MAX)?;
-        for bytes in &self.push {
-            within("--size", *bytes, 1..=SIZE_BYTES_MAX)?;
-        }
-        for variant in &self.variants {
-            within("--request-buffers", variant.request_buffers, 1..=WINDOW_MAX)?;
-        }
-        Ok(())
+        within("--compute-us", self.compute_us as usize, 0, COMPUTE_US_MAX as usize)?;
+        within("--tensors", self.push.len(), 1, STEP_TENSORS_MAX)?;
+        self.push.iter().try_for_each(|bytes| within("--size", *bytes, 1, SIZE_BYTES_MAX))?;
+        let mut variants = self.variants.iter();
+        variants.try_for_each(|variant| within("--request-buffers", variant.request_buffers, 1, WINDOW_MAX))
     }
 }
 
 impl Plan {
     /// What the link can do of the experiment: over tcp all of it.
     pub(super) fn check_trainees(&self) -> Result<(), BenchError> {
-        let Some(training) = &self.training else { return Ok(()) };
-        let link = self.link;
-        let refused = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
-        if self.bench != Bench::Ps || (link != Link::Verbs && !self.has_hosted_workers()) {
+        let Some(training) = self.training.as_ref().filter(|_| self.bench == Bench::Ps) else { return Ok(()) };
+        if self.link != Link::Verbs && !self.has_hosted_workers() {
             return Ok(());
         }
-        let named: usize = self.tables.iter().map(Tables::step_bytes).sum();
-        let whole =
-            if self.baselines.contains(&SystemName::Whole) { self.with_whole_tables().step } else { Vec::new() };
-        let whole = whole.iter().sum::<usize>();
+        let has_whole = self.baselines.contains(&SystemName::Whole);
+        let whole = if has_whole { self.with_whole_tables().step.iter().sum() } else { 0 };
         if whole > STEP_BYTES_MAX {
             let accepted = format!("it with --table-rows-max, so that they are at most {STEP_BYTES_MAX} bytes");
-            return refused("--baseline", format!("whole, which are {whole} bytes a step"), accepted);
+            return Err(BenchError::setting("--baseline", format!("whole, which are {whole} bytes a step"), accepted));
         }
+        let named: usize = self.tables.iter().map(Tables::step_bytes).sum();
         let pulled = whole.max(self.step.iter().sum::<usize>() + named);
-        let (place, remedy) = match self.tables.is_empty() {
-            true => (format!("over {link}"), ", or --link tcp"),
-            false => ("with --rows".to_owned(), ""),
-        };
+        let place = if self.tables.is_empty() { format!("over {}", self.link) } else { "with --rows".to_owned() };
         for Size { workers, .. } in training.sizes() {
             if workers > HOSTED_WORKERS_MAX {
                 let accepted =
-                    format!("at most {HOSTED_WORKERS_MAX} {place}, where each has a thread and memory of its own");
-                return refused("--workers", workers.to_string(), accepted);
+                    format!("at most {HOSTED_WORKERS_MAX} {place}, where each has a thread and its own memory");
+                return Err(BenchError::setting("--workers", workers, accepted));
             }
             let bytes = workers * (pulled + training.push.iter().sum::<usize>());
             if bytes > HOSTED_BYTES_MAX {
-                let accepted = format!("at most {HOSTED_BYTES_MAX} bytes of all workers {place}{remedy}");
-                return refused("--workers", format!("{workers} with {bytes} bytes a step"), accepted);
+                let accepted = format!("at most {HOSTED_BYTES_MAX} bytes of all workers {place}");
+                return Err(BenchError::setting("--workers", format!("{workers} with {bytes} bytes a step"), accepted));
             }
         }
-        let planned = |variant: &&Variant| variant.fuse == Fuse::Plan && !variant.keeps_memory();
-        match training.variants.iter().find(planned) {
-            Some(variant) if link != Link::Verbs => {
-                let accepted = format!("static with --fuse plan {place}, where a plan keeps its memory");
-                refused("--registration", variant.registration.to_string(), accepted)
-            }
-            _ => Ok(()),
+        let mut variants = training.variants.iter();
+        let Some(variant) = variants.find(|one| one.fuse == Fuse::Plan && !one.keeps_memory()) else { return Ok(()) };
+        if self.link == Link::Verbs {
+            return Ok(());
         }
+        let accepted = format!("static with --fuse plan {place}, where a plan keeps its memory");
+        Err(BenchError::setting("--registration", variant.registration, accepted))
     }
 }
 
@@ -214,47 +203,5 @@ mod tests {
     fn tensors_are_spread_by_size() {
         assert_eq!(spread(&[5, 1, 3, 4, 2], 2), [vec![0, 1, 4], vec![2, 3]]);
         assert_eq!(spread(&[7], 3), [vec![0], vec![], vec![]]);
-    }
-
-    #[test]
-    fn what_only_sockets_can_do_is_refused_elsewhere() {
-        let plan = |link, spoil: &dyn Fn(&mut Plan, &mut Training)| {
-            let mut plan = Plan { link, ..Plan::new(Bench::Ps) };
-            let mut training = Training::of(&plan.step);
-            training.size = Size { workers: HOSTED_WORKERS_MAX, ps: 2 };
-            spoil(&mut plan, &mut training);
-            plan.training = Some(training);
-            plan.check().map_err(|error| error.to_string())
-        };
-        let variant = |of: Variant| move |_: &mut Plan, training: &mut Training| training.variants = vec![of];
-        let planned = variant(Variant { registration: Registration::Dynamic, ..Variant::default() });
-        let [turn, push] = [Fuse::Turn, Fuse::Push].map(|fuse| variant(Variant { fuse, ..Variant::default() }));
-        let crowd = |_: &mut Plan, training: &mut Training| training.size.workers += 1;
-        let later = |_: &mut Plan, training: &mut Training| {
-            training.variants[0].size = Some(Size { workers: HOSTED_WORKERS_MAX + 1, ps: 1 });
-        };
-        let large = |plan: &mut Plan, _: &mut Training| plan.step = vec![HOSTED_BYTES_MAX / HOSTED_WORKERS_MAX];
-        for link in [Link::Tcp, Link::Shm, Link::Verbs] {
-            assert_eq!(plan(link, &|_, _| {}), Ok(()));
-            for (setting, spoil) in [
-                ("--workers", &crowd as &dyn Fn(&mut Plan, &mut Training)),
-                ("--workers", &later),
-                ("--workers", &large),
-            ] {
-                let checked = plan(link, spoil);
-                assert_eq!(checked.is_ok(), link == Link::Tcp);
-                assert!(checked.err().is_none_or(|error| error.starts_with(setting) && error.contains("over")));
-            }
-            assert_eq!(plan(link, &planned).is_err(), link == Link::Shm);
-            assert_eq!(plan(link, &turn).is_err(), link == Link::Shm);
-            assert!(plan(link, &push).unwrap_err().starts_with("--fuse is push"));
-        }
-    }
-
-    #[test]
-    fn a_variant_says_what_it_is() {
-        let one = Variant { request_buffers: 1, fuse: Fuse::Off, polling: false, ..Variant::default() };
-        assert_eq!(one.to_string(), "fuse off, 1 request buffer, static, parking");
-        assert_eq!(Variant::default().to_string(), "fuse plan, 40 request buffers, static, polling");
     }
 }

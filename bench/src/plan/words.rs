@@ -50,12 +50,13 @@ impl From<Executor> for ExecutorChoice {
 }
 
 /// How much is made one: nothing, what leaves in a turn, or what is asked for in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fuse {
     /// One write a message, on both sides.
     Off,
     /// What a turn queued leaves as one write.
+    #[default]
     Turn,
     /// What a turn queued leaves as one write, and one request asks for all tensors of a step.
     Receive,

@@ -10,10 +10,11 @@ use std::{hint, thread};
 use futures_util::FutureExt;
 
 use crate::error::BenchError;
+use crate::figures::{Metric, Sample};
 use crate::limits::FILL;
 use crate::plan::{Bench, Plan};
-use crate::sample::Sample;
-use crate::stopwatch::{RoundTrips, StepTally, Tally};
+use crate::stopwatch::{Tally, Times};
+use crate::system::Rounds;
 
 /// A consumer. Which of its methods are called depends on what the plan measures.
 pub(super) trait Client {
@@ -63,6 +64,31 @@ pub(super) trait Client {
     fn now(&self) -> Instant {
         Instant::now()
     }
+
+    /// Looks at what the last step of a round has brought.
+    fn check(&self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Figures of a round besides those of its requests.
+    fn further(&mut self) -> Vec<(Metric, f64)> {
+        Vec::new()
+    }
+}
+
+/// A system whose client waits within its calls, on the thread that measures.
+pub(super) struct Consumer<C> {
+    pub(super) plan: Plan,
+    pub(super) client: C,
+}
+
+impl<C: Client> Rounds for Consumer<C> {
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        let mut sample = measure_now(&mut self.client, &self.plan, length)?;
+        self.client.check()?;
+        sample.figures.extend(self.client.further());
+        Ok(sample)
+    }
 }
 
 /// A round of what the plan measures, for `length` after its warm-up.
@@ -70,32 +96,28 @@ pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Durat
     match plan.bench {
         Bench::Latency => round_trips(client, plan, length).await,
         Bench::Fuse => steps(client, plan, length).await,
+        Bench::FanIn => throughput(client, plan, plan.window * plan.peers, length).await,
         _ => throughput(client, plan, plan.window, length).await,
     }
 }
 
 /// The same of a client that waits within its calls.
 pub(super) fn measure_now(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
-    now(measure(client, plan, length))
-}
-
-/// What a future of such a client gives.
-pub(super) fn now<T>(work: impl Future<Output = T>) -> T {
-    work.now_or_never().expect("it waits within its calls")
+    measure(client, plan, length).now_or_never().expect("it waits within its calls")
 }
 
 async fn round_trips(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
-    let mut trips = RoundTrips::start(Instant::now(), length);
+    let mut times = Times::start(Instant::now(), length);
     loop {
         let (asked, answered) = client.exchange(plan).await?;
-        if trips.completed(asked, answered) {
-            return Ok(trips.sample());
+        if times.completed(asked, answered) {
+            return Ok(times.round_trips());
         }
     }
 }
 
 /// A window of requests in flight: what is answered is asked for again at once.
-pub(super) async fn throughput(
+async fn throughput(
     client: &mut impl Client,
     plan: &Plan,
     window: usize,
@@ -121,20 +143,26 @@ pub(super) async fn throughput(
 /// Step after step; a window of small tensors that are asked for together is one as well.
 pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     let before = client.messages().await?;
-    let mut tally = StepTally::start(Instant::now(), length);
+    let mut times = Times::start(Instant::now(), length);
     loop {
         client.prepare()?;
         let began = Instant::now();
         client.step().await?;
-        if tally.completed(began, Instant::now()) {
+        if times.completed(began, Instant::now()) {
             break;
         }
     }
     if plan.bench != Bench::Fuse {
-        return Ok(tally.tensors_per_second(plan.window));
+        return Ok(times.tensors_per_second(plan.window));
     }
     let sent = client.messages().await?.zip(before).map(|(after, before)| after - before);
-    Ok(tally.sample(plan, sent.map(|sent| sent as f64 / tally.steps() as f64)))
+    Ok(times.steps(plan, sent))
+}
+
+/// What the slowest of many peers got, of tensors that arrived at each, relative to an equal share.
+pub(super) fn slowest_share(arrived: &[u64]) -> (Metric, f64) {
+    let (fewest, total) = (arrived.iter().min().copied().unwrap_or_default(), arrived.iter().sum::<u64>());
+    (Metric::SlowestShare, fewest as f64 * arrived.len() as f64 / total.max(1) as f64)
 }
 
 /// Lets the gap pass as the run waits for everything else: spinning, or asleep.
@@ -154,76 +182,31 @@ pub(super) fn check_arrival<'t>(
     tensors: impl Iterator<Item = &'t [u8]>,
 ) -> Result<(), BenchError> {
     let wrong = tensors.enumerate().find(|(_, bytes)| bytes.iter().any(|byte| *byte != FILL));
-    wrong.map_or(Ok(()), |(tensor, _)| Err(BenchError::WrongBytes { system, tensor }))
+    wrong.map_or(Ok(()), |(tensor, _)| Err(other_bytes(system, tensor)))
+}
+
+/// A step's tensor arrived with other bytes than it was sent with.
+pub(super) fn other_bytes(system: &'static str, tensor: usize) -> BenchError {
+    BenchError::failed(system, "deliver what was sent")(format!("tensor {tensor} has other bytes"))
 }
 
 /// Whether a tensor has the length that was asked for.
 pub(super) fn check_length(system: &'static str, expected: usize, received: usize) -> Result<(), BenchError> {
-    if received == expected { Ok(()) } else { Err(BenchError::WrongReply { system, expected, received }) }
+    if received == expected {
+        return Ok(());
+    }
+    Err(BenchError::failed(system, "send what was asked for")(format!("{received} bytes came for {expected}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Metric;
-
-    /// Answers two requests at a time, and counts what is in flight.
-    #[derive(Default)]
-    struct Scripted {
-        in_flight: usize,
-        one_way: bool,
-        ended: bool,
-        steps: u64,
-    }
-
-    impl Client for Scripted {
-        fn ask(&mut self, count: usize) -> Result<(), BenchError> {
-            self.in_flight += count;
-            Ok(())
-        }
-        async fn take(&mut self) -> Result<usize, BenchError> {
-            let count = self.in_flight.min(2);
-            assert!(count > 0, "something was asked for");
-            self.in_flight -= count;
-            Ok(count)
-        }
-        fn is_one_way(&self) -> bool {
-            self.one_way
-        }
-        async fn end(&mut self) -> Result<(), BenchError> {
-            self.ended = true;
-            Ok(())
-        }
-        async fn step(&mut self) -> Result<(), BenchError> {
-            self.steps += 1;
-            Ok(())
-        }
-        async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
-            Ok(Some(3 * self.steps))
-        }
-    }
-
-    #[test]
-    fn nothing_is_in_flight_after_a_round_and_messages_are_those_of_a_step() {
-        for (bench, one_way) in
-            [(Bench::Latency, false), (Bench::Rate, false), (Bench::Rate, true), (Bench::Fuse, false)]
-        {
-            let mut client = Scripted { one_way, ..Scripted::default() };
-            let plan = Plan { window: 5, ..Plan::new(bench) };
-            let sample = measure_now(&mut client, &plan, Duration::from_millis(1)).expect("scripted");
-            assert!(client.in_flight == 0 || one_way);
-            assert_eq!(client.ended, bench == Bench::Rate);
-            assert_eq!(sample.round_trips.is_some(), bench == Bench::Latency);
-            let messages = sample.figures.iter().find(|(metric, _)| *metric == Metric::MessagesPerStep);
-            assert_eq!(messages.map(|(_, value)| *value), (bench == Bench::Fuse).then_some(3.0));
-        }
-    }
 
     #[test]
     fn memory_that_was_not_filled_is_named() {
         let (full, short) = ([FILL; 3], [FILL, FILL, 0]);
         check_arrival("raw", [&full[..], &[]].into_iter()).expect("all of it is");
         let error = check_arrival("raw", [&full[..], &short].into_iter()).expect_err("the last byte is missing");
-        assert!(error.to_string().starts_with("raw delivered tensor 1"), "{error}");
+        assert!(error.to_string().ends_with("tensor 1 has other bytes"), "{error}");
     }
 }

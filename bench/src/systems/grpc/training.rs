@@ -21,7 +21,7 @@ use super::service::{self, ID_BYTES, PULL_ROWS, Ps};
 use super::{NAME, adopt, open, runtime, spin};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Mode, Plan, Tables};
 use crate::process::{self, Growth};
 use crate::system::System;
@@ -37,7 +37,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     System::with_peer(job, program, |peer| {
         let growth = Growth::of(peer.process_id())?;
         let runtime = runtime()?;
-        let (channels, congestion) = connect(&runtime, plan, &peer.ready().ports)?;
+        let (channels, congestion) = connect(&runtime, plan, peer.ports())?;
         let each = growth.bytes_each(pairs)?;
         let workers = Workers::new(runtime, channels, plan)?;
         Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
@@ -101,7 +101,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
                 }
             });
         }
-        announce(PeerReady { port: 0, ports })?;
+        announce(&ports)?;
         pending().await
     })
 }

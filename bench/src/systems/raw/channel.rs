@@ -217,15 +217,6 @@ mod tests {
     use crate::systems::sockets;
 
     #[test]
-    fn patience_ends_after_the_limit() {
-        let mut patience = Patience::default();
-        let now = Instant::now();
-        assert!(!patience.is_over(now));
-        assert!(!patience.is_over(now + STALL_LIMIT / 2));
-        assert!(patience.is_over(now + STALL_LIMIT));
-    }
-
-    #[test]
     fn a_socket_that_is_empty_full_late_or_closed_says_so() {
         for (spins, limit) in [(true, None), (false, Some(Duration::from_millis(1)))] {
             let listener = sockets::listen(None).expect("a port is free");

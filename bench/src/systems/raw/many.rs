@@ -12,14 +12,14 @@ use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use super::channel::{NAME, Patience, TcpChannel, explained};
 use super::producer::{Flow, Words};
 use crate::error::BenchError;
+use crate::figures::Metric;
 use crate::limits::REQUEST_BYTES;
-use crate::peer::{PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::process;
 use crate::system::System;
-use crate::systems::client::Client;
+use crate::systems::client::{Client, Consumer, slowest_share};
 use crate::systems::crowd::Manners;
-use crate::systems::fanin::{self, Peers};
 use crate::systems::sealane;
 use crate::systems::sockets::{self, Poller};
 
@@ -31,7 +31,7 @@ pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result
         let poller = Poller::new()?;
         let mut congestion = String::new();
         let mut connect = |place| {
-            let socket = sockets::connect(peer.ready().ports[0], plan.congestion.as_deref())?;
+            let socket = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
             congestion = sockets::congestion(&socket)?;
             poller.watch(&socket, place, EpollFlags::EPOLLIN)?;
             Ok(Asker { channel: TcpChannel::new(socket, true, None)?, flow: Flow::default(), arrived: 0 })
@@ -39,7 +39,9 @@ pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result
         let askers = (0..plan.peers).map(&mut connect).collect::<Result<_, BenchError>>()?;
         let words = Words::new(REQUEST_BYTES, plan.size_bytes, Fuse::Turn);
         let askers = Askers { poller, askers, words, blocked: Vec::new(), came: Vec::new() };
-        Ok(fanin::system(NAME, plan, congestion, None, askers))
+        let system =
+            System::new(NAME, format!("{} peers", plan.peers), Consumer { plan: plan.clone(), client: askers });
+        Ok(system.with_congestion(congestion))
     })
 }
 
@@ -115,11 +117,10 @@ impl Client for Askers {
         self.came.clear();
         Ok(())
     }
-}
 
-impl Peers for Askers {
-    fn take_arrived(&mut self) -> Vec<u64> {
-        self.askers.iter_mut().map(|asker| std::mem::take(&mut asker.arrived)).collect()
+    fn further(&mut self) -> Vec<(Metric, f64)> {
+        let arrived: Vec<u64> = self.askers.iter_mut().map(|asker| std::mem::take(&mut asker.arrived)).collect();
+        vec![slowest_share(&arrived)]
     }
 }
 
@@ -127,7 +128,7 @@ impl Peers for Askers {
 pub(in crate::systems) fn serve_many(job: &PeerJob) -> Result<(), BenchError> {
     process::allow_open_files("--peers", job.plan.peers, 1)?;
     let mut answering = Answering::start(&job.plan)?;
-    announce(PeerReady { port: 0, ports: vec![sockets::port(&answering.listener)?] })?;
+    announce(&[sockets::port(&answering.listener)?])?;
     loop {
         answering.turn()?;
     }
@@ -232,33 +233,5 @@ impl Manners for Zeros {
 
     fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
         Ok((heard.len() >= self.welcome_bytes).then_some(self.welcome_bytes))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-
-    use super::*;
-
-    #[test]
-    fn a_greeting_in_pieces_is_answered_once_and_whole() {
-        let mut answering = Answering::start(&Plan::new(Bench::Connect)).expect("a port is free");
-        let port = sockets::port(&answering.listener).expect("bound");
-        let mut caller = sockets::connect(port, None).expect("listening");
-        let zeros = Zeros::like_sealane();
-        caller.write_all(&[0]).expect("connected");
-        while answering.peers.iter().flatten().all(|(_, flow)| flow.came == 0) {
-            answering.turn().expect("it serves");
-        }
-        caller.write_all(&vec![0; zeros.hello_bytes - 1]).expect("connected");
-        caller.shutdown(std::net::Shutdown::Write).expect("connected");
-        while answering.peers.iter().flatten().next().is_some() {
-            answering.turn().expect("it serves");
-        }
-        let mut heard = Vec::new();
-        caller.read_to_end(&mut heard).expect("it hangs up");
-        assert_eq!(zeros.welcome(&heard), Ok(Some(heard.len())));
-        assert_eq!(zeros.welcome(&heard[1..]), Ok(None));
     }
 }

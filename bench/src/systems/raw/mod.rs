@@ -13,61 +13,46 @@ pub(super) mod shm;
 pub(super) mod verbs;
 
 use std::io;
-use std::time::Duration;
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::Sample;
-use crate::system::{Rounds, System};
-use crate::systems::client::{check_arrival, measure_now};
+use crate::system::System;
+use crate::systems::client::Consumer;
 use crate::systems::sockets;
 use channel::{MemoryChannel, NAME, TcpChannel};
-use producer::{RawConsumer, RawProducer};
+use producer::RawProducer;
 
 pub(super) use channel::Channel;
 pub(super) use many::{Zeros, fan_in, serve_many};
+pub(super) use producer::RawConsumer;
 
 /// The bare operation over a channel.
-pub(super) struct Raw<C> {
-    plan: Plan,
-    consumer: RawConsumer<C>,
-}
-
-impl<C: Channel> Raw<C> {
-    pub(super) fn new(plan: &Plan, channel: C) -> Self {
-        Self { plan: plan.clone(), consumer: RawConsumer::new(channel, plan) }
-    }
+pub(super) fn over<C: Channel>(plan: &Plan, channel: C) -> Consumer<RawConsumer<C>> {
+    Consumer { plan: plan.clone(), client: RawConsumer::new(channel, plan) }
 }
 
 /// Raw sockets, the producer in a process of its own.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     System::with_peer(job, program, |peer| {
-        let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+        let stream = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-        Ok(System::new(NAME, variant(plan), Raw::new(plan, channel)).with_congestion(congestion))
+        Ok(System::new(NAME, variant(plan), over(plan, channel)).with_congestion(congestion))
     })
 }
 
 /// Queues of bytes, both sides in the calling thread.
 pub(super) fn in_memory(plan: &Plan) -> System {
-    System::new(NAME, "memory", Raw::new(plan, MemoryChannel::new(RawProducer::new(plan))))
-}
-
-impl<C: Channel> Rounds for Raw<C> {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let sample = measure_now(&mut self.consumer, &self.plan, length)?;
-        check_arrival(NAME, self.consumer.pieces.tensors()).map(|()| sample)
-    }
+    System::new(NAME, "memory", over(plan, MemoryChannel::new(RawProducer::new(plan))))
 }
 
 /// The producer's side over TCP: serves one consumer until that closes the connection.
 pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
-    announce(sockets::port(&listener)?)?;
+    announce(&[sockets::port(&listener)?])?;
     serve_channel(plan, TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?)
 }
 

@@ -3,12 +3,12 @@
 
 use std::io;
 
-use super::channel::{Channel, Patience, explained, receive_exact, send_all};
+use super::channel::{Channel, NAME, Patience, explained, receive_exact, send_all};
 use super::pieces::Pieces;
 use crate::error::BenchError;
 use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Bench, Fuse, Plan};
-use crate::systems::client::Client;
+use crate::systems::client::{Client, check_arrival};
 
 /// First byte of a streamed tensor: more follow, or it is the last of the round.
 const MORE: u8 = 0;
@@ -153,14 +153,14 @@ fn stream(progress: &mut Option<usize>, tensor: &mut [u8], channel: &mut impl Ch
 const MESSAGES_A_STEP: u64 = 2;
 
 /// The consumer of any raw measurement.
-pub(super) struct RawConsumer<C> {
+pub(in crate::systems) struct RawConsumer<C> {
     channel: C,
     flow: Flow,
     words: Words,
     /// Of bandwidth: where each tensor goes, and whether the producer streams.
     tensor: Option<(Vec<u8>, bool)>,
     /// Of steps: where their tensors go.
-    pub(super) pieces: Pieces,
+    pieces: Pieces,
     messages: u64,
 }
 
@@ -243,5 +243,9 @@ impl<C: Channel> Client for RawConsumer<C> {
 
     async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
         Ok(Some(self.messages))
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
+        check_arrival(NAME, self.pieces.tensors())
     }
 }

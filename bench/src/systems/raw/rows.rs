@@ -7,7 +7,7 @@ use std::thread;
 use super::channel::{NAME, TcpChannel, explained, receive_exact, send_all};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::{PeerJob, PeerProgram, PeerReady, announce, until_ended};
+use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Link, Plan};
 use crate::system::System;
 use crate::systems::rows::{Memory, Wanted, tables};
@@ -26,7 +26,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
         let place = || match &memory {
             Some(memory) => Ok(Place::Here(memory.clone())),
             None => {
-                let socket = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+                let socket = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
                 TcpChannel::new(socket, spins(plan), Some(STALL_LIMIT)).map(Place::There)
             }
         };
@@ -53,12 +53,12 @@ fn pulls(plan: &Plan) -> Vec<(Wanted, Vec<u8>)> {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     if plan.link == Link::Shm {
-        announce(PeerReady::default())?;
+        announce(&[])?;
         until_ended();
     }
     let memory = Memory::new(plan, || 0..tables(plan).rows);
     let listener = sockets::listen(plan.congestion.as_deref())?;
-    announce(sockets::port(&listener)?)?;
+    announce(&[sockets::port(&listener)?])?;
     thread::scope(|scope| {
         for (mut wanted, mut rows) in pulls(plan) {
             let mut channel = TcpChannel::new(sockets::accept(&listener)?, spins(plan), None)?;

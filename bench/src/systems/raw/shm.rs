@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use super::channel::{NAME, Patience, explained};
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::limits::STALL_LIMIT;
 use crate::machine::Pinned;
 use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan};
-use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::client::{Client, measure_now};
 

@@ -11,11 +11,11 @@ use sealane_transport::verbs::{self, VerbsSettings};
 
 use super::channel::NAME;
 use crate::error::BenchError;
+use crate::figures::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::limits::STALL_LIMIT;
 use crate::machine::{Pinned, RdmaDevice};
 use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::{Rounds, System};
 use crate::systems::sockets;
 

@@ -14,10 +14,10 @@ use super::consumer::{self, Lane};
 use super::engine::{self, Links, Measured, NAME, PATIENCE, PS, WORKER, lanes, map};
 use super::{producer, streams};
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security, SystemName};
-use crate::sample::Sample;
 use crate::system::{Rounds, System};
 use crate::systems::client::check_arrival;
 
@@ -27,7 +27,6 @@ struct Sealane {
     plan: Plan,
     measured: Measured,
     lanes: Vec<Lane>,
-    rounds: i64,
 }
 
 /// Two processes; one TCP connection, or one pair of queues and a TCP connection that only greets.
@@ -38,7 +37,7 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
     let keys = Keys::make(plan.security, &[PS, WORKER])?;
     let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
     System::with_peer(&job, program, |peer| {
-        let map = map(peer.ready().port, port);
+        let map = map(peer.ports()[0], port);
         let (verbs, opened) = engine::verbs_settings(&plan).unzip();
         let links = Links { listener, verbs, keys: job.keys.as_ref() };
         let is_stream = job.system == SystemName::Stream;
@@ -68,7 +67,7 @@ pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
 impl Sealane {
     fn new(name: &'static str, plan: &Plan, engine: Engine) -> Result<Self, BenchError> {
         let lanes = consumer::lanes(&engine, plan)?;
-        Ok(Self { name, plan: plan.clone(), measured: Measured::new(engine), lanes, rounds: 0 })
+        Ok(Self { name, plan: plan.clone(), measured: Measured::new(engine), lanes })
     }
 }
 
@@ -79,9 +78,8 @@ impl Rounds for Sealane {
         if is_step {
             lanes.iter_mut().for_each(Lane::wipe);
         }
-        let (sample, lanes) = consumer::round(&self.measured.engine, &self.plan, lanes, self.rounds, length)?;
+        let (sample, lanes) = consumer::round(&self.measured.engine, &self.plan, lanes, length)?;
         self.lanes = lanes;
-        self.rounds += 1;
         let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
         check_arrival(self.name, tensors).map(|()| sample)
     }
@@ -105,11 +103,11 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&plan, map, &[PS], links, PATIENCE)?;
     if job.system == SystemName::Stream {
         let task = Task::from(engine.task(PS).map_err(BenchError::sealane("start"))?);
-        announce(port)?;
+        announce(&[port])?;
         return streams::serve_dialer(&plan, &task);
     }
     producer::start(&engine, &plan)?;
-    announce(port)?;
+    announce(&[port])?;
     until_ended()
 }
 

@@ -9,12 +9,11 @@ use sealane_fusion::{
     Tensor, TensorMeta, Unreceived,
 };
 
-use super::engine::{self, NAME, PS, QUEUE, WORKER, key_of, on_shard};
-use super::producer;
+use super::engine::{self, NAME, PS, QUEUE, SHOWN_AFTER, WORKER, key_of, on_shard, shown};
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::Sample;
 use crate::systems::client::{Client, check_length, measure, steps};
 
 /// A lane for every tensor of the plan, with memory that it keeps.
@@ -26,17 +25,16 @@ pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchErro
     })
 }
 
-/// One round, the `number`th, on the engine's shard; gives the lanes back for the next.
+/// One round, on the engine's shard; gives the lanes back for the next.
 pub(super) fn round(
     engine: &Engine,
     plan: &Plan,
     lanes: Vec<Lane>,
-    number: i64,
     length: Duration,
 ) -> Result<(Sample, Vec<Lane>), BenchError> {
-    let plan = plan.clone();
+    let (plan, of_shard) = (plan.clone(), engine.clone());
     let job = engine.on_shard(0, async move |shard| {
-        let mut consumer = Consumer::open(&shard, &plan, lanes, number).map_err(failed)?;
+        let mut consumer = Consumer::open(of_shard, &shard, &plan, lanes).map_err(failed)?;
         let sample = match consumer.way {
             Some(_) => steps(&mut consumer, &plan, length).await?,
             None => measure(&mut consumer, &plan, length).await?,
@@ -104,6 +102,7 @@ const BATCHES: usize = 4;
 
 /// The consumer in one round.
 struct Consumer<'a> {
+    engine: Engine,
     shard: &'a LocalEngine,
     plan: &'a Plan,
     pair: LocalPair,
@@ -118,18 +117,16 @@ struct Consumer<'a> {
     /// What is pushed, and how many with which batch.
     pushed: (TensorMeta, Vec<u8>),
     pushing: VecDeque<(usize, LocalSending)>,
-    /// The number of the next question how many messages have moved.
-    question: i64,
 }
 
 impl<'a> Consumer<'a> {
-    fn open(shard: &'a LocalEngine, plan: &'a Plan, mut lanes: Vec<Lane>, number: i64) -> Result<Self, Error> {
+    fn open(engine: Engine, shard: &'a LocalEngine, plan: &'a Plan, mut lanes: Vec<Lane>) -> Result<Self, Error> {
         let pair = shard.task(WORKER)?.pair(PS)?;
         let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse.is_of_many();
         let way = is_of_steps.then(|| Way::open(&pair, plan, &mut lanes)).transpose()?;
         let pushed = (TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?, vec![FILL; plan.size_bytes]);
-        let (asked, first, pushing, question) = (VecDeque::new(), 0, VecDeque::new(), 2 * number);
-        Ok(Self { shard, plan, pair, lanes, asked, first, way, pushed, pushing, question })
+        let (asked, first, pushing) = (VecDeque::new(), 0, VecDeque::new());
+        Ok(Self { engine, shard, plan, pair, lanes, asked, first, way, pushed, pushing })
     }
 
     /// Gives the lanes their memory back.
@@ -199,8 +196,8 @@ impl Client for Consumer<'_> {
         if self.plan.bench != Bench::Fuse {
             return Ok(None);
         }
-        self.question += 1;
-        producer::messages_sent(self.shard, &self.pair, self.question - 1).await.map(Some).map_err(failed)
+        self.shard.shard().sleep(SHOWN_AFTER).await;
+        Ok(Some(shown(&self.engine).messages))
     }
 
     /// The turn's own clock: exact to the turn, and free.

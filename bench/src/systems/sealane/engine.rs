@@ -84,14 +84,22 @@ pub(super) fn on_shard<T: Send + 'static>(
 
 /// What has moved between an engine and its peers, as it shows it once that is newer than the question.
 pub(super) fn moved(engine: &Engine) -> Result<Moved, BenchError> {
-    let pass = engine.on_shard(0, async |shard| shard.shard().sleep(2 * SHOW_INTERVAL).await);
+    let pass = engine.on_shard(0, async |shard| shard.shard().sleep(SHOWN_AFTER).await);
     pass.wait().map_err(BenchError::sealane("train"))?;
+    Ok(shown(engine))
+}
+
+/// When an engine shows what has happened now.
+pub(super) const SHOWN_AFTER: Duration = SHOW_INTERVAL.saturating_mul(2);
+
+/// What has moved, as an engine shows it.
+pub(super) fn shown(engine: &Engine) -> Moved {
     let figures = engine.figures();
     let peers = figures.iter().flat_map(|shard| &shard.peers);
-    Ok(peers.fold(Moved::default(), |moved, peer| Moved {
+    peers.fold(Moved::default(), |moved, peer| Moved {
         messages: moved.messages + peer.counters.messages_sent + peer.counters.messages_received,
         bytes: moved.bytes + peer.counters.bytes_sent + peer.counters.bytes_received,
-    }))
+    })
 }
 
 /// An engine of this process that rests while others are measured: a spinning shard would take its CPU from them, so its thread is
@@ -168,10 +176,11 @@ fn tcp_settings(plan: &Plan) -> TcpSettings {
 /// Bytes of each slab that the plan's tensors do not count for: the largest window of small tensors, or a few large ones.
 const SLAB_BYTES: usize = 64 << 20;
 
-/// The largest block of a slab that is a power of two; larger ones are whole pages.
+/// The largest block that is a power of two; larger ones are whole pages.
 const SMALL_BLOCK_BYTES: usize = 64 << 10;
-const BLOCK_BYTES_MIN: usize = 64;
 const PAGE_BYTES: usize = 4 << 10;
+/// What is no whole tensor: blocks that are cut for small ones, and what is kept of all.
+const SLACK_BYTES: usize = 2 << 20;
 
 /// Memory that stays with one tensor.
 pub(super) fn buffer(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<Buffer, Error> {
@@ -189,28 +198,25 @@ pub(super) fn filled(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<B
 }
 
 /// Bytes of the slab that both sides take their tensors from.
-pub(super) fn slab_bytes(plan: &Plan) -> usize {
-    if plan.link != Link::Verbs {
-        return SLAB_BYTES;
+fn slab_bytes(plan: &Plan) -> usize {
+    match plan.link {
+        // The producer of these makes each tensor anew; the others send theirs again.
+        Link::Verbs if matches!(plan.bench, Bench::Latency | Bench::Rate) => {
+            SLAB_BYTES + AHEAD * room_bytes(&lanes(plan))
+        }
+        Link::Verbs => SLAB_BYTES + room_bytes(&lanes(plan)),
+        Link::Tcp | Link::Shm | Link::Loopback => SLAB_BYTES,
     }
-    // The producer of these makes each tensor anew; the others send theirs again.
-    let copies = if matches!(plan.bench, Bench::Latency | Bench::Rate) { AHEAD } else { 1 };
-    SLAB_BYTES + copies * room_bytes(&lanes(plan))
 }
 
-/// Bytes of a slab in which tensors of these sizes find room.
+/// Bytes of a slab, an arena or an area in which tensors of these sizes find room: a quarter more, since free pages need not be
+/// neighbours.
 pub(super) fn room_bytes(sizes: &[usize]) -> usize {
-    let blocks: usize = sizes.iter().copied().map(block_bytes).sum();
-    // A quarter more, since free pages need not be neighbours.
-    blocks + blocks / 4
-}
-
-fn block_bytes(bytes: usize) -> usize {
-    if bytes <= SMALL_BLOCK_BYTES {
-        bytes.next_power_of_two().max(BLOCK_BYTES_MIN)
-    } else {
-        bytes.next_multiple_of(PAGE_BYTES)
-    }
+    let block = |bytes: &usize| match *bytes {
+        ..=SMALL_BLOCK_BYTES => bytes.next_power_of_two() + PAGE_BYTES,
+        large => large + large / 4 + PAGE_BYTES,
+    };
+    SLACK_BYTES + sizes.iter().map(block).sum::<usize>()
 }
 
 /// The device of an engine, known once it has opened one.
@@ -264,22 +270,4 @@ pub(super) fn lanes(plan: &Plan) -> Vec<usize> {
 /// Where the two tasks are.
 pub(super) fn map(ps: u16, worker: u16) -> String {
     format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slab_holds_all_that_lies_in_it() {
-        assert_eq!(slab_bytes(&Plan::new(Bench::Bandwidth)), SLAB_BYTES, "nothing does over tcp");
-        let over_verbs = |plan: Plan| slab_bytes(&Plan { link: Link::Verbs, ..plan }) - SLAB_BYTES;
-        let (size_bytes, window) = (1 << 20, 40);
-        let bandwidth = Plan { size_bytes, window, ..Plan::new(Bench::Bandwidth) };
-        assert_eq!(over_verbs(bandwidth), 50 << 20);
-        let rate = Plan { size_bytes: 65, window: 8, ..Plan::new(Bench::Rate) };
-        assert_eq!(over_verbs(rate), AHEAD * 8 * 128 * 5 / 4);
-        let step = Plan { step: vec![1, 100_000], ..Plan::new(Bench::Fuse) };
-        assert_eq!(over_verbs(step), (64 + 25 * 4096) * 5 / 4);
-    }
 }

@@ -14,11 +14,11 @@ use sealane_transport::wire::{Greeting, Hello};
 use super::engine::{NAME, ps_task};
 use super::training::{OPEN_FILES, Sessions, connect};
 use crate::error::BenchError;
+use crate::figures::{Metric, Sample};
 use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
 use crate::process::{self, Growth, Process};
-use crate::sample::{Metric, Sample};
 use crate::system::{Rounds, System};
 use crate::systems::crowd::Manners;
 use crate::systems::sockets::Meeting;
@@ -62,7 +62,7 @@ pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<S
         let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(BenchError::sealane("attach"));
         (Peers::Attached { _clients: clients.map_err(|failure| peer.blame(failure))? }, None)
     } else {
-        let (sessions, congestion, _) = connect(&job, &peer).map_err(|failure| peer.blame(failure))?;
+        let (sessions, congestion) = connect(&job, &peer).map_err(|failure| peer.blame(failure))?;
         (Peers::Connected(Box::new(sessions)), Some(congestion))
     };
     let variant = format!("{}, {} peers", if plan.polling { "polling" } else { "parking" }, plan.peers);
@@ -91,7 +91,7 @@ impl Rounds for Idle {
         let cpu_percent = 100.0 * spent.as_secs_f64() / took.as_secs_f64();
         let bytes_per_peer = self.growth.bytes_each(self.plan.peers)?;
         let figures = vec![(Metric::CpuPercent, cpu_percent), (Metric::ResidentBytesPerPeer, bytes_per_peer)];
-        Ok(Sample { figures, ..Sample::default() })
+        Ok(figures.into())
     }
 }
 
@@ -155,26 +155,5 @@ impl Manners for Greeters {
             Some((Greeting::Reject(no), _)) => Err(no.reason),
             Some((other, _)) => Err(format!("it answered a hello with a greeting of kind {}", other.kind())),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use sealane_transport::wire::{Reject, RejectCode};
-
-    use super::*;
-    use crate::limits::PEERS_MAX;
-
-    #[test]
-    fn all_greetings_have_as_many_bytes_and_a_welcome_is_told_from_a_no() {
-        for (peer, visit) in [(0, 0), (PEERS_MAX - 1, 7)] {
-            assert_eq!(Greeters.greeting(peer, visit).len(), greeting_bytes().0);
-        }
-        let welcome = Greeting::Welcome(hello(0, 0)).to_bytes();
-        assert_eq!(Greeters.welcome(&welcome), Ok(Some(welcome.len())));
-        assert_eq!(Greeters.welcome(&welcome[..20]), Ok(None));
-        let no = Greeting::Reject(Reject { code: RejectCode::Full, reason: "no room".to_owned() }).to_bytes();
-        assert_eq!(Greeters.welcome(&no), Err("no room".to_owned()));
-        assert!(Greeters.welcome(&welcome[1..]).is_err() && Greeters.welcome(&Greeters.greeting(0, 0)).is_err());
     }
 }

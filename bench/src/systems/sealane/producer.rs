@@ -1,13 +1,11 @@
 //! The producer's side, on its shard: for every lane of the consumer, the tensor of the next step is always deposited already;
-//! for plans, every tensor is published once. It also says how many messages it has sent, when it is asked before and after a round.
+//! for plans, every tensor is published once.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 
 use bytes::Bytes;
-use sealane_fusion::{
-    Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta, Unreceived,
-};
+use sealane_fusion::{Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta};
 
 use super::consumer;
 use super::engine::{self, PS, WORKER, key_of, lanes, on_shard};
@@ -19,9 +17,6 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
     on_shard(engine, "start its producer", async move |shard| {
         let pair = shard.task(PS)?.pair(WORKER)?;
-        if plan.bench == Bench::Fuse {
-            drop(shard.shard().spawn(answer_questions(shard.clone(), pair.clone())));
-        }
         if plan.fuse == Fuse::Plan {
             return start_publishing(&shard, &plan);
         }
@@ -156,34 +151,4 @@ fn start_publishing(shard: &LocalEngine, plan: &Plan) -> Result<(), Error> {
     let ps = shard.task(PS)?;
     publish(&ps, 0, &parameters)?;
     Ok(())
-}
-
-/// The keys of a question, whose step is its number, and of the answer.
-const QUESTION: &str = "how many messages";
-const ANSWER: &str = "so many messages";
-
-/// A tensor without content, for a word that only needs to arrive.
-pub(super) fn word() -> Result<Tensor, Error> {
-    Tensor::new(TensorMeta::new(DType::U8, &[0])?, Bytes::new())
-}
-
-/// What both sides have sent so far. Questions are numbered from 0 on.
-pub(super) async fn messages_sent(worker: &LocalEngine, pair: &LocalPair, question: i64) -> Result<u64, Error> {
-    // The answer says whether it was heard.
-    drop(pair.send(question, QUESTION, word()?));
-    let answer = pair.recv(question, ANSWER).await.map_err(|Unreceived { error, .. }| error)?;
-    Ok(answer.elements::<u64>()?[0] + worker.counters().messages_sent)
-}
-
-/// Answers on the ps's shard until the engine stops.
-async fn answer_questions(ps: LocalEngine, pair: LocalPair) {
-    let answers = async {
-        for question in 0.. {
-            pair.recv(question, QUESTION).await.map_err(|Unreceived { error, .. }| error)?;
-            let sent = Tensor::from_elements(&[], &[ps.counters().messages_sent])?;
-            pair.send(question, ANSWER, sent).await?;
-        }
-        Ok(())
-    };
-    told("nobody counts messages any more", answers).await;
 }

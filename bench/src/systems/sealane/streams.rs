@@ -12,12 +12,13 @@ use sealane_fusion::Engine;
 
 use super::engine::{Measured, PS};
 use crate::error::BenchError;
+use crate::figures::Sample;
 use crate::limits::STALL_LIMIT;
 use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan, SystemName};
-use crate::sample::Sample;
 use crate::system::{Rounds, System};
-use crate::systems::raw::{self, Channel, Raw};
+use crate::systems::client;
+use crate::systems::raw::{self, Channel, RawConsumer};
 
 /// What the producer listens by.
 const LISTENER: &str = "bench";
@@ -49,7 +50,7 @@ impl Channel for StreamChannel {
 
 /// The consumer's end, and the engine under it where that is in this process.
 struct Consumer {
-    raw: Raw<StreamChannel>,
+    raw: client::Consumer<RawConsumer<StreamChannel>>,
     measured: Option<Measured>,
 }
 
@@ -79,7 +80,7 @@ fn options() -> StreamOptions {
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
     let stream = Streams::of(task).connect(PS, LISTENER, options()).wait();
     let channel = StreamChannel { stream: stream.map_err(BenchError::sealane("dial a stream"))?, waits: true };
-    let consumer = Consumer { raw: Raw::new(plan, channel), measured: engine.map(Measured::new) };
+    let consumer = Consumer { raw: raw::over(plan, channel), measured: engine.map(Measured::new) };
     Ok(System::new(SystemName::Stream.as_str(), "blocking", consumer))
 }
 

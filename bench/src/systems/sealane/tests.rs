@@ -8,9 +8,9 @@ use super::between::request_timeout;
 use super::consumer::{self, Lane};
 use super::engine::{self, Links, NAME, PS, WORKER, map};
 use super::producer;
+use crate::figures::{Metric, Sample};
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
-use crate::sample::{Metric, Sample};
 use crate::systems::client::check_arrival;
 
 const LENGTH: Duration = Duration::from_millis(20);
@@ -34,9 +34,9 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
     let worker = start(WORKER, worker_listener, map(ps_port, worker_port));
     let mut lanes = consumer::lanes(&worker, plan).expect("there is memory");
     let mut samples = Vec::new();
-    for number in 0..2 {
+    for _ in 0..2 {
         lanes.iter_mut().for_each(Lane::wipe);
-        let (sample, filled) = consumer::round(&worker, plan, lanes, number, LENGTH).expect("tensors move");
+        let (sample, filled) = consumer::round(&worker, plan, lanes, LENGTH).expect("tensors move");
         // What latency and rate send is whatever lies in the slab.
         if matches!(plan.bench, Bench::Bandwidth | Bench::Fuse) {
             check_arrival(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
@@ -57,7 +57,7 @@ fn large_tensors_move_both_ways_in_memory_that_is_registered_either_way() {
             let plan = Plan {
                 link: Link::Verbs,
                 transfer: Some(transfer),
-                registration: Some(registration),
+                registration: vec![registration],
                 size_bytes: 100_003,
                 window: 3,
                 ..Plan::new(Bench::Bandwidth)

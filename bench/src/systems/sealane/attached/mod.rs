@@ -1,56 +1,32 @@
 //! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
-//! client to engine to client; `rounds.rs` and `steps.rs` say what is timed.
+//! client to engine to client; `clients` says what is timed.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
 
-mod rounds;
-mod steps;
+mod clients;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sealane::{Attach, Buffer, DType, Error, Polling, Task, TensorMeta};
+use sealane::{Attach, Polling};
 use sealane_fusion::{ClientEnds, Engine};
 use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
-use super::engine::{self, Links, NAME, PS, WORKER, map};
+use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
 use super::streams;
 use crate::error::BenchError;
-use crate::limits::{CONNECT_LIMIT, FILL, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
+use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Plan, SystemName};
-use crate::sample::Sample;
-use crate::system::{Rounds, System};
-use crate::systems::client::measure_now;
+use crate::system::System;
+use crate::systems::client::Consumer;
 use crate::systems::sockets::Meeting;
-use rounds::Clients;
-use steps::Steps;
-
-/// Two clients of an engine, and what they do.
-struct Attached {
-    plan: Plan,
-    clients: Play,
-}
-
-enum Play {
-    Tensors(Clients),
-    Steps(Steps),
-}
-
-impl Play {
-    fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, Error> {
-        Ok(match plan.bench {
-            Bench::Fuse => Play::Steps(Steps::new(plan, ps, worker)?),
-            _ => Play::Tensors(Clients::new(plan, ps, worker)?),
-        })
-    }
-}
+use clients::Clients;
 
 /// Two clients and the engine between them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
@@ -58,26 +34,20 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     let plan = streams::rested(&job);
     System::with_peer(&job, program, |_| {
-        let attach = |task| attach(&meeting, &plan, task).map_err(BenchError::sealane("attach"));
+        let attach = |task| {
+            let arena_bytes = room_bytes(&lanes(&plan)) as u64;
+            let attach = Attach::new(task).socket(meeting.socket()).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
+            // With polling off a client does what it does unless told otherwise.
+            let attach = if plan.polling { attach.polling(Polling::Spin) } else { attach };
+            attach.attach().map_err(BenchError::sealane("attach"))
+        };
         let (ps, worker) = (attach(PS)?, attach(WORKER)?);
         if job.system == SystemName::Stream {
             return streams::between(&plan, ps, &worker);
         }
-        let clients = Play::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
-        Ok(System::new(NAME, variant(&plan), Attached { plan, clients }))
+        let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
+        Ok(System::new(NAME, variant(&plan), Consumer { plan, client }))
     })
-}
-
-fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, Error> {
-    let attach = Attach::new(task)
-        .socket(meeting.socket())
-        .arena_bytes(match plan.bench {
-            Bench::Fuse => step_bytes(&plan.step),
-            _ => rounds::arena_bytes(plan),
-        })
-        .timeout(CONNECT_LIMIT);
-    // With polling off a client does what it does unless told otherwise.
-    if plan.polling { attach.polling(Polling::Spin) } else { attach }.attach()
 }
 
 fn variant(plan: &Plan) -> String {
@@ -85,37 +55,10 @@ fn variant(plan: &Plan) -> String {
         (Bench::Latency, _) if plan.polling => "polling, through the daemon".to_owned(),
         (Bench::Latency, _) => "parking, through the daemon".to_owned(),
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
-        (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
         _ => "polling, batched calls".to_owned(),
     }
-}
-
-impl Rounds for Attached {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let plan = &self.plan;
-        match &mut self.clients {
-            Play::Tensors(clients) => measure_now(clients, plan, length),
-            Play::Steps(steps) => {
-                let sample = measure_now(steps, plan, length)?;
-                steps.check().map(|()| sample)
-            }
-        }
-    }
-}
-
-/// A call of a client that failed.
-fn unmoved(error: impl ToString) -> BenchError {
-    BenchError::sealane("move tensors")(error)
-}
-
-/// A tensor that is sent again and again, from memory of the client's arena, or of the heap if it travels in the ring.
-fn kept(task: &Task, bytes: usize, in_arena: bool) -> Result<(TensorMeta, Bytes), Error> {
-    let mut memory = if in_arena { task.alloc(bytes)? } else { Buffer::from_vec(vec![0; bytes]) };
-    memory.fill(FILL);
-    let memory = Bytes::from_owner(memory);
-    Ok((TensorMeta::new(DType::U8, &[bytes as u64])?, memory))
 }
 
 /// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
@@ -132,8 +75,8 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let links = Links { listener: network, verbs: None, keys: None };
     let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
-    announce(0)?;
-    let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
+    announce(&[])?;
+    let area_bytes = AREA_BYTES + room_bytes(&job.plan.step) as u64;
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()
 }
@@ -207,24 +150,4 @@ fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
 
 fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::sealane("let a client in")(error)
-}
-
-/// What is not whole tensors: blocks that are cut for small ones, and the books' rounding.
-pub(super) const SLACK_BYTES: usize = 2 << 20;
-/// The books' rounding, a tensor.
-const SLACK_BYTES_A_TENSOR: usize = 4 << 10;
-
-/// A small block has a power of two; a large one is found where a little more than it needs is free.
-pub(super) fn block_bytes(bytes: usize) -> usize {
-    bytes.next_power_of_two().min(bytes + (64 << 10))
-}
-
-/// Room for tensors of these sizes, besides the slack.
-pub(super) fn room_bytes(sizes: &[usize]) -> usize {
-    sizes.iter().map(|&bytes| block_bytes(bytes) + SLACK_BYTES_A_TENSOR).sum()
-}
-
-/// Room for all tensors of a step, on either side.
-pub(super) fn step_bytes(step: &[usize]) -> u64 {
-    (room_bytes(step) + SLACK_BYTES) as u64
 }

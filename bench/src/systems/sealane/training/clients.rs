@@ -57,7 +57,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
                 };
                 join(plan, None, attach)?
             }
-            _ => hosted(plan, &peer.ready().ports, verbs)?,
+            _ => hosted(plan, peer.ports(), verbs)?,
         };
         if plan.link == Link::Verbs {
             // The first pull makes the queue pairs.

@@ -4,7 +4,7 @@
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
-use super::super::attached::{SLACK_BYTES, room_bytes};
+use super::super::engine::room_bytes;
 use crate::error::BenchError;
 use crate::plan::{Fuse, Plan, Registration};
 use crate::systems::rows::bytes_of_each;
@@ -44,14 +44,14 @@ pub(in super::super) const OPEN_FILES: usize = 3;
 /// Memory of a client for what it pulls with a plan, and for rows, which lie where the engine puts them.
 pub(super) fn area_bytes(plan: &Plan) -> u64 {
     let planned = if plan.fuse == Fuse::Plan { room_bytes(&plan.step) } else { 0 };
-    (SLACK_BYTES + planned + room_bytes(&bytes_of_each(plan))) as u64
+    (planned + room_bytes(&bytes_of_each(plan))) as u64
 }
 
 /// Memory of a client for its gradients, and for what it pulls without a plan.
 pub(super) fn arena_bytes(plan: &Plan) -> u64 {
     let pushed = room_bytes(&training::of(plan).push);
     let pulled = if plan.fuse == Fuse::Plan { 0 } else { room_bytes(&plan.step) };
-    (SLACK_BYTES + pushed + pulled) as u64
+    (pushed + pulled) as u64
 }
 
 #[cfg(test)]

@@ -18,8 +18,9 @@ use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, SystemName, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
+use crate::systems::client::Consumer;
 use crate::systems::crowd::Crowd;
-use crate::systems::{fanin, training};
+use crate::systems::training;
 
 pub(super) use memory::OPEN_FILES;
 pub(in crate::systems) use servers::serve;
@@ -33,7 +34,8 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let plan = &job.plan;
     process::allow_open_files("--workers x --ps", training::of(plan).pairs(), 1)?;
     System::with_peer(job, program, |peer| {
-        let (workers, congestion, each) = connect(job, peer)?;
+        let (workers, congestion) = connect(job, peer)?;
+        let each = workers.resident_bytes_each;
         Ok(training::system((NAME, training::variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
     })
 }
@@ -42,8 +44,9 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     process::allow_open_files("--peers", job.plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
-        let (workers, congestion, each) = connect(job, peer)?;
-        Ok(fanin::system(NAME, &job.plan, congestion, Some(each), workers))
+        let (client, congestion) = connect(job, peer)?;
+        let (variant, plan) = (format!("{} peers", job.plan.peers), job.plan.clone());
+        Ok(System::new(NAME, variant, Consumer { plan, client }).with_congestion(congestion))
     })
 }
 
@@ -67,14 +70,13 @@ fn pulled(job: &PeerJob) -> Plan {
     }
 }
 
-/// The workers, their sockets' congestion control, and what the resident memory of the parameter servers' process grew by for each
-/// connection. All workers call one ps, and then the next.
-pub(super) fn connect(job: &PeerJob, peer: &Peer) -> Result<(Sessions, String, f64), BenchError> {
+/// The workers, and their sockets' congestion control. All workers call one ps, and then the next.
+pub(super) fn connect(job: &PeerJob, peer: &Peer) -> Result<(Sessions, String), BenchError> {
     let (plan, growth) = (&pulled(job), Growth::of(peer.process_id())?);
     let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
     let call = |port: &u16| Ok(Crowd::call(NAME, peers::Greeters, 0, workers, *port, congestion)?.0);
-    let connected = peer.ready().ports.iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
+    let connected = peer.ports().iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
     let congestion = connected[0].congestion()?;
     let each = growth.bytes_each(training::of(plan).pairs())?;
-    Ok((Sessions::new(connected, plan)?, congestion, each))
+    Ok((Sessions::new(connected, plan, each)?, congestion))
 }

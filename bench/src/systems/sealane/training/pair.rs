@@ -18,7 +18,7 @@ use super::memory::destination;
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::plan::{Fuse, Variant};
-use crate::systems::client::check_length;
+use crate::systems::client::{check_length, other_bytes};
 use crate::systems::training::Share;
 
 /// Bytes read from a socket at a time, so that all get their turns.
@@ -251,7 +251,7 @@ impl Pair {
     fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), BenchError> {
         check_length(NAME, self.share.pulled[number], bytes.len())?;
         if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
-            return Err(BenchError::WrongBytes { system: NAME, tensor: number });
+            return Err(other_bytes(NAME, number));
         }
         self.to_pull -= 1;
         Ok(())

@@ -21,7 +21,7 @@ use super::memory;
 use super::rows;
 use crate::error::BenchError;
 use crate::limits::FILL;
-use crate::peer::{PeerJob, PeerReady, announce, until_ended};
+use crate::peer::{PeerJob, announce, until_ended};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, Training};
 use crate::process;
 use crate::systems::training::{self, Share};
@@ -44,14 +44,14 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
         let (engine, tables) = host_clients(plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
-        announce(0)?;
+        announce(&[])?;
         let area_bytes = memory::area_bytes(plan);
         let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
         (admitted.collect::<Result<Vec<_>, _>>()?, engine, tables)
     } else {
         process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
         let (engine, tables, ports) = host_peers(plan, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
-        announce(PeerReady { port: 0, ports })?;
+        announce(&ports)?;
         (Vec::new(), engine, tables)
     };
     until_ended()
@@ -233,28 +233,5 @@ impl Versions {
             Poll::Pending
         })
         .await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    #[test]
-    fn a_version_is_waited_for_until_it_is_there() {
-        let versions = Versions::default();
-        assert_eq!(versions.reached(0).now_or_never(), Some(()));
-        let mut second = pin!(versions.reached(2));
-        for (version, expected) in [(1, None), (2, Some(()))] {
-            assert_eq!(second.as_mut().now_or_never(), None);
-            assert_eq!(versions.advance(), version);
-            if expected.is_some() {
-                assert_eq!(second.as_mut().now_or_never(), expected);
-            }
-        }
     }
 }

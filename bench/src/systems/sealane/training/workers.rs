@@ -11,11 +11,11 @@ use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use super::super::engine::NAME;
 use super::pair::{Ended, Pair, Tensors};
 use crate::error::BenchError;
+use crate::figures::Metric;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
-use crate::systems::client::Client;
+use crate::systems::client::{Client, slowest_share};
 use crate::systems::crowd::Crowd;
-use crate::systems::fanin::Peers;
 use crate::systems::sockets::{Poller, at_most};
 use crate::systems::training::{self, Moved, StepLog, Trainees};
 
@@ -43,11 +43,13 @@ pub(in super::super) struct Workers {
     /// Of a fan-in: at which pairs how many tensors arrived in the last look, and at each since they were last counted.
     came: Vec<(usize, usize)>,
     arrived: Vec<u64>,
+    /// What the resident memory of the other process had grown by for each pair, when all had greeted and asked for nothing.
+    pub(super) resident_bytes_each: f64,
 }
 
 impl Workers {
     /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
-    pub(super) fn new(connected: Vec<Crowd>, plan: &Plan) -> Result<Self, BenchError> {
+    pub(super) fn new(connected: Vec<Crowd>, plan: &Plan, resident_bytes_each: f64) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
         let tensors = |share| Tensors::new(share).map(Rc::new);
@@ -67,7 +69,8 @@ impl Workers {
         let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
         let workers = (0..training.size.workers).map(worker).collect();
         let (came, arrived) = (Vec::new(), vec![0; pairs.len()]);
-        Ok(Self { poller, training, workers, pairs, computing: VecDeque::new(), busy: 0, came, arrived })
+        let computing = VecDeque::new();
+        Ok(Self { poller, training, workers, pairs, computing, busy: 0, came, arrived, resident_bytes_each })
     }
 
     /// Answers pings for so long, of workers that want nothing.
@@ -269,10 +272,10 @@ impl Client for Workers {
         self.came.clear();
         Ok(())
     }
-}
 
-impl Peers for Workers {
-    fn take_arrived(&mut self) -> Vec<u64> {
-        self.arrived.iter_mut().map(std::mem::take).collect()
+    fn further(&mut self) -> Vec<(Metric, f64)> {
+        let share = slowest_share(&self.arrived);
+        self.arrived.fill(0);
+        vec![share, (Metric::ResidentBytesPerPeer, self.resident_bytes_each)]
     }
 }

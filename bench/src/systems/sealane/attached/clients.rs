@@ -1,0 +1,218 @@
+//! Both clients, on the calling thread.
+//!
+//! - *latency*: the worker's recv is in place; timed is from the ps's call of `send` until the worker has the tensor.
+//! - *rate* and *bandwidth*: batches of a window in flight, each asked for and sent; rate fuses the calls of a batch if turns are
+//!   fused.
+//! - *fuse*: a step is timed from the call until the worker has every tensor. By plan, the ps has published all of them once, each
+//!   from its own memory, and the worker's plan pulls them into its own; else the ps sends all in one `send_all`, and the worker asks
+//!   for all in one `recv_all`.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Instant;
+
+use bytes::Bytes;
+use sealane::{
+    Buffer, DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta,
+};
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+
+use super::super::engine::{NAME, PS, WORKER, key_of, lanes};
+use crate::error::BenchError;
+use crate::limits::FILL;
+use crate::plan::{Bench, Fuse, Plan};
+use crate::systems::client::{Client, check_arrival, check_length, pass_gap};
+
+/// Batches of a window: while one is waited for, the daemon works on the others.
+const BATCHES: usize = 4;
+
+/// One of the tensors that are in flight at once.
+struct Slot {
+    key: String,
+    /// What is sent, again and again: one parameter that is pulled each step.
+    meta: TensorMeta,
+    bytes: Bytes,
+    /// Where it arrives, if that is not in the ring, nor wherever the daemon has room; given back by every recv.
+    destination: Option<Buffer>,
+}
+
+impl Slot {
+    fn options(&mut self) -> RecvOptions {
+        RecvOptions { destination: self.destination.take(), ..RecvOptions::default() }
+    }
+
+    fn tensor(&self) -> Result<Tensor, Error> {
+        Tensor::new(self.meta.clone(), self.bytes.clone())
+    }
+
+    /// Takes a recv's tensor.
+    fn received(&mut self, tensor: Tensor) -> Result<(), BenchError> {
+        let (buffer, expected) = (tensor.into_buffer(), self.bytes.len());
+        check_length(NAME, expected, buffer.len())?;
+        self.destination = (expected > INLINE_BYTES_MAX).then_some(buffer);
+        Ok(())
+    }
+}
+
+/// Calls in flight for some of the slots.
+struct Batch {
+    slots: Range<usize>,
+    receivings: Vec<Receiving>,
+    sendings: Vec<Sending>,
+}
+
+/// Both clients, and what they use again from round to round.
+pub(super) struct Clients {
+    ps: Task,
+    worker: Task,
+    slots: Vec<Slot>,
+    idle: VecDeque<Range<usize>>,
+    under_way: VecDeque<Batch>,
+    /// Whether a batch is one call each way.
+    fused: bool,
+    /// The next step; no step is used twice.
+    step: i64,
+    /// Of steps: what pulls them, or what the next one sends.
+    plan: Option<PullPlan>,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl Clients {
+    /// Takes the two tasks, and memory for the tensors.
+    pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
+        let is_step = plan.bench == Bench::Fuse;
+        let slot = |(index, bytes): (usize, usize)| {
+            let large = bytes > INLINE_BYTES_MAX;
+            // What travels in the ring comes from the heap.
+            let mut memory = if large || is_step { ps.alloc(bytes)? } else { Buffer::from_vec(vec![0; bytes]) };
+            memory.fill(FILL);
+            let destination = (large && !is_step).then(|| worker.alloc(bytes)).transpose()?;
+            let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
+            Ok(Slot { key: key_of(index), meta, bytes: Bytes::from_owner(memory), destination })
+        };
+        let slots = lanes(plan).into_iter().enumerate().map(slot).collect::<Result<Vec<_>, Error>>()?;
+        let (idle, under_way) = (batches(slots.len()).collect(), VecDeque::with_capacity(BATCHES));
+        let fused = plan.fuse == Fuse::Turn && plan.bench == Bench::Rate;
+        let mut clients = Self { ps, worker, slots, idle, under_way, fused, step: 0, plan: None, tensors: Vec::new() };
+        if is_step && plan.fuse == Fuse::Plan {
+            clients.ps.publish_many(0, clients.tensors()?).wait()?;
+            let keys = clients.slots.iter().map(|slot| slot.key.as_str());
+            clients.plan = Some(clients.worker.plan(PS, Keys::new(keys)?));
+        }
+        Ok(clients)
+    }
+
+    fn tensors(&self) -> Result<Vec<(String, Tensor)>, Error> {
+        self.slots.iter().map(|slot| Ok((slot.key.clone(), slot.tensor()?))).collect()
+    }
+
+    fn begin(&mut self, slots: Range<usize>) -> Result<Batch, Error> {
+        let Self { ps, worker, slots: all, step, .. } = self;
+        let (at, begun) = (*step, &mut all[slots.clone()]);
+        *step += 1;
+        if self.fused {
+            let wanted = begun.iter_mut().map(|slot| (slot.options(), slot.key.as_str()));
+            let receivings = worker.recv_all(PS, at, wanted.map(|(options, key)| (key, options)));
+            let tensors = begun.iter().map(|slot| Ok((slot.key.as_str(), slot.tensor()?)));
+            let sendings = ps.send_all(WORKER, at, tensors.collect::<Result<Vec<_>, Error>>()?);
+            return Ok(Batch { slots, receivings, sendings });
+        }
+        let mut batch =
+            Batch { receivings: Vec::with_capacity(slots.len()), sendings: Vec::with_capacity(slots.len()), slots };
+        for slot in begun {
+            let options = slot.options();
+            batch.receivings.push(worker.recv_with(PS, at, &slot.key, options));
+            batch.sendings.push(ps.send(WORKER, at, &slot.key, slot.tensor()?));
+        }
+        Ok(batch)
+    }
+
+    fn exchange_all(&mut self) -> Result<(), Error> {
+        let wanted = self.slots.iter().map(|slot| (slot.key.as_str(), RecvOptions::default()));
+        let receivings = self.worker.recv_all(PS, self.step, wanted);
+        let sendings = self.ps.send_all(WORKER, self.step, std::mem::take(&mut self.tensors));
+        self.step += 1;
+        let arrived = Receiving::wait_all(receivings).into_iter().map(|arrived| arrived.map_err(Error::from));
+        arrived.collect::<Result<Vec<_>, _>>()?;
+        Sending::wait_all(sendings).into_iter().collect()
+    }
+}
+
+/// The window's slots, divided.
+fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = window.div_ceil(BATCHES);
+    (0..window).step_by(size).map(move |start| start..window.min(start + size))
+}
+
+/// A call of a client that failed.
+fn unmoved(error: impl ToString) -> BenchError {
+    BenchError::sealane("move tensors")(error)
+}
+
+impl Client for Clients {
+    fn ask(&mut self, count: usize) -> Result<(), BenchError> {
+        let mut left = count;
+        while left > 0
+            && let Some(slots) = self.idle.pop_front()
+        {
+            left = left.saturating_sub(slots.len());
+            let batch = self.begin(slots).map_err(unmoved)?;
+            self.under_way.push_back(batch);
+        }
+        Ok(())
+    }
+
+    /// Waits until all of a batch's tensors have arrived and their sends have ended.
+    async fn take(&mut self) -> Result<usize, BenchError> {
+        let Batch { slots, receivings, sendings } = self.under_way.pop_front().expect("something was asked for");
+        let arrived = Receiving::wait_all(receivings);
+        for (slot, tensor) in self.slots[slots.clone()].iter_mut().zip(arrived) {
+            slot.received(tensor.map_err(unmoved)?)?;
+        }
+        Sending::wait_all(sendings).into_iter().collect::<Result<(), _>>().map_err(unmoved)?;
+        let count = slots.len();
+        self.idle.push_back(slots);
+        Ok(count)
+    }
+
+    async fn exchange(&mut self, plan: &Plan) -> Result<(Instant, Instant), BenchError> {
+        let Self { ps, worker, slots, step, .. } = self;
+        let slot = &mut slots[0];
+        let options = slot.options();
+        let receiving = worker.recv_with(PS, *step, &slot.key, options);
+        if let Some(idle) = plan.idle() {
+            pass_gap(idle, plan.polling);
+        }
+        let tensor = slot.tensor().map_err(unmoved)?;
+        let asked = Instant::now();
+        let sending = ps.send(WORKER, *step, &slot.key, tensor);
+        let tensor = receiving.wait().map_err(unmoved)?;
+        let answered = Instant::now();
+        sending.wait().map_err(unmoved)?;
+        slot.received(tensor)?;
+        *step += 1;
+        Ok((asked, answered))
+    }
+
+    fn prepare(&mut self) -> Result<(), BenchError> {
+        if self.plan.is_none() {
+            self.tensors = self.tensors().map_err(unmoved)?;
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self) -> Result<(), BenchError> {
+        match &mut self.plan {
+            Some(plan) => plan.pull(0).wait().map_err(unmoved),
+            None => self.exchange_all().map_err(unmoved),
+        }
+    }
+
+    /// What the plan has pulled is what was published.
+    fn check(&self) -> Result<(), BenchError> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let pulled = (0..self.slots.len()).map(|tensor| plan.get(tensor).map(Tensor::bytes));
+        let pulled = pulled.collect::<Result<Vec<_>, _>>().map_err(unmoved)?;
+        check_arrival(NAME, pulled.into_iter())
+    }
+}

@@ -1,6 +1,7 @@
 //! Byte counts as people write them: `64`, `4KiB`, `4MiB`, `1GiB`, and `MB` for 10^6.
 
 use crate::error::BenchError;
+use crate::plan::Plan;
 
 const UNITS: [(&str, usize); 7] =
     [("", 1), ("b", 1), ("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("kb", 1_000), ("mb", 1_000_000)];
@@ -22,7 +23,14 @@ pub(crate) fn parse_bytes(text: &str) -> Result<usize, BenchError> {
 
 /// Byte counts to measure one after the other: one, or `64..4MiB` for those and the powers of two between.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sizes(pub(crate) Vec<usize>);
+pub(crate) struct Sizes(Vec<usize>);
+
+impl Sizes {
+    /// The plan with each of them.
+    pub(crate) fn of(&self, plan: &Plan) -> Vec<Plan> {
+        self.0.iter().map(|&size_bytes| Plan { size_bytes, ..plan.clone() }).collect()
+    }
+}
 
 impl std::str::FromStr for Sizes {
     type Err = BenchError;

@@ -346,48 +346,48 @@ impl Program for Cli {
 
 fn run(command: &Command, context: &Context) -> Result<(), Failure> {
     let of = |bench: Bench, common: &Common| common.plan.clone().of(bench);
-    let (common, plan, sizes) = match command {
+    let (common, plan) = match command {
         Command::Latency { common, size, polling, idle_us } => {
             let polling = *polling == Polling::On;
             let idle_us = idle_us.unwrap_or(if polling { 0 } else { IDLE_US_DEFAULT });
-            (common, Plan { polling, idle_us, ..of(Bench::Latency, common) }, &size.0[..])
+            let plan = Plan { polling, idle_us, ..of(Bench::Latency, common) };
+            return measure_all(&size.of(&plan), common, context);
         }
         &Command::Bandwidth { ref common, ref size, window } => {
-            (common, Plan { window, ..of(Bench::Bandwidth, common) }, &size.0[..])
+            let plan = Plan { window, ..of(Bench::Bandwidth, common) };
+            return measure_all(&size.of(&plan), common, context);
         }
         &Command::Rate { ref common, size: size_bytes, window, fuse } => {
-            (common, Plan { size_bytes, window, fuse, ..of(Bench::Rate, common) }, &[][..])
+            (common, Plan { size_bytes, window, fuse, ..of(Bench::Rate, common) })
         }
-        &Command::Connect { ref common, peers } => (common, Plan { peers, ..of(Bench::Connect, common) }, &[][..]),
+        &Command::Connect { ref common, peers } => (common, Plan { peers, ..of(Bench::Connect, common) }),
         &Command::Idle { ref common, peers, polling } => {
-            (common, Plan { peers, polling: polling == Polling::On, ..of(Bench::Idle, common) }, &[][..])
+            (common, Plan { peers, polling: polling == Polling::On, ..of(Bench::Idle, common) })
         }
         &Command::FanIn { ref common, peers, size: size_bytes, window, fuse } => {
-            (common, Plan { peers, size_bytes, window, fuse, ..of(Bench::FanIn, common) }, &[][..])
+            (common, Plan { peers, size_bytes, window, fuse, ..of(Bench::FanIn, common) })
         }
         &Command::Fuse { ref common, tensors, size, ref workload, fuse, window } => {
             let plan = Plan { fuse, window, ..of(Bench::Fuse, common) };
-            (common, with_step(plan, tensors, size, workload.as_deref())?, &[][..])
+            (common, with_step(plan, tensors, size, workload.as_deref())?)
         }
         &Command::Restart { ref common, size: size_bytes } => {
-            (common, Plan { size_bytes, ..of(Bench::Restart, common) }, &[][..])
+            (common, Plan { size_bytes, ..of(Bench::Restart, common) })
         }
         Command::Rows { common, tables, workers, ps } => {
             let plan = of(Bench::Rows, common);
             let size = Size { workers: *workers, ps: *ps };
             let training = plan.training.map(|training| Training { size, ..training });
-            (common, Plan { training, tables: vec![*tables], ..plan }, &[][..])
+            (common, Plan { training, tables: vec![*tables], ..plan })
         }
-        Command::Ps(experiment) => (&experiment.common, experiment.plan()?, &[][..]),
+        Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
-    measure_all(&plan, sizes, common, context)
+    measure_all(&[plan], common, context)
 }
 
-/// Measures each of the sizes, if there is a list; of several there is one table, and the JSON is a list of their reports.
-fn measure_all(plan: &Plan, sizes: &[usize], common: &Common, context: &Context) -> Result<(), Failure> {
-    let of_size = |&size_bytes| Plan { size_bytes, ..plan.clone() };
-    let plans: Vec<Plan> = if sizes.is_empty() { vec![plan.clone()] } else { sizes.iter().map(of_size).collect() };
+/// Measures each of the plans; of several there is one table, and the JSON is a list of their reports.
+fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
     if plans.len() > 1 && common.plot.is_some() {
         return Err(Failure::input("--plot is of one size; give one to --size, or leave it out"));
     }

@@ -88,12 +88,8 @@ impl Patience {
 
     /// The same, with a look at the clock.
     pub(super) fn look(&mut self) -> io::Result<()> {
-        if self.is_over(Instant::now()) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
-    }
-
-    fn is_over(&mut self, now: Instant) -> bool {
-        let idle: Duration = now - *self.idle_since.get_or_insert(now);
-        idle >= STALL_LIMIT
+        let since = self.idle_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= STALL_LIMIT { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
 

@@ -16,10 +16,6 @@ use crate::plan::{Bench, Fuse, Plan};
 pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
     on_shard(engine, "start its producer", async move |shard| {
-        let pair = shard.task(PS)?.pair(WORKER)?;
-        if plan.fuse == Fuse::Plan {
-            return start_publishing(&shard, &plan);
-        }
         if plan.fuse == Fuse::Push {
             return consumer::accept_pushes(&shard);
         }
@@ -31,11 +27,17 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
         let parameter = |(lane, size_bytes)| match &shared {
             Some(bytes) => Parameter::kept(lane, bytes.clone()),
             // A parameter that has memory of its own, and is not copied to be sent.
-            None if plan.bench == Bench::Fuse => Parameter::kept(lane, engine::filled(&shard, &plan, size_bytes)?),
+            None if plan.bench == Bench::Fuse || plan.fuse == Fuse::Plan => {
+                Parameter::kept(lane, engine::filled(&shard, &plan, size_bytes)?)
+            }
             None => Parameter::made_anew(lane, &shard, size_bytes),
         };
         let parameters = lanes(&plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
-        drop(shard.shard().spawn(told("the producer ended", serve(pair, parameters))));
+        let ps = shard.task(PS)?;
+        if plan.fuse == Fuse::Plan {
+            return publish(&ps, 0, &parameters);
+        }
+        drop(shard.shard().spawn(told("the producer ended", serve(ps.pair(WORKER)?, parameters))));
         Ok(())
     })
 }
@@ -142,13 +144,4 @@ pub(super) async fn told(meaning: impl Display, task: impl Future<Output = Resul
     {
         eprintln!("{meaning}: {error}");
     }
-}
-
-/// Publishes version 0, which is all that there is.
-fn start_publishing(shard: &LocalEngine, plan: &Plan) -> Result<(), Error> {
-    let parameter = |(lane, size_bytes)| Parameter::kept(lane, engine::filled(shard, plan, size_bytes)?);
-    let parameters = lanes(plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
-    let ps = shard.task(PS)?;
-    publish(&ps, 0, &parameters)?;
-    Ok(())
 }

@@ -18,15 +18,13 @@ use crate::systems::sockets;
 const READ_BYTES: usize = 4 << 10;
 
 /// What callers say to the listener of a system, and hear from it.
-pub(super) trait Manners: Copy {
-    /// The first words of a caller on its `visit`th visit.
-    fn greeting(self, caller: usize, visit: u64) -> Vec<u8>;
-
-    /// The length of the welcome at the front of what was heard; `None` if it is not all there yet.
-    ///
-    /// # Errors
-    /// The reason of a listener that says no, or is not understood.
-    fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String>;
+#[derive(Clone, Copy)]
+pub(super) struct Manners {
+    /// The first words of a caller, by its number, on a visit, by its number.
+    pub(super) greeting: fn(usize, u64) -> Vec<u8>,
+    /// The length of the welcome at the front of what was heard, `None` if it is not all there yet; or the reason of a listener that
+    /// says no, or is not understood.
+    pub(super) welcome: fn(&[u8]) -> Result<Option<usize>, String>,
 }
 
 /// Callers of one listener, all welcomed, each with what was heard behind the welcome.
@@ -40,13 +38,13 @@ impl Crowd {
     /// [`BenchError::Failed`] if any was not welcomed; [`BenchError::Stalled`] if the listener does not go on.
     pub(super) fn call(
         system: &'static str,
-        manners: impl Manners,
+        manners: Manners,
         visit: u64,
         peers: usize,
         port: u16,
         congestion: Option<&str>,
     ) -> Result<(Self, Duration), BenchError> {
-        let greetings: Vec<_> = (0..peers).map(|caller| manners.greeting(caller, visit)).collect();
+        let greetings: Vec<_> = (0..peers).map(|caller| (manners.greeting)(caller, visit)).collect();
         let called = Instant::now();
         let mut callers = Vec::with_capacity(peers);
         for greeting in greetings {
@@ -111,10 +109,10 @@ impl Crowd {
 }
 
 /// Waits for a caller's welcome, which is taken off what it heard; fails with a reason, or with none if nothing comes.
-fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: impl Manners) -> Result<(), Option<String>> {
+fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: Manners) -> Result<(), Option<String>> {
     let mut bytes = [0; READ_BYTES];
     loop {
-        if let Some(length) = manners.welcome(heard)? {
+        if let Some(length) = (manners.welcome)(heard)? {
             heard.drain(..length);
             return Ok(());
         }
@@ -128,8 +126,8 @@ fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: impl Manners) -
 }
 
 /// Those who call a listener, which has a process of its own.
-struct Storm<M> {
-    manners: M,
+struct Storm {
+    manners: Manners,
     plan: Plan,
     system: &'static str,
     port: u16,
@@ -137,11 +135,7 @@ struct Storm<M> {
 }
 
 /// Starts the listener, which then has had one storm already that does not count.
-pub(super) fn start_storm(
-    job: &PeerJob,
-    program: &PeerProgram,
-    manners: impl Manners + 'static,
-) -> Result<System, BenchError> {
+pub(super) fn start_storm(job: &PeerJob, program: &PeerProgram, manners: Manners) -> Result<System, BenchError> {
     let (plan, system) = (job.plan.clone(), job.system.as_str());
     process::allow_open_files("--peers", plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
@@ -154,7 +148,7 @@ pub(super) fn start_storm(
     })
 }
 
-impl<M: Manners> Storm<M> {
+impl Storm {
     fn call(&mut self) -> Result<(Crowd, Duration), BenchError> {
         let (visit, congestion) = (self.visits, self.plan.congestion.as_deref());
         self.visits += 1;
@@ -162,7 +156,7 @@ impl<M: Manners> Storm<M> {
     }
 }
 
-impl<M: Manners> Rounds for Storm<M> {
+impl Rounds for Storm {
     fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
         let (crowd, took) = self.call()?;
         crowd.part()?;

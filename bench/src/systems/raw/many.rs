@@ -6,6 +6,7 @@
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
+use std::sync::LazyLock;
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
@@ -149,7 +150,7 @@ struct Answering {
 impl Answering {
     fn start(plan: &Plan) -> Result<Self, BenchError> {
         let (words, wait) = if plan.bench == Bench::Connect {
-            let Zeros { hello_bytes, welcome_bytes } = Zeros::like_sealane();
+            let (hello_bytes, welcome_bytes) = *GREETING_BYTES;
             (Words::new(welcome_bytes, hello_bytes, Fuse::Turn), EpollTimeout::NONE)
         } else {
             (Words::new(plan.size_bytes, REQUEST_BYTES, Fuse::Turn), EpollTimeout::ZERO)
@@ -212,26 +213,11 @@ impl Answering {
     }
 }
 
-/// Callers that say and hear as many bytes as Sealane's greetings have.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::systems) struct Zeros {
-    hello_bytes: usize,
-    welcome_bytes: usize,
-}
+/// Bytes of a hello and of a welcome: as many as Sealane's greetings have.
+static GREETING_BYTES: LazyLock<(usize, usize)> = LazyLock::new(sealane::greeting_bytes);
 
-impl Zeros {
-    pub(in crate::systems) fn like_sealane() -> Self {
-        let (hello_bytes, welcome_bytes) = sealane::greeting_bytes();
-        Self { hello_bytes, welcome_bytes }
-    }
-}
-
-impl Manners for Zeros {
-    fn greeting(self, _caller: usize, _visit: u64) -> Vec<u8> {
-        vec![0; self.hello_bytes]
-    }
-
-    fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
-        Ok((heard.len() >= self.welcome_bytes).then_some(self.welcome_bytes))
-    }
-}
+/// Callers that say and hear nothing but zeros.
+pub(in crate::systems) const ZEROS: Manners = Manners {
+    greeting: |_, _| vec![0; GREETING_BYTES.0],
+    welcome: |heard| Ok((heard.len() >= GREETING_BYTES.1).then_some(GREETING_BYTES.1)),
+};

@@ -25,7 +25,7 @@ use channel::{MemoryChannel, NAME, TcpChannel};
 use producer::RawProducer;
 
 pub(super) use channel::Channel;
-pub(super) use many::{Zeros, fan_in, serve_many};
+pub(super) use many::{ZEROS, fan_in, serve_many};
 pub(super) use producer::RawConsumer;
 
 /// The bare operation over a channel.

@@ -140,20 +140,12 @@ pub(in crate::systems) fn greeting_bytes() -> (usize, usize) {
 }
 
 /// Peers that greet as engines do.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::systems) struct Greeters;
-
-impl Manners for Greeters {
-    fn greeting(self, caller: usize, visit: u64) -> Vec<u8> {
-        Greeting::Hello(hello(caller, visit)).to_bytes()
-    }
-
-    fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
-        match Greeting::parse(heard).map_err(|error| error.to_string())? {
-            None => Ok(None),
-            Some((Greeting::Welcome(_), length)) => Ok(Some(length)),
-            Some((Greeting::Reject(no), _)) => Err(no.reason),
-            Some((other, _)) => Err(format!("it answered a hello with a greeting of kind {}", other.kind())),
-        }
-    }
-}
+pub(in crate::systems) const GREETERS: Manners = Manners {
+    greeting: |caller, visit| Greeting::Hello(hello(caller, visit)).to_bytes(),
+    welcome: |heard| match Greeting::parse(heard).map_err(|error| error.to_string())? {
+        None => Ok(None),
+        Some((Greeting::Welcome(_), length)) => Ok(Some(length)),
+        Some((Greeting::Reject(no), _)) => Err(no.reason),
+        Some((other, _)) => Err(format!("it answered a hello with a greeting of kind {}", other.kind())),
+    },
+};

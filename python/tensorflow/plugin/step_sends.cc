@@ -443,7 +443,13 @@ void Step::TellHeld() {
       held[place.first].push_back(HeldLine(sending->key, {sending->number, sending->out}));
     }
   }
-  for (const auto& [lane, tensors] : held) endpoint_->TellHeld(endpoint_->routes().ConsumerOf(lane->route), *this, lane->route->pair, tensors);
+  for (auto& [lane, tensors] : held) {
+    // Where there are more than are told at once, each has its turn.
+    std::sort(tensors.begin(), tensors.end());
+    std::rotate(tensors.begin(), std::upper_bound(tensors.begin(), tensors.end(), lane->told), tensors.end());
+    const size_t told = endpoint_->TellHeld(endpoint_->routes().ConsumerOf(lane->route), *this, lane->route->pair, tensors);
+    lane->told = tensors[told - 1];
+  }
 }
 
 }  // namespace sealane_tensorflow

@@ -138,6 +138,23 @@ def send_and_wait(told, consumer):
         session.run([over.op, *sent])
 
 
+def send_many_and_wait(told, consumer, count):
+    """As `send_and_wait`, with so many small tensors."""
+    v1.disable_control_flow_v2()
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default(), tf.device(steps.device("ps")):
+
+        def body(number):
+            op = edge("_Send", session, number, "many", tf.int32, steps.device("ps"))
+            op._set_attr("recv_device", v1.AttrValue(s=consumer.encode()))
+            with tf.control_dependencies([op]):
+                return number + 1
+
+        sent = v1.while_loop(lambda number: number < count, body, [tf.constant(0)])
+        over = tf.numpy_function(lambda: wait_until("the test has seen enough", lambda: os.path.exists(told)), [], tf.bool)
+        session.run([over.op, sent])
+
+
 class Peer:
     """The task of a ps whose server knows nothing of Sealane, and what it says for it."""
 
@@ -394,8 +411,9 @@ def test_a_tensor_under_a_key_that_is_not_asked_for_comes_by_grpc(peer):
     assert peer.worker.pairs()["ps/0"]["unmet"] == 1
 
 
-def test_a_producer_says_again_and_again_what_is_not_taken(make_job):
-    """A consumer that has said hello for a pair, and asks for nothing."""
+@pytest.fixture
+def idle(make_job):
+    """A consumer that has said hello for a pair, and asks for nothing: what it hears, the pair, and a call of the ps that sends to it."""
     job = make_job(ps=1, other=1).start_daemons()
     ps = job.start("ps", cluster={"ps": job.cluster["ps"]})
     told = job.directory / "told"
@@ -407,15 +425,43 @@ def test_a_producer_says_again_and_again_what_is_not_taken(make_job):
     pair = f"/job:ps/replica:0/task:0/device:CPU:0;{incarnation & (2**64 - 1):016x};{consumer};"
     task.push(job.cluster["ps"][0], QUEUE, f"hello5\n{pair}\n1".encode())
     assert messages.get(timeout=STUCK) == f"welcome5\n{pair}".encode()
-    call = ps.begin(send_and_wait, str(told), consumer)
+
+    def begin(what, *arguments):
+        call = ps.begin(what, str(told), consumer, *arguments)
+
+        def end():
+            told.touch()
+            call.result()
+
+        return end
+
+    yield messages, pair, begin
+    task.detach()
+
+
+def test_a_producer_says_again_and_again_what_is_not_taken(idle):
+    messages, pair, begin = idle
+    end = begin(send_and_wait)
     said = [messages.get(timeout=STUCK).decode().split("\n") for _ in range(2)]
     for kind, _, of, of_pair, *lines in said:
         assert (kind, of, of_pair) == ("held1", "0", pair)
         keys = {f"{pair}small;0:0": ENTRY, f"{pair}large;0:0": ENTRY | DATA}
         assert sorted(lines) == sorted(f"{key_hash(key):x} 0 {out}" for key, out in keys.items())
-    told.touch()
-    call.result()
-    task.detach()
+    end()
+
+
+def test_a_producer_says_all_that_is_not_taken_however_much_it_is(idle):
+    messages, pair, begin = idle
+    count, said = 40_000, set()  # A sweep has 32 messages, with 24,000 of them at most.
+    end = begin(send_many_and_wait, count - 1)  # And a dead one, of the iteration that the loop does not enter.
+    for _ in range(32 * 20):
+        kind, _, of, of_pair, *lines = messages.get(timeout=STUCK).decode().split("\n")
+        assert (kind, of, of_pair) == ("held1", "0", pair)
+        said.update(lines)
+        if len(said) == count:
+            break
+    assert len(said) == count
+    end()
 
 
 def test_more_notes_than_are_kept_turn_their_producer_away(make_job):

@@ -69,6 +69,25 @@ fn a_benchmark_of_several_sizes_has_a_line_for_each() {
 }
 
 #[test]
+fn a_benchmark_of_several_sizes_reports_those_before_one_that_fails() {
+    let place = tempfile::tempdir().unwrap();
+    // With at most 30 MiB of shared memory in one piece, in blocks of 512 bytes: the arena of the last size has more.
+    let limited = ["-c", "trap '' XFSZ; ulimit -f 61440; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_sealane-bench")];
+    let bench = ["latency", "--link", "shm", "--rounds", "1", "--seconds", "0.01", "--size", "8MiB..32MiB"];
+    let mut command = Command::new("sh");
+    command.current_dir(&place).args(limited).args(bench).args(["--json", "sizes.json"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).lines().last().unwrap().contains("File too large"), "{}", stderr(&output));
+    let text = stdout(&output);
+    let has = |size: &str| text.lines().any(|line| line.split_whitespace().take(2).eq([size, "MiB"]));
+    assert_eq!(["8", "16", "32"].map(has), [true, true, false], "{text}");
+    let reports: Json =
+        serde_json::from_str(&std::fs::read_to_string(place.path().join("sizes.json")).unwrap()).unwrap();
+    assert_eq!(reports.as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn the_help_of_every_command_ends_with_an_example() {
     let mut command = <sealane_bench::commands::Cli as clap::CommandFactory>::command();
     command.clone().debug_assert();

@@ -386,7 +386,8 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
     measure_all(&[plan], common, context)
 }
 
-/// Measures each of the plans; of several there is one table, and the JSON is a list of their reports.
+/// Measures each of the plans; of several there is one table, and the JSON is a list of their reports. Where one fails, those before it
+/// are reported all the same.
 fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
     if plans.len() > 1 && common.plot.is_some() {
         return Err(Failure::input("--plot is of one size; give one to --size, or leave it out"));
@@ -398,13 +399,18 @@ fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(),
         Bench::Restart => run_own(plan, restart::systems(plan.size_bytes)?, Progress::Shown),
         _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
     };
-    let outcomes = plans.iter().map(measure).collect::<Result<Vec<_>, _>>()?;
+    let mut outcomes = Vec::new();
+    let measured = plans.iter().try_for_each(|plan| measure(plan).map(|outcome| outcomes.push(outcome)));
+    if outcomes.is_empty() {
+        return Ok(measured?);
+    }
     let reports: Vec<&Report> = outcomes.iter().map(|outcome| &outcome.report).collect();
     let json = match reports[..] {
-        [one] => one.to_json(),
+        [one] if plans.len() == 1 => one.to_json(),
         _ => format!("[{}]\n", reports.iter().map(|report| report.to_json()).join(",").trim_end()),
     };
     output.write(context, &json, &Report::to_text(&reports))?;
+    measured?;
     let Some(file) = plot_file else { return Ok(()) };
     file.write(&outcomes[0].to_svg(&command_line::this("sealane bench")))
 }

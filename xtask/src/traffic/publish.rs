@@ -18,12 +18,21 @@ const SIZES: [usize; 4] = [64, 8 * 1024, 64, 200 * 1024 + 5];
 /// One pull in so many is made without a plan.
 const WITHOUT_PLAN: u64 = 5;
 
+/// Small tensors beside those, each published anew in one version of so many: publishing them again fills the ring of a new daemon more
+/// than once, while the table is written.
+const BESIDE: usize = 500;
+const BESIDE_EVERY: u64 = 16;
+
 /// A key that is there in two versions of four, and the time in which nothing is found under it when it was taken back.
 const PASSING: &str = "published/passing";
 const NOTHING_WITHIN: Duration = Duration::from_millis(10);
 
 fn key(index: usize) -> String {
     format!("published/{index}")
+}
+
+fn beside(index: usize) -> String {
+    format!("beside/{index}")
 }
 
 /// Publishes a version of everything, again and again.
@@ -34,6 +43,12 @@ pub(super) fn publish(actor: &Actor) {
         actor.ledger.call(What::new(Kind::Publish, &[], version as i64), Duration::ZERO, || {
             let one = |(index, &bytes)| Ok((key(index), actor.tensor(Kind::Publish, version, index as u32, bytes)?));
             let all: Result<Vec<_>, Error> = SIZES.iter().enumerate().map(one).collect();
+            if version.is_multiple_of(BESIDE_EVERY) {
+                let one = |index| Ok((beside(index), actor.tensor(Kind::Publish, version, index as u32, SIZES[0])?));
+                let many: Result<Vec<_>, Error> = (0..BESIDE).map(one).collect();
+                // Whether that works is no matter.
+                let _ = many.map(|many| actor.task.publish_many(version as i64, many));
+            }
             let outcome = all.and_then(|all| actor.task.publish_many(version as i64, all).wait());
             pass(actor, version, &mut is_withdrawn).map_or_else(|| outcome.into(), Outcome::Wrong)
         });
@@ -64,7 +79,8 @@ fn pass(actor: &Actor, version: u64, is_withdrawn: &mut bool) -> Option<String> 
 
 /// Takes everything back, so that it takes no memory any more.
 pub(super) fn withdraw(actor: &Actor) -> Result<(), Error> {
-    (0..SIZES.len()).map(key).chain([PASSING.to_owned()]).try_for_each(|key| actor.task.withdraw(&key))
+    let mut all = (0..SIZES.len()).map(key).chain((0..BESIDE).map(beside)).chain([PASSING.to_owned()]);
+    all.try_for_each(|key| actor.task.withdraw(&key))
 }
 
 /// Pulls all that a peer publishes, by a plan and without: what is newer than the last, and whatever there is.

@@ -1,5 +1,5 @@
-//! Streams of bytes: each process numbers those that it dials, writes one to its end and waits until the other process has taken
-//! all; the other reads to the end, or hears that there is none.
+//! Streams of bytes: each process numbers those that it dials, writes one to its end, reads an answer, and waits until the other process
+//! has taken all; the other answers the first of it with as much, and reads to the end, or hears that there is none.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread::{self, Scope};
@@ -23,6 +23,9 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(7);
 
 /// Far longer than whoever dials takes, than anything is done to it, and than it takes to hear that it has gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes of an answer: no first piece has fewer.
+const ANSWER: usize = 1;
 
 /// Between two streams, and two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,24 +59,34 @@ pub(super) fn dial(actor: &Actor, streams: &Streams, to: usize) {
     });
 }
 
-fn carry(streams: &Streams, to: usize, bytes: &[u8]) -> Result<(), Error> {
+fn carry(streams: &Streams, to: usize, bytes: &[u8]) -> Outcome {
     let begun = Instant::now();
     let stream = loop {
         match streams.connect(&name(to), LISTENER, CALL).wait() {
             // Its process has begun, and does not listen yet.
             Err(error) if error.code() == Code::NotFound && begun.elapsed() < WRITES => thread::sleep(PAUSE),
-            dialed => break dialed?,
+            Err(error) => return Outcome::failed(&error),
+            Ok(dialed) => break dialed,
         }
     };
     let (begun, mut rest) = (Instant::now(), bytes);
+    let is_early = |error: &std::io::Error| error.kind() == ErrorKind::TimedOut && begun.elapsed() < WRITES;
     while !rest.is_empty() {
         match (&stream).write(rest) {
             Ok(count) => rest = &rest[count..],
-            Err(error) if error.kind() == ErrorKind::TimedOut && begun.elapsed() < WRITES => {}
-            Err(error) => return Err(told(error)),
+            Err(error) if is_early(&error) => {}
+            Err(error) => return Outcome::failed(&told(error)),
         }
     }
-    stream.finish().wait()
+    let mut answer = [0; ANSWER];
+    loop {
+        match (&stream).read(&mut answer) {
+            Ok(ANSWER) if bytes.starts_with(&answer) => return Outcome::from(stream.finish().wait()),
+            Ok(count) => return Outcome::Wrong(format!("{:?} answer {:?}", &answer[..count], &bytes[..ANSWER])),
+            Err(error) if is_early(&error) => {}
+            Err(error) => return Outcome::failed(&told(error)),
+        }
+    }
 }
 
 /// Reads what others dial.
@@ -98,7 +111,13 @@ fn read(actor: &Actor, stream: &Stream) {
                     let noted = actor.note_arrival(Kind::Stream, stream.peer(), &came, bytes_of);
                     return noted.map_or_else(Outcome::Wrong, |()| Outcome::Ok);
                 }
-                Ok(count) => came.extend_from_slice(&piece[..count]),
+                Ok(count) => {
+                    if came.is_empty() {
+                        // Whoever has dialed says whether it has come.
+                        let _ = (&*stream).write(&piece[..ANSWER]);
+                    }
+                    came.extend_from_slice(&piece[..count]);
+                }
                 Err(error) if error.kind() == ErrorKind::TimedOut && begun.elapsed() < READ_TIMEOUT => {}
                 Err(error) => return Outcome::failed(&told(error)),
             }

@@ -14,6 +14,9 @@ use crate::tensors::STEP;
 
 /// Longer than anything here takes, and shorter than a call waits that nobody ends.
 const LONG: Duration = Duration::from_secs(60);
+/// Within what who waits for a task hears that it has left, and what a machine may add that has other work to do.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
+const LOADED_MACHINE: Duration = Duration::from_secs(9);
 /// A wait that is to find that nothing comes.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -40,27 +43,38 @@ fn a_ps_is_killed(mut hosts: Hosts) {
         let mut ps = Process::start(&format!("hold {PS}"), &hosts.socket(PS));
         ps.hear("attached");
         let waiting = recv_or_fail(&worker, "w");
+        let streams = Streams::of(&worker);
+        let pull = || {
+            let options = PullOptions { timeout: Some(LONG), fail_if_gone: true };
+            worker.pull_many_with(PS, sealane::Keys::new(["w"]).unwrap(), 0, options)
+        };
+        let rows = || {
+            let options = RowsOptions { timeout: Some(LONG), ..RowsOptions::default() };
+            worker.pull_rows(&users, &[1], &options)
+        };
+        let dial = || streams.connect(PS, LISTENER, StreamOptions::default());
+        let (pulling, gathering, dialing) = (pull(), rows(), dial());
         let accepted = gradients.accept().fail_if_gone([PS]).wait_within(SHORT).unwrap();
         assert!(accepted.is_none(), "nothing came, and nobody has left");
         let begun = Instant::now();
         ps.kill();
-        assert!(is_left(&waiting.wait().unwrap_err().error, &ps));
-        let error = gradients.accept().fail_if_gone([PS]).wait().unwrap_err();
-        assert!(is_left(&error, &ps), "{error}");
+        let hears = |who: &str, begun: Instant, error: Error| {
+            assert!(is_left(&error, &ps), "{who}: {error}");
+            let heard = begun.elapsed();
+            assert!(heard < HEARD_WITHIN + LOADED_MACHINE, "{who}: after {heard:?}");
+        };
+        hears("recv", begun, waiting.wait().unwrap_err().error);
+        hears("pull", begun, pulling.wait().remove(0).unwrap_err());
+        hears("rows", begun, gathering.wait().unwrap_err().error);
+        hears("accept", begun, gradients.accept().fail_if_gone([PS]).wait().unwrap_err());
+        hears("stream", begun, dialing.wait().unwrap_err());
         hosts.until_clients(PS, beside);
         // What is asked now is asked of who has left.
-        let error = recv_or_fail(&worker, "w").wait().unwrap_err().error;
-        assert!(is_left(&error, &ps), "{error}");
-        let options = PullOptions { timeout: Some(LONG), fail_if_gone: true };
-        let keys = sealane::Keys::new(["w"]).unwrap();
-        let error = worker.pull_many_with(PS, keys, 0, options).wait().remove(0).unwrap_err();
-        assert!(is_left(&error, &ps), "{error}");
-        let options = RowsOptions { timeout: Some(LONG), ..RowsOptions::default() };
-        let error = worker.pull_rows(&users, &[1], &options).wait().unwrap_err().error;
-        assert!(is_left(&error, &ps), "{error}");
-        let error = Streams::of(&worker).connect(PS, LISTENER, StreamOptions::default()).wait().unwrap_err();
-        assert!(is_left(&error, &ps), "{error}");
-        assert!(begun.elapsed() < LONG, "by a deadline, and not by the end of the process");
+        let asked = Instant::now();
+        hears("recv", asked, recv_or_fail(&worker, "w").wait().unwrap_err().error);
+        hears("pull", asked, pull().wait().remove(0).unwrap_err());
+        hears("rows", asked, rows().wait().unwrap_err().error);
+        hears("stream", asked, dial().wait().unwrap_err());
         // Calls that do not say so wait for the next one.
         let options = RecvOptions { timeout: Some(SHORT), ..RecvOptions::default() };
         let error = worker.recv_with(PS, STEP, "w", options).wait().unwrap_err().error;

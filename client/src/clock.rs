@@ -9,6 +9,9 @@ use nix::{
 };
 use sealane_transport::shm::NO_TIMEOUT;
 
+/// How far the clock may be behind: a kernel's longest tick, at 100 Hz.
+pub(crate) const BEHIND_MAX: Duration = Duration::from_millis(10);
+
 /// A point in time, to a few milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tick(u64);

@@ -16,7 +16,7 @@ use sealane_transport::{Code, Error, shm::Woken};
 use super::{Attachment, Held, Line, Link, State, dropped, nudge};
 use crate::{
     attach,
-    clock::Tick,
+    clock::{BEHIND_MAX, Tick},
     limits::{LIFE_INTERVAL, REATTACH_INTERVAL},
 };
 
@@ -73,8 +73,9 @@ impl Attachment {
         }
         let called = Instant::now();
         let patience = self.settings.restart_timeout;
-        // A call may have waited for a daemon before.
-        let left = timeout.and_then(|timeout| now.after(timeout).from(Tick::now()));
+        // A call may have waited for a daemon before; the clock alone makes none end early.
+        let left = |timeout| Some(now.after(timeout).from(Tick::now().before(BEHIND_MAX))?.min(timeout));
+        let left = timeout.and_then(left);
         let patience = left.map_or(patience, |left| left.min(patience));
         let patience = if AT_ONCE.get() { Duration::ZERO } else { patience };
         loop {

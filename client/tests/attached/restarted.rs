@@ -317,6 +317,6 @@ fn many_recvs_with_destinations_wait_for_a_restart_together() {
         let failed = receiving.wait().unwrap_err();
         assert_eq!((failed.error.code(), failed.destination.map(|memory| memory.len())), (Code::Unavailable, Some(4)));
     }
-    // Each by itself would take fifty seconds. Deadlines are read off a clock of a few milliseconds.
-    assert!(begun.elapsed() > timeout / 2 && begun.elapsed() < LONG / 3, "{:?}", begun.elapsed());
+    // Each by itself would take fifty seconds.
+    assert!(begun.elapsed() >= timeout && begun.elapsed() < LONG / 3, "{:?}", begun.elapsed());
 }

@@ -31,6 +31,9 @@ const SHARDS: usize = 2;
 const TENSORS: usize = 600;
 const IN_SET: usize = 20;
 
+/// Calls that a record tells the end of.
+const CALLS_TOLD: usize = 64;
+
 /// Bytes of each: as many as travel in a record.
 const BYTES: usize = 512;
 
@@ -58,10 +61,14 @@ impl Shard {
     }
 
     fn show(&mut self, end: &mut DaemonEnd) {
-        for (call, key, version, bytes) in self.together.drain(..) {
+        let calls: Vec<u32> = self.together.iter().map(|(call, ..)| *call).collect();
+        for (_, key, version, bytes) in self.together.drain(..) {
             self.store.insert(key, (version, bytes));
+        }
+        // Few records, as of a daemon: the client may be about to publish more before it reads them.
+        for calls in calls.chunks(CALLS_TOLD) {
             let mut record = Record::new();
-            Completion::Sent { calls: &[call] }.encode(&mut record).unwrap();
+            Completion::Sent { calls }.encode(&mut record).unwrap();
             end.completions.push(&record).unwrap();
         }
         self.seen.push(self.store.len());

@@ -58,11 +58,13 @@ pub use engine::{
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters};
-pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
+pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptedBatch, AcceptingAll, AcceptingMany};
 pub use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, VolatileSlice, VolatileSliceMut};
 pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::endpoint_map::EndpointMap;
-pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
+pub use sealane_transport::tensor::{
+    DType, Element, Pushable, Shape, Tensor, TensorBatch, TensorMeta, TensorView, TypeCode,
+};
 pub use sealane_transport::{
     Code, Error, Keys, Operation, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived,
 };

@@ -1,7 +1,7 @@
 //! The queue that tensors are pushed into: bounded, filled by shards, emptied by any thread.
 //!
 //! Nobody waits for room here: while the queue is full its pushers get no credit, and do not send. One lock, held for a
-//! few nanoseconds a tensor.
+//! few nanoseconds a tensor. Small tensors that came together stay so until they are taken out one by one.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
+use sealane_transport::tensor::{TensorBatch, TensorView};
 use sealane_transport::{Error, Tensor};
 
 /// How much a queue holds, besides what its pushers have credit for: together at most as much again.
@@ -37,10 +38,74 @@ pub struct Accepted {
     pub tensor: Tensor,
 }
 
+/// Tensors that one task pushed and that came together: small ones in the memory of their frame, or one of any size.
+#[derive(Debug)]
+pub struct AcceptedBatch {
+    from: Arc<str>,
+    tensors: Tensors,
+}
+
+#[derive(Debug)]
+enum Tensors {
+    One(Tensor),
+    Many(TensorBatch),
+}
+
+impl AcceptedBatch {
+    pub(crate) fn new(from: Arc<str>, tensors: TensorBatch) -> AcceptedBatch {
+        AcceptedBatch { from, tensors: Tensors::Many(tensors) }
+    }
+
+    /// The task that pushed them.
+    pub fn from(&self) -> &Arc<str> {
+        &self.from
+    }
+
+    /// How many there are; one at least.
+    pub fn len(&self) -> usize {
+        match &self.tensors {
+            Tensors::One(_) => 1,
+            Tensors::Many(batch) => batch.len(),
+        }
+    }
+
+    /// False: there is one at least.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> usize {
+        match &self.tensors {
+            Tensors::One(tensor) => tensor.len(),
+            Tensors::Many(batch) => batch.payload_bytes(),
+        }
+    }
+
+    /// Each where it lies, in the order of pushing.
+    ///
+    /// # Panics
+    /// If one lies in a device's memory, which only a pusher of this engine can have put there.
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
+        let (one, many) = match &self.tensors {
+            Tensors::One(tensor) => (Some(TensorView { meta: tensor.meta(), bytes: tensor.bytes() }), None),
+            Tensors::Many(batch) => (None, Some(batch.iter())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+impl From<Accepted> for AcceptedBatch {
+    fn from(Accepted { from, tensor }: Accepted) -> Self {
+        AcceptedBatch { from, tensors: Tensors::One(tensor) }
+    }
+}
+
 #[derive(Default)]
 struct Inner {
     /// What waits, and the shard that brought it.
-    items: VecDeque<(u16, Accepted)>,
+    items: VecDeque<(u16, AcceptedBatch)>,
+    tensors: usize,
     bytes: usize,
     /// Someone found it full.
     starved: bool,
@@ -50,12 +115,36 @@ struct Inner {
 }
 
 impl Inner {
+    fn put(&mut self, shard: u16, batch: AcceptedBatch) {
+        self.count(&batch);
+        self.items.push_back((shard, batch));
+    }
+
+    fn count(&mut self, batch: &AcceptedBatch) {
+        (self.tensors, self.bytes) = (self.tensors + batch.len(), self.bytes + batch.bytes());
+    }
+
     /// These are no longer in the queue.
-    fn took<'a>(&mut self, items: impl Iterator<Item = &'a Accepted>) {
-        let bytes: usize = items.map(|item| item.tensor.len()).sum();
-        debug_assert!(bytes <= self.bytes, "the queue would be full for ever, or never");
-        self.bytes -= bytes;
-        debug_assert!(!self.items.is_empty() || self.bytes == 0, "an empty queue would have no room for its pushers");
+    fn took(&mut self, tensors: usize, bytes: usize) {
+        debug_assert!(bytes <= self.bytes && tensors <= self.tensors, "the queue would be full for ever, or never");
+        (self.tensors, self.bytes) = (self.tensors - tensors, self.bytes - bytes);
+        let is_empty = (self.tensors, self.bytes) == (0, 0);
+        debug_assert!(!self.items.is_empty() || is_empty, "an empty queue would have no room for its pushers");
+    }
+
+    /// Takes the first tensor out.
+    fn pop(&mut self) -> Option<Accepted> {
+        if let (_, AcceptedBatch { from, tensors: Tensors::Many(batch) }) = self.items.front_mut()? {
+            let (from, tensor) = (from.clone(), batch.pop()?);
+            if batch.is_empty() {
+                self.items.pop_front();
+            }
+            return Some(Accepted { from, tensor });
+        }
+        match self.items.pop_front()? {
+            (_, AcceptedBatch { from, tensors: Tensors::One(tensor) }) => Some(Accepted { from, tensor }),
+            _ => unreachable!("just looked at"),
+        }
     }
 }
 
@@ -92,7 +181,7 @@ impl AcceptQueue {
     /// Room for tensors, and for bytes; if it is full none, and a call of `on_room` is promised.
     pub(crate) fn room(&self) -> Option<(usize, usize)> {
         let mut inner = self.lock();
-        let tensors = self.options.tensors_max.saturating_sub(inner.items.len());
+        let tensors = self.options.tensors_max.saturating_sub(inner.tensors);
         let bytes = self.options.bytes_max.saturating_sub(inner.bytes);
         let has_room = tensors > 0 && bytes > 0;
         inner.starved |= !has_room;
@@ -100,13 +189,9 @@ impl AcceptQueue {
     }
 
     /// Puts tensors in, into a closed queue as well: their pushers have been told that it took them.
-    pub(crate) fn fill(&self, shard: u16, items: &mut Vec<Accepted>) {
+    pub(crate) fn fill(&self, shard: u16, items: &mut Vec<AcceptedBatch>) {
         let mut inner = self.lock();
-        for item in items.drain(..) {
-            let bytes = item.tensor.len();
-            inner.bytes += bytes;
-            inner.items.push_back((shard, item));
-        }
+        items.drain(..).for_each(|item| inner.put(shard, item));
         let wakers = std::mem::take(&mut inner.wakers);
         let sleepers = inner.sleepers;
         drop(inner);
@@ -120,25 +205,26 @@ impl AcceptQueue {
     pub(crate) fn put_back(&self, shard: u16, items: impl DoubleEndedIterator<Item = Accepted>) {
         let mut inner = self.lock();
         for item in items.rev() {
-            inner.bytes += item.tensor.len();
+            let item = item.into();
+            inner.count(&item);
             inner.items.push_front((shard, item));
         }
     }
 
     /// Takes out what a shard has put in, for its next queue of that name.
-    pub(crate) fn take_back(&self, shard: u16) -> Vec<Accepted> {
+    pub(crate) fn take_back(&self, shard: u16) -> Vec<AcceptedBatch> {
         let mut inner = self.lock();
         let all = std::mem::take(&mut inner.items);
         let (mine, others): (VecDeque<_>, _) = all.into_iter().partition(|(by, _)| *by == shard);
         inner.items = others;
         let mine: Vec<_> = mine.into_iter().map(|(_, item)| item).collect();
-        inner.took(mine.iter());
+        inner.took(mine.iter().map(AcceptedBatch::len).sum(), mine.iter().map(AcceptedBatch::bytes).sum());
         mine
     }
 
     /// Tensors that a shard has put in and nobody has taken.
     pub(crate) fn count_of(&self, shard: u16) -> usize {
-        self.lock().items.iter().filter(|(by, _)| *by == shard).count()
+        self.lock().items.iter().filter(|(by, _)| *by == shard).map(|(_, batch)| batch.len()).sum()
     }
 
     /// Nothing more comes: waiters get the reason; tensors in the queue can still be taken.
@@ -164,24 +250,47 @@ impl AcceptQueue {
         self.take_from(self.lock(), most, into)
     }
 
-    fn take_from(
+    fn take_from(&self, inner: MutexGuard<'_, Inner>, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        let count = inner.tensors.min(most);
+        let take = |inner: &mut Inner| {
+            let before = into.len();
+            into.extend((0..count).map_while(|_| inner.pop()));
+            into[before..].iter().map(|item| item.tensor.len()).sum()
+        };
+        self.take_out(inner, (count, most > 0), take)
+    }
+
+    /// Takes all tensors as they came together; how many.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn take_all(&self, into: &mut Vec<AcceptedBatch>) -> Result<usize, Error> {
+        let inner = self.lock();
+        let count = inner.tensors;
+        let take = |inner: &mut Inner| {
+            into.extend(inner.items.drain(..).map(|(_, batch)| batch));
+            inner.bytes
+        };
+        self.take_out(inner, (count, true), take)
+    }
+
+    /// `take` takes so many tensors out, and says how many bytes they have.
+    fn take_out(
         &self,
         mut inner: MutexGuard<'_, Inner>,
-        most: usize,
-        into: &mut Vec<Accepted>,
+        (count, is_asked): (usize, bool),
+        take: impl FnOnce(&mut Inner) -> usize,
     ) -> Result<usize, Error> {
-        let count = inner.items.len().min(most);
         if count == 0
-            && most > 0
+            && is_asked
             && let Some(error) = &inner.closed
         {
             return Err(error.clone());
         }
-        let before = into.len();
-        into.extend(inner.items.drain(..count).map(|(_, item)| item));
-        inner.took(into[before..].iter());
+        let bytes = take(&mut inner);
+        inner.took(count, bytes);
         // Half of it at once, so that pushers are not told of every single place.
-        let roomy = 2 * inner.items.len() <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
+        let roomy = 2 * inner.tensors <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
         let starved = inner.starved && roomy;
         if starved {
             inner.starved = false;
@@ -221,15 +330,23 @@ impl AcceptQueue {
         into: &mut Vec<Accepted>,
         context: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
-        let mut inner = self.lock();
-        if inner.items.is_empty() && inner.closed.is_none() {
-            // A future that is polled often, and never ready in between, waits once.
-            if !inner.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                inner.wakers.push(context.waker().clone());
-            }
-            return Poll::Pending;
+        match self.poll_filled(context) {
+            Poll::Ready(inner) => Poll::Ready(self.take_from(inner, most, into)),
+            Poll::Pending => Poll::Pending,
         }
-        Poll::Ready(self.take_from(inner, most, into))
+    }
+
+    /// Ready when there is a tensor, or the queue is closed.
+    fn poll_filled(&self, context: &Context<'_>) -> Poll<MutexGuard<'_, Inner>> {
+        let mut inner = self.lock();
+        if !inner.items.is_empty() || inner.closed.is_some() {
+            return Poll::Ready(inner);
+        }
+        // A future that is polled often, and never ready in between, waits once.
+        if !inner.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            inner.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
     }
 }
 
@@ -249,6 +366,23 @@ impl Future for AcceptingMany<'_> {
     }
 }
 
+/// An accept of all that is there, in flight: one batch at least.
+#[must_use = "await it to get the tensors"]
+pub struct AcceptingAll<'a> {
+    pub(crate) queue: &'a AcceptQueue,
+}
+
+impl Future for AcceptingAll<'_> {
+    type Output = Result<Vec<AcceptedBatch>, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(inner) = self.queue.poll_filled(context) else { return Poll::Pending };
+        drop(inner);
+        let mut batches = Vec::new();
+        Poll::Ready(self.queue.take_all(&mut batches).map(|_| batches))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -265,9 +399,9 @@ mod tests {
         (AcceptQueue::new(AcceptOptions { tensors_max, bytes_max }, on_room), calls)
     }
 
-    fn item(bytes: usize) -> Accepted {
+    fn item(bytes: usize) -> AcceptedBatch {
         let tensor = Tensor::from_elements(&[bytes as u64], &vec![1_u8; bytes]).unwrap();
-        Accepted { from: "worker:1".into(), tensor }
+        Accepted { from: "worker:1".into(), tensor }.into()
     }
 
     #[test]
@@ -296,7 +430,7 @@ mod tests {
         queue.take(2, &mut taken).unwrap();
         queue.put_back(0, taken.into_iter());
         assert_eq!((queue.count_of(0), queue.count_of(1), queue.count_of(2)), (3, 1, 0));
-        let lengths = |items: Vec<Accepted>| items.iter().map(|item| item.tensor.len()).collect::<Vec<_>>();
+        let lengths = |items: Vec<AcceptedBatch>| items.iter().map(AcceptedBatch::bytes).collect::<Vec<_>>();
         assert_eq!(lengths(queue.take_back(0)), [1, 2, 3]);
         assert_eq!(queue.room(), Some((3, 970)));
         assert_eq!(lengths(queue.take_back(1)), [30]);

@@ -125,7 +125,7 @@ fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
 }
 
 /// Sends what waits in the session and takes in what came, until an event appears.
-fn event<W, D: PartialEq>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> Event<W, D> {
+fn event<W, D: PartialEq + Clone>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> Event<W, D> {
     loop {
         let now = Instant::now();
         session.fill(now, false);

@@ -8,7 +8,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tensor, Tray};
+use sealane_transport::tensor::Pushable;
+use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tray};
 
 use super::deadline;
 use super::local::{LocalPair, LocalTask};
@@ -17,11 +18,11 @@ use crate::node::{BatchWaiter, FusedRequest, PullRequest, PullWaiter};
 
 impl LocalTask {
     /// Publishes a tensor to the peers that this shard serves, replacing the previous version: see
-    /// [`Task::publish`](super::Task::publish), which does so on all.
+    /// [`Task::publish`](super::Task::publish), which does so on all. A small one is copied, and may be given by reference.
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are.
-    pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Result<(), Error> {
+    pub fn publish(&self, key: &str, version: i64, tensor: impl Pushable) -> Result<(), Error> {
         self.engine.with_node(|node, _| node.publish(self.local, key, version, tensor))
     }
 
@@ -29,10 +30,10 @@ impl LocalTask {
     ///
     /// # Errors
     /// Those of [`publish`](Self::publish): the first. The others are published.
-    pub fn publish_many<'k>(
+    pub fn publish_many<'k, T: Pushable>(
         &self,
         version: i64,
-        tensors: impl IntoIterator<Item = (&'k str, Tensor)>,
+        tensors: impl IntoIterator<Item = (&'k str, T)>,
     ) -> Result<(), Error> {
         self.engine.with_node(|node, _| {
             let publish = |(key, tensor)| node.publish(self.local, key, version, tensor);

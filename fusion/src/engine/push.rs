@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::ShardRef;
+use sealane_transport::tensor::Pushable;
 use sealane_transport::{Error, Tensor};
 
 use super::deadline;
 use super::local::{LocalPair, LocalSending, LocalTask};
 use super::task::{Outcome, Sending, Task, submit, submit_always};
 use crate::node::{Node, PushRequest, SendWaiter};
-use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
+use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptedBatch, AcceptingAll, AcceptingMany};
 
 impl Task {
     /// Pushes a tensor into a queue of `to`. Completes when the queue has taken it: while it is full, or nobody
@@ -61,9 +62,10 @@ impl LocalPair {
     }
 
     /// Pushes many, in order; completes when the queue has taken all of them, with the first error if there was any.
+    /// Small ones are copied, and may be given by reference.
     pub fn push_many<T>(&self, queue: &str, tensors: T) -> LocalSending
     where
-        T: IntoIterator<Item = Tensor>,
+        T: IntoIterator<Item: Pushable>,
         T::IntoIter: ExactSizeIterator,
     {
         let (pair, timeout) = (self.pair, self.engine.settings.request_timeout);
@@ -165,6 +167,23 @@ impl Acceptor {
     /// The future's: InvalidArgument if another acceptor has the queue, Unavailable if the engine has stopped.
     pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
         AcceptingMany { queue: &self.queue, most }
+    }
+
+    /// All tensors that are there, as they came together; when there is none, waits for the first. The way for many small ones, which are
+    /// looked at in the memory of their frame.
+    ///
+    /// # Errors
+    /// Those of [`accept_many`](Self::accept_many).
+    pub fn accept_all(&self) -> AcceptingAll<'_> {
+        AcceptingAll { queue: &self.queue }
+    }
+
+    /// Adds all tensors that are there to `into`, as they came together, and returns how many.
+    ///
+    /// # Errors
+    /// Those of [`accept_many`](Self::accept_many).
+    pub fn try_accept_all(&self, into: &mut Vec<AcceptedBatch>) -> Result<usize, Error> {
+        self.queue.take_all(into)
     }
 
     /// The next tensor.

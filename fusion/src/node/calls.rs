@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
+use sealane_transport::tensor::Pushable;
 use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
 use super::Node;
@@ -149,11 +150,12 @@ impl Node {
         self.exchange.cleanup(local, step, &mut self.context);
     }
 
-    /// Publishes a tensor of a local task, for any peer to read, in place of the version before.
+    /// Publishes a tensor of a local task, for any peer to read, in place of the version before. A small one is copied over that, and may
+    /// be given by reference.
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
-    pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: Tensor) -> Result<(), Error> {
+    pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: impl Pushable) -> Result<(), Error> {
         self.pulls.publish(local, (key, version), tensor, &mut self.context)?;
         let Node { lookups, pulls, context, .. } = self;
         lookups.published(local, key, pulls, context);
@@ -212,7 +214,7 @@ impl Node {
     }
 
     /// Pushes tensors into a queue of the pair's peer. The waiter hears when the queue has taken all of them.
-    pub fn push<T: ExactSizeIterator<Item = Tensor>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
+    pub fn push<T: ExactSizeIterator<Item: Pushable>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
         let PushRequest { pair, queue, tensors, deadline, waiter } = push;
         let Context { pairs, reporter, draining: is_draining, .. } = &mut self.context;
         if *is_draining && matches!(waiter, SendWaiter::Client(_)) {

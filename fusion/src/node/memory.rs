@@ -67,6 +67,12 @@ impl Memory {
         self.pools.get(usize::from(task))?.as_deref()
     }
 
+    /// True if a task has memory of its own for what comes for it.
+    #[inline]
+    pub(super) fn has_pool(&self, task: u16) -> bool {
+        self.pool(task).is_some()
+    }
+
     /// True if no client process is attached as a task, where the one that asks is a client's.
     pub(super) fn is_deserted(&self, task: u16, asking: u16) -> bool {
         self.pool(asking).is_some() && self.pool(task).is_none()

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{Asked, Sink, Untaken};
+use sealane_transport::tensor::TensorBatch;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Payload, Tensor};
@@ -78,5 +79,15 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
     fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
         self.arrivals.take(stream, tensor)
+    }
+
+    #[inline]
+    fn takes_together(&mut self, stream: Handle) -> bool {
+        self.arrivals.takes_together(stream)
+    }
+
+    #[inline]
+    fn pushed_together(&mut self, stream: Handle, tensors: TensorBatch) {
+        self.arrivals.take_together(stream, tensors);
     }
 }

@@ -176,7 +176,7 @@ impl Node {
         let is_draining = *draining;
         peers.read(now, handle, |link, session, way, asker| {
             let (recvs, sends) = (Run::new(Operation::Recv, now), Run::new(Operation::Send, now));
-            let arrivals = Arrivals { session: handle, pushes };
+            let arrivals = Arrivals { session: handle, pushes, memory };
             let mut rx =
                 Rx { exchange, pairs, reporter, asker, presence, is_draining, way, now, recvs, sends, arrivals };
             let result = link.receive(&mut session.inbound_to(now, &*memory, &mut rx), RECEIVE_BUDGET_BYTES);

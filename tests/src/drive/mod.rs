@@ -73,9 +73,15 @@ pub const DRIVES: &[Drive] = &[
     },
     Drive {
         name: "push",
-        about: "a tensor pushed and accepted between two nodes over memory, 256 a push",
+        about: "a tensor pushed and accepted between two nodes over memory, 256 a push, by reference and as they came together",
         tensors: 256,
         steps: |tensors, steps| node::pushes(Loop, tensors, steps),
+    },
+    Drive {
+        name: "push-single",
+        about: "the same, given away and accepted one by one",
+        tensors: 256,
+        steps: |tensors, steps| node::single_pushes(Loop, tensors, steps),
     },
     Drive {
         name: "client",

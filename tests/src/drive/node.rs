@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use sealane_fusion::node::{
     ClientCall, ClientOutcome, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{Accepted, Buffer, Error, Fuse, Tensor};
+use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, Pushable, Tensor, TensorView};
 use sealane_transport::Handle;
 
 use super::keys;
@@ -64,7 +64,7 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     for step in 0..steps {
         let now = two.now();
         for (key, tensor) in &tensors {
-            two.nodes[PS].publish(0, key, step, tensor.share()).map_err(said)?;
+            two.nodes[PS].publish(0, key, step, tensor).map_err(said)?;
         }
         let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
             return Err("no pull buffer".into());
@@ -88,22 +88,55 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     Ok(())
 }
 
-/// Pushes all tensors of a step at once, and accepts them.
+/// Pushes all tensors of a step at once, given by reference, and looks at what has come.
 pub(super) fn pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
-    let (mut two, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, tensor()?);
+    let (tensor, mut batches) = (tensor()?, Vec::<AcceptedBatch>::new());
+    let is_whole = |view: TensorView<'_>| view.bytes.first() == Some(&7) && view.bytes.len() == BYTES;
+    push_all(
+        wire,
+        (tensors, steps),
+        || &tensor,
+        |queue| {
+            let count = queue.take_all(&mut batches).map_err(said)?;
+            let all_whole = batches.drain(..).all(|batch| batch.iter().all(is_whole));
+            all_whole.then_some(count).ok_or_else(|| "other bytes came".into())
+        },
+    )
+}
+
+/// The same with tensors that are given away, and taken out one by one.
+pub(super) fn single_pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let (tensor, mut items) = (tensor()?, Vec::<Accepted>::new());
+    push_all(
+        wire,
+        (tensors, steps),
+        || tensor.share(),
+        |queue| {
+            items.clear();
+            queue.take(usize::MAX, &mut items).map_err(said)
+        },
+    )
+}
+
+fn push_all<T: Pushable>(
+    wire: impl Wire,
+    (tensors, steps): (usize, i64),
+    tensor: impl Fn() -> T,
+    mut accept: impl FnMut(&AcceptQueue) -> Result<usize, String>,
+) -> Result<(), String> {
+    let mut two = TwoNodes::new(wire, Fuse::Turn)?;
     let pair = two.number(PS).map_err(said)?;
     let deadline = two.now() + DEADLINE;
-    let (accepting, mut items) = (two.queue.clone(), Vec::<Accepted>::new());
+    let queue = two.queue.clone();
     for _ in 0..steps {
-        let now = two.now();
-        let shared = (0..tensors).map(|_| tensor.share());
-        let push = PushRequest { pair, queue: QUEUE, tensors: shared, deadline, waiter: SendWaiter::Nobody };
+        let (now, pushed) = (two.now(), (0..tensors).map(|_| tensor()));
+        let push = PushRequest { pair, queue: QUEUE, tensors: pushed, deadline, waiter: SendWaiter::Nobody };
         two.nodes[PS].push(now, push);
+        let mut count = 0;
         two.until(|_| {
-            accepting.take(usize::MAX, &mut items).map_err(said)?;
-            Ok(items.len() == tensors)
+            count += accept(&queue)?;
+            Ok(count == tensors)
         })?;
-        items.clear();
     }
     Ok(())
 }

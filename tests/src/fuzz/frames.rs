@@ -157,7 +157,7 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
             // A sender leaves out metadata that repeats, which another may have written.
             let mut group = writer.pushes(pushes.stream, pushes.first);
             let (mut last, mut as_written) = (None, true);
-            for entry in pushes.iter() {
+            for entry in pushes.records.iter() {
                 let (meta, payload) = entry?;
                 as_written &= meta.is_none() || meta != last;
                 last = meta.or(last);

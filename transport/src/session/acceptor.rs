@@ -17,11 +17,11 @@ use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{INLINE_PAYLOAD_BYTES, STREAM_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{BATCHED_TENSOR_BYTES, INLINE_PAYLOAD_BYTES, STREAM_BYTES_MAX, STREAMS_MAX};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
-use crate::tensor::{Tensor, TensorMeta};
+use crate::tensor::{Tensor, TensorBatch, TensorMeta};
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushWant, Pushes, WireError};
 
 /// A stream that the peer has begun: give it credit with [`Session::grant`] when its queue has room.
@@ -254,6 +254,24 @@ impl Acceptor {
         Some(handle)
     }
 
+    /// The small tensors of a frame but for those that came before; `None` if they are to be taken in one by one: those that are not so
+    /// small, and those for which there is no credit, which is told of the one that has none.
+    fn take_together(&mut self, handle: Handle, pushes: &Pushes<'_>) -> Result<Option<TensorBatch>, WireError> {
+        let Some(stream) = self.get(handle) else { return Ok(None) };
+        let Some(passed) = stream.next.checked_sub(pushes.first) else { return Ok(None) };
+        let batch = TensorBatch::copy_of(pushes.records, passed)?;
+        let (count, bytes) = (batch.len() as u64, batch.payload_bytes() as u64);
+        // The last one may be larger than what is left of the credit.
+        let before_last = batch.bytes_before_last() as u64;
+        let has_credit =
+            stream.next + count <= stream.granted_messages && stream.bytes + before_last < stream.granted_bytes;
+        if count == 0 || !has_credit || bytes > count * BATCHED_TENSOR_BYTES {
+            return Ok(None);
+        }
+        (stream.next, stream.bytes, stream.rewound) = (stream.next + count, stream.bytes + bytes, false);
+        Ok(Some(batch))
+    }
+
     /// A tensor whose payload begins to arrive; `None` for one that came before.
     fn expect(&mut self, push: &Push<'_>) -> Result<Option<(Handle, &mut Stream)>, WireError> {
         let Some(&handle) = self.ids.get(&push.stream) else { return Ok(None) };
@@ -266,7 +284,7 @@ impl Acceptor {
     }
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Lets a stream bring more: `credit` on top of what it has.
     pub fn grant(&mut self, stream: Handle, credit: Credit) {
         let Some(of) = self.acceptor.get(stream) else { return };
@@ -381,9 +399,18 @@ impl<W, D: PartialEq> Session<W, D> {
         sink: &mut Option<&mut dyn Sink<W, D>>,
     ) -> Result<(), WireError> {
         let Some(&handle) = self.acceptor.ids.get(&pushes.stream) else { return Ok(()) };
+        if let Some(sink) = sink
+            && sink.takes_together(handle)
+            && let Some(came) = self.acceptor.take_together(handle, pushes)?
+        {
+            self.came.tensors += came.len() as u64;
+            sink.pushed_together(handle, came);
+            self.acceptor.tell(handle);
+            return Ok(());
+        }
         // The length that was found to be that of the last metadata: most often all of a frame have one.
         let mut checked = None;
-        for (number, entry) in (pushes.first..).zip(pushes.iter()) {
+        for (number, entry) in (pushes.first..).zip(pushes.records.iter()) {
             let (meta, payload) = entry?;
             self.came.tensors += 1;
             let Some(stream) = self.acceptor.get(handle) else { return Ok(()) };

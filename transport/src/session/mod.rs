@@ -289,7 +289,7 @@ pub struct Traffic {
     pub tensors: u64,
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// A session without a link yet, with the peer at transport address `peer`; this side serves `tasks` tasks.
     pub fn new(peer: &str, tasks: u16, limits: SessionLimits) -> Self {
         let quota = PeerQuota::new(&limits);

@@ -426,7 +426,7 @@ impl<D> Producer<D> {
     }
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Answers the peer's request with a tensor. It stays here until its release, which comes as
     /// [`Event::Settled`] with `deposit`.
     ///

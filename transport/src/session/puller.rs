@@ -375,7 +375,7 @@ impl<W> Puller<W> {
     }
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Names a set of keys of the peer's task `producer`, to be pulled by `consumer`. The peer is told with the first pull.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The pushing half of a session: streams of tensors into the peer's queues. Every push is numbered and kept until the peer has
 //! taken it.
 
+mod batch;
 #[cfg(feature = "fuzzing")]
 mod invariants;
 
@@ -17,7 +18,9 @@ use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLim
 use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
 use crate::payload::Payload;
-use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushWant, WireError};
+use crate::tensor::{Pushable, Tensor};
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushRecordsBuf, PushWant, WireError};
+use batch::Batch;
 
 /// A push: what, and until when.
 #[derive(Debug)]
@@ -41,10 +44,11 @@ const TOLD_AGAIN_MAX: usize = 1024;
 /// Pushes that are looked at to tell the peer how much a stream wants.
 const WANTED_PUSHES_MAX: usize = 64;
 
+/// One push, or several small ones that were made together and leave together.
 struct Entry<D> {
-    meta: Meta,
-    /// `None` while the outbox or the link has it.
-    payload: Option<Payload>,
+    /// Number of the first of them; of what went out on no link the largest there is.
+    number: u64,
+    what: What,
     bytes: u64,
     since: Instant,
     deadline: Instant,
@@ -52,21 +56,59 @@ struct Entry<D> {
     deposit: Option<D>,
 }
 
+enum What {
+    /// The payload is `None` while the outbox or the link has it.
+    One(Meta, Option<Payload>),
+    Many(Batch),
+}
+
+impl<D> Entry<D> {
+    /// How many pushes it is.
+    #[inline]
+    fn count(&self) -> u32 {
+        match &self.what {
+            What::One(..) => 1,
+            What::Many(batch) => batch.count(),
+        }
+    }
+
+    /// True while the outbox or the link has the payload.
+    #[inline]
+    fn is_out(&self) -> bool {
+        matches!(self.what, What::One(_, None))
+    }
+
+    /// Ends it, if it has not ended: who waits, and for how many pushes.
+    #[inline]
+    fn end(&mut self) -> Option<(D, u32)> {
+        let count = self.count();
+        self.deposit.take().map(|deposit| (deposit, count))
+    }
+}
+
 struct Stream<D> {
     from: u16,
     to: u32,
     queue: Box<str>,
     entries: VecDeque<Entry<D>>,
-    /// Number of the first entry.
+    /// Number of the first push that was not taken.
     first: u64,
+    /// Number of the next push to leave on this link.
+    next: u64,
+    /// Number of the first push that went out on no link.
+    left: u64,
+    /// Number of the first push that is not tried.
+    fresh: u64,
     /// Entries at the front that went out on this link.
     sent: usize,
-    /// Entries at the front that went out on any link: they may have been taken.
+    /// Entries at the front that went out on any link: they may have been taken. Several in one are such from the start.
     tried: usize,
     /// Bytes of all pushes before the first entry.
     bytes_before: u64,
     /// Bytes of the entries that went out on this link.
     bytes_sent: u64,
+    /// Bytes of those behind them that are tried: on a link they are several in one, which leave next.
+    bytes_ready: u64,
     granted_messages: u64,
     granted_bytes: u64,
     /// How much credit in bytes the peer was last told on this link that the next push waits for.
@@ -84,7 +126,7 @@ struct Stream<D> {
     overtaken: Option<u64>,
 }
 
-impl<D> Stream<D> {
+impl<D: Clone> Stream<D> {
     /// True if the next push may leave.
     #[inline]
     fn may_send(&self) -> bool {
@@ -94,8 +136,7 @@ impl<D> Stream<D> {
     /// True if the next push may leave but for its bytes.
     #[inline]
     fn is_next_due(&self) -> bool {
-        let number = self.first + self.sent as u64;
-        number < self.granted_messages && !self.paused && self.overtaken.is_none() && self.has_next()
+        self.next < self.granted_messages && !self.paused && self.overtaken.is_none() && self.has_next()
     }
 
     /// How much credit in bytes the next push needs, since the stream began: of a small one a single byte, since it is copied where
@@ -103,8 +144,10 @@ impl<D> Stream<D> {
     #[inline]
     fn bytes_needed(&self) -> u64 {
         let before = self.bytes_before + self.bytes_sent;
-        let next = self.entries.get(self.sent).map_or(0, |entry| entry.bytes);
-        if next <= INLINE_PAYLOAD_BYTES as u64 { before + 1 } else { before + next }
+        match self.entries.get(self.sent) {
+            Some(Entry { what: What::One(..), bytes, .. }) if *bytes > INLINE_PAYLOAD_BYTES as u64 => before + bytes,
+            _ => before + 1,
+        }
     }
 
     /// True if the peer is to be told that the next push waits for more credit in bytes than the stream has.
@@ -113,27 +156,72 @@ impl<D> Stream<D> {
         needed > self.granted_bytes && needed != self.wanted_bytes && self.told && self.is_next_due()
     }
 
+    /// True if a push that is made now, and is in credit, would be the next to leave.
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.told && !self.paused && self.overtaken.is_none() && self.tried == self.entries.len()
+    }
+
     /// True if there is a push that has not left, or that is to leave again and has come back from the link.
     #[inline]
     fn has_next(&self) -> bool {
-        self.entries.get(self.sent).is_some_and(|entry| entry.payload.is_some())
+        self.entries.get(self.sent).is_some_and(|entry| !entry.is_out())
     }
 
     /// Nothing of a stream that has to begin anew was taken, so that its pushes end as those that never left. But what the link
     /// still has is found by its number. How many are gone, since they had ended before.
     fn count_tried_anew(&mut self) -> usize {
-        let out = self.entries.iter().take(self.tried).rposition(|entry| entry.payload.is_none());
+        let out = self.entries.iter().take(self.tried).rposition(Entry::is_out);
         self.tried = out.map_or(0, |last| last + 1);
+        self.fresh = self.first + self.tried as u64;
+        self.left = self.left.min(self.fresh);
+        self.bytes_ready = self.entries.range(self.sent..self.tried).map(|entry| entry.bytes).sum();
         let (tried, before, mut index) = (self.tried, self.entries.len(), 0);
         self.entries.retain_mut(|entry| {
             index += 1;
             if index > tried {
-                // Its next copy may fail: its number is another's then.
-                entry.payload.iter_mut().for_each(Payload::drop_host_copy);
+                entry.number = u64::MAX;
+                if let What::One(_, Some(payload)) = &mut entry.what {
+                    // Its next copy may fail: its number is another's then.
+                    payload.drop_host_copy();
+                }
             }
             index <= tried || entry.deposit.is_some()
         });
         before - self.entries.len()
+    }
+
+    /// The entry of a push that went out, by its number.
+    fn tried_entry(&mut self, number: u64) -> Option<&mut Entry<D>> {
+        let after = self.entries.partition_point(|entry| entry.number <= number);
+        let entry = self.entries.get_mut(after.checked_sub(1)?)?;
+        (number < entry.number + u64::from(entry.count())).then_some(entry)
+    }
+
+    /// What has to leave again goes each by itself: the next link, or the next grant, may let some of them go and others not.
+    #[cold]
+    fn unpack(&mut self) {
+        if !self.entries.iter().any(|entry| matches!(entry.what, What::Many(_))) {
+            return;
+        }
+        let mut number = self.first;
+        for entry in std::mem::take(&mut self.entries) {
+            match &entry.what {
+                What::One(..) => self.entries.push_back(entry),
+                What::Many(batch) => self.entries.extend(batch.unpack(&entry)),
+            }
+        }
+        (self.sent, self.tried) = ((self.next - self.first) as usize, (self.fresh - self.first) as usize);
+        for entry in self.entries.iter_mut().take(self.tried) {
+            entry.number = number;
+            number += 1;
+        }
+    }
+
+    /// Nothing has left on this link.
+    fn begin_again(&mut self) {
+        self.bytes_ready += std::mem::take(&mut self.bytes_sent);
+        (self.sent, self.next) = (0, self.first);
     }
 
     /// True if the next push leaves in chunks, and too many do.
@@ -146,6 +234,9 @@ impl<D> Stream<D> {
         (!self.told && !self.entries.is_empty()) || self.may_send() || self.wants()
     }
 }
+
+/// Who waits for how many pushes that were taken, and memory that is free.
+type Taken<D> = (Option<(D, u32)>, Option<Vec<u8>>);
 
 pub(super) struct Pusher<D> {
     streams: Arena<Stream<D>>,
@@ -163,6 +254,8 @@ pub(super) struct Pusher<D> {
     pushes: usize,
     pushes_max: usize,
     earliest: Option<Instant>,
+    /// Memory for the next pushes that are made together.
+    spare: Option<Vec<u8>>,
 }
 
 /// The key of a stream, borrowed.
@@ -178,7 +271,7 @@ impl hashbrown::Equivalent<(u16, u32, Box<str>)> for QueueName<'_> {
 /// How pushes that were made for one owner ended.
 type Ends<'a, W, D> = &'a mut VecDeque<Event<W, D>>;
 
-impl<D: PartialEq> Pusher<D> {
+impl<D: PartialEq + Clone> Pusher<D> {
     pub(super) fn new(limits: &SessionLimits) -> Self {
         Self {
             streams: Arena::new(STREAMS_MAX),
@@ -191,6 +284,7 @@ impl<D: PartialEq> Pusher<D> {
             pushes: 0,
             pushes_max: limits.queued_requests_max,
             earliest: None,
+            spare: None,
         }
     }
 
@@ -277,10 +371,8 @@ impl<D: PartialEq> Pusher<D> {
     /// A payload that the link is done with.
     pub(super) fn written(&mut self, handle: Handle, number: u64, payload: Payload) {
         let Some(stream) = self.streams.get_mut(handle) else { return };
-        if let Some(at) = number.checked_sub(stream.first)
-            && let Some(entry) = stream.entries.get_mut(at as usize)
-        {
-            entry.payload = Some(payload);
+        if let Some(Entry { what: What::One(_, place), .. }) = stream.tried_entry(number) {
+            *place = Some(payload);
         }
         if stream.overtaken == Some(number) {
             stream.overtaken = None;
@@ -294,20 +386,21 @@ impl<D: PartialEq> Pusher<D> {
     /// Takes in what the peer has taken; an error if it cannot have.
     pub(super) fn granted<W>(&mut self, grant: &PushGrant, events: Ends<'_, W, D>) -> Result<(), WireError> {
         let Some(stream) = self.streams.get_mut(grant.stream) else { return Ok(()) };
-        let count = grant.taken.saturating_sub(stream.first) as usize;
-        if count > stream.tried {
+        let count = grant.taken.saturating_sub(stream.first);
+        if count > stream.left - stream.first {
             return Err(WireError::BadValue { what: "number of the pushes taken", found: grant.taken });
         }
         stream.paused = false;
         stream.granted_messages = stream.granted_messages.max(grant.messages);
         stream.granted_bytes = stream.granted_bytes.max(grant.bytes);
         let mut taken: Option<(D, u32)> = None;
-        for entry in stream.entries.drain(..count) {
-            stream.bytes_before += entry.bytes;
-            match (&mut taken, entry.deposit) {
-                (Some((deposit, count)), Some(next)) if *deposit == next => *count += 1,
+        while stream.first < grant.taken {
+            let Some((ended, memory)) = stream.take_front(grant.taken - stream.first) else { break };
+            self.spare = memory.or(self.spare.take());
+            match (&mut taken, ended) {
+                (Some((deposit, count)), Some((next, more))) if *deposit == next => *count += more,
                 (last, Some(next)) => {
-                    if let Some((deposit, count)) = last.replace((next, 1)) {
+                    if let Some((deposit, count)) = last.replace(next) {
                         events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
                     }
                 }
@@ -317,11 +410,8 @@ impl<D: PartialEq> Pusher<D> {
         if let Some((deposit, count)) = taken {
             events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
         }
-        let resent = count.min(stream.sent);
-        stream.bytes_sent = stream.entries.iter().take(stream.sent - resent).map(|entry| entry.bytes).sum();
-        (stream.first, stream.sent, stream.tried) =
-            (stream.first + count as u64, stream.sent - resent, stream.tried - count);
-        self.pushes -= count;
+        stream.next = stream.next.max(stream.first);
+        self.pushes -= count as usize;
         if self.pushes == 0 {
             self.earliest = None;
         }
@@ -351,12 +441,11 @@ impl<D: PartialEq> Pusher<D> {
             }
             return Ok(());
         }
-        if let Some(stream) = self.streams.get_mut(failure.stream)
-            && let Some(at) = failure.number.checked_sub(stream.first)
-            && (at as usize) < stream.tried
-            && let Some(deposit) = stream.entries[at as usize].deposit.take()
-        {
-            events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error) });
+        if let Some(stream) = self.streams.get_mut(failure.stream).filter(|stream| failure.number < stream.left) {
+            stream.unpack();
+            if let Some((deposit, count)) = stream.tried_entry(failure.number).and_then(Entry::end) {
+                events.push_back(Event::PushEnded { deposit, count, outcome: Err(error) });
+            }
         }
         Ok(())
     }
@@ -366,7 +455,9 @@ impl<D: PartialEq> Pusher<D> {
     fn rewind<W>(&mut self, handle: Handle, number: u64, events: Ends<'_, W, D>) -> Result<(), WireError> {
         self.granted(&PushGrant { stream: handle, taken: number, messages: 0, bytes: 0 }, events)?;
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.first == number) {
-            (stream.sent, stream.bytes_sent, stream.paused, stream.wanted_bytes) = (0, 0, true, 0);
+            stream.unpack();
+            stream.begin_again();
+            (stream.paused, stream.wanted_bytes) = (true, 0);
             self.pushes -= stream.count_tried_anew();
         }
         Ok(())
@@ -379,7 +470,9 @@ impl<D: PartialEq> Pusher<D> {
         self.held_back.clear();
         self.starved.clear();
         for (_, stream) in self.streams.iter_mut() {
-            (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
+            stream.unpack();
+            stream.begin_again();
+            (stream.told, stream.queued) = (false, false);
             (stream.overtaken, stream.paused, stream.wanted_bytes) = (None, false, 0);
         }
     }
@@ -423,12 +516,15 @@ impl<D: PartialEq> Pusher<D> {
         self.closed.clear();
         for (_, stream) in self.streams.iter_mut() {
             stream.known = false;
+            debug_assert_eq!(stream.fresh - stream.first, stream.tried as u64, "there is no link: each is by itself");
             let tried = std::mem::take(&mut stream.tried);
             self.pushes -= tried;
             for deposit in stream.entries.drain(..tried).filter_map(|entry| entry.deposit) {
                 events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
             }
-            (stream.first, stream.bytes_before, stream.granted_messages, stream.granted_bytes) = (0, 0, 0, 0);
+            (stream.first, stream.next, stream.left, stream.fresh) = (0, 0, 0, 0);
+            (stream.bytes_before, stream.bytes_ready) = (0, 0);
+            (stream.granted_messages, stream.granted_bytes) = (0, 0);
             (stream.paused, stream.wanted_bytes) = (false, 0);
         }
         for handle in self.streams.select(|stream| stream.closing) {
@@ -442,10 +538,8 @@ impl<D: PartialEq> Pusher<D> {
                 continue;
             }
             // What was sent keeps its number until the peer says that it was taken.
-            for entry in &mut stream.entries {
-                if let Some(deposit) = entry.deposit.take() {
-                    events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
-                }
+            for (deposit, count) in stream.entries.iter_mut().filter_map(Entry::end) {
+                events.push_back(Event::PushEnded { deposit, count, outcome: Err(error.clone()) });
             }
             self.pushes -= stream.entries.len() - stream.tried;
             stream.entries.truncate(stream.tried);
@@ -509,7 +603,7 @@ impl<D: PartialEq> Pusher<D> {
                     return true;
                 }
                 let stays = index <= tried;
-                if let Some(deposit) = entry.deposit.take() {
+                if let Some((deposit, count)) = entry.end() {
                     let waited = entry.deadline.saturating_duration_since(entry.since);
                     let missing = match stays {
                         true => "but it has not said that it took the tensor",
@@ -519,7 +613,7 @@ impl<D: PartialEq> Pusher<D> {
                     let awaited = awaited.of(to, missing).into();
                     let late = Late { operation, step, key, waited, delivery_unknown, awaited };
                     let outcome = Err(late.into());
-                    events.push_back(Event::PushEnded { deposit, count: 1, outcome });
+                    events.push_back(Event::PushEnded { deposit, count, outcome });
                 }
                 dropped += usize::from(!stays);
                 stays
@@ -553,7 +647,7 @@ fn too_large(bytes: u64, limit: u64) -> Error {
     Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the consumer accepts {limit}"))
 }
 
-impl<D> Stream<D> {
+impl<D: Clone> Stream<D> {
     /// Stages the stream's next frame, unless the link cannot read the push that is next.
     fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) -> Result<(), Unreadable> {
         if !self.told {
@@ -570,12 +664,17 @@ impl<D> Stream<D> {
             outbox.stage(|writer| writer.push_want(&PushWant { stream: handle, least, all }));
             return Ok(());
         }
-        let number = self.first + self.sent as u64;
+        let number = self.next;
+        if alone && matches!(self.entries[self.sent].what, What::Many(_)) {
+            self.unpack();
+        }
         self.make_readable(outbox)?;
         let entry = &mut self.entries[self.sent];
-        if entry.bytes as usize > INLINE_PAYLOAD_BYTES {
-            let (payload_bytes, meta) = (entry.bytes, &entry.meta);
-            let payload = entry.payload.take().expect("it is sent once a link, and comes back between");
+        if let What::One(meta, place) = &mut entry.what
+            && entry.bytes as usize > INLINE_PAYLOAD_BYTES
+        {
+            let payload_bytes = entry.bytes;
+            let payload = place.take().expect("it is sent once a link, and comes back between");
             self.overtaken = outbox.is_overtaken(payload.len()).then_some(number);
             outbox.post((Owner::Push { stream: handle, number }, Handle::NONE), payload, |writer, transfer| {
                 writer.push(&Push { stream: handle, number, payload_bytes, transfer, meta });
@@ -583,24 +682,39 @@ impl<D> Stream<D> {
             self.count_sent();
             return Ok(());
         }
-        let before = self.sent;
+        let before = self.next;
         outbox.stage(|writer| {
             let mut group = writer.pushes(handle, number);
             let mut first = true;
             while self.may_send() {
-                let entry = &self.entries[self.sent];
-                let Some(payload) = entry.payload.as_ref().expect("small payloads stay").host_bytes() else { break };
-                let fits = payload.len() <= INLINE_PAYLOAD_BYTES && !group.is_full(entry.meta.len() + payload.len());
-                if !first && (alone || !fits) {
+                let fits = match &self.entries[self.sent].what {
+                    What::One(meta, payload) => {
+                        let payload = payload.as_ref().expect("small payloads stay");
+                        let Some(payload) = payload.host_bytes() else { break };
+                        let fits = payload.len() <= INLINE_PAYLOAD_BYTES && !group.is_full(meta.len() + payload.len());
+                        if first || fits && !alone {
+                            group.push(meta, payload);
+                        }
+                        fits && !alone
+                    }
+                    What::Many(batch) => {
+                        let records = batch.records();
+                        let fits = !group.is_full(records.as_bytes().len());
+                        if first || fits {
+                            group.extend(records);
+                        }
+                        fits
+                    }
+                };
+                if !first && !fits {
                     break;
                 }
-                group.push(&entry.meta, payload);
                 first = false;
                 self.count_sent();
             }
             group.end();
         });
-        outbox.count_small((self.sent - before) as u64);
+        outbox.count_small(self.next - before);
         Ok(())
     }
 
@@ -608,7 +722,8 @@ impl<D> Stream<D> {
     /// when the push leaves again, on another link, no copy can fail that leaves a gap in the numbers.
     #[inline]
     fn make_readable(&mut self, outbox: &mut Outbox) -> Result<(), Unreadable> {
-        let payload = self.entries[self.sent].payload.as_mut().expect("it is sent once a link, and comes back between");
+        let What::One(_, payload) = &mut self.entries[self.sent].what else { return Ok(()) };
+        let payload = payload.as_mut().expect("it is sent once a link, and comes back between");
         if payload.host_bytes().is_some() {
             return Ok(());
         }
@@ -624,13 +739,39 @@ impl<D> Stream<D> {
     }
 
     fn count_sent(&mut self) {
-        self.bytes_sent += self.entries[self.sent].bytes;
-        self.sent += 1;
-        self.tried = self.tried.max(self.sent);
+        let entry = &mut self.entries[self.sent];
+        let (count, bytes) = (u64::from(entry.count()), entry.bytes);
+        if self.sent == self.tried {
+            entry.number = self.next;
+            (self.tried, self.fresh) = (self.tried + 1, self.fresh + count);
+        } else {
+            self.bytes_ready -= bytes;
+        }
+        (self.sent, self.next, self.bytes_sent) = (self.sent + 1, self.next + count, self.bytes_sent + bytes);
+        self.left = self.left.max(self.next);
+    }
+
+    /// Takes the first entry out, which the peer has taken, or up to `most` of its pushes: who waits for how many of them, and memory that
+    /// is free. `None` if there is none.
+    #[inline]
+    fn take_front(&mut self, most: u64) -> Option<Taken<D>> {
+        if u64::from(self.entries.front()?.count()) > most {
+            self.unpack();
+        }
+        let mut entry = self.entries.pop_front()?;
+        let of = if self.sent > 0 { &mut self.bytes_sent } else { &mut self.bytes_ready };
+        *of -= entry.bytes;
+        (self.first, self.bytes_before) = (self.first + u64::from(entry.count()), self.bytes_before + entry.bytes);
+        (self.sent, self.tried) = (self.sent.saturating_sub(1), self.tried - 1);
+        let ended = entry.end();
+        match entry.what {
+            What::Many(batch) => Some((ended, Some(batch.into_memory()))),
+            What::One(..) => Some((ended, None)),
+        }
     }
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// The stream of a task of this side into a queue of a task of the peer's; made if there is none.
     ///
     /// # Errors
@@ -661,10 +802,14 @@ impl<W, D: PartialEq> Session<W, D> {
             queue: queue.into(),
             entries: VecDeque::new(),
             first: 0,
+            next: 0,
+            left: 0,
+            fresh: 0,
             sent: 0,
             tried: 0,
             bytes_before: 0,
             bytes_sent: 0,
+            bytes_ready: 0,
             granted_messages: 0,
             granted_bytes: 0,
             wanted_bytes: 0,
@@ -703,8 +848,8 @@ impl<W, D: PartialEq> Session<W, D> {
             return Err((too_large(bytes, limit), deposit));
         }
         stream.entries.push_back(Entry {
-            meta,
-            payload: Some(payload),
+            number: u64::MAX,
+            what: What::One(meta, Some(payload)),
             bytes,
             since: now,
             deadline,
@@ -718,6 +863,64 @@ impl<W, D: PartialEq> Session<W, D> {
         Ok(())
     }
 
+    /// Pushes the first of `tensors`, as long as they are small and the peer has given credit for them: they are copied now, and leave
+    /// together. Their ends come as [`Event::PushEnded`]. The first that is to be [pushed](Self::push) by itself comes back; `None` if
+    /// none is left.
+    pub fn push_together<T: Pushable>(
+        &mut self,
+        now: Instant,
+        (handle, deadline, deposit): (Handle, Instant, &D),
+        tensors: &mut impl Iterator<Item = T>,
+    ) -> Option<T> {
+        let limit = self.attached.as_ref().map_or(0, |attached| attached.tensor_bytes_max) as usize;
+        let pusher = &mut self.pusher;
+        let Some(stream) = pusher.streams.get_mut(handle).filter(|stream| stream.is_open()) else {
+            return tensors.next();
+        };
+        let mut room = pusher.pushes_max.saturating_sub(pusher.pushes);
+        let mut left = None;
+        loop {
+            let mut records = PushRecordsBuf::within(pusher.spare.take().unwrap_or_default());
+            // Of those in credit: a push may leave that begins within it.
+            let messages = stream.granted_messages.saturating_sub(stream.fresh).min(room as u64) as u32;
+            let credit =
+                stream.granted_bytes.saturating_sub(stream.bytes_before + stream.bytes_sent + stream.bytes_ready);
+            let (mut count, mut bytes) = (0, 0);
+            let next = loop {
+                let next = match left.take().or_else(|| tensors.next()) {
+                    Some(next) if count < messages && bytes < credit => next,
+                    next => break next,
+                };
+                let tensor: &Tensor = next.borrow();
+                let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
+                let fits = payload.len() <= INLINE_PAYLOAD_BYTES.min(limit)
+                    && (count == 0 || !records.is_full(meta.len() + payload.len()));
+                let Some(payload) = payload.host_bytes().filter(|_| fits) else { break Some(next) };
+                records.push(meta, payload);
+                (count, bytes) = (count + 1, bytes + payload.len() as u64);
+            };
+            if count == 0 {
+                pusher.spare = Some(records.into_memory());
+                return next;
+            }
+            let (number, deposit) = (stream.fresh, Some(deposit.clone()));
+            let what = What::Many(Batch::new(records, count));
+            stream.entries.push_back(Entry { number, what, bytes, since: now, deadline, deposit });
+            (stream.tried, stream.fresh) = (stream.tried + 1, number + u64::from(count));
+            stream.bytes_ready += bytes;
+            pusher.pushes += count as usize;
+            room -= count as usize;
+            if pusher.earliest.is_none_or(|earliest| deadline < earliest) {
+                pusher.earliest = Some(deadline);
+            }
+            if !stream.queued {
+                stream.queued = true;
+                pusher.to_send.push_back(handle);
+            }
+            left = Some(next?);
+        }
+    }
+
     /// Takes out the pushes that `pick` (from, to) chooses and that have not been sent: see
     /// [`take_requests`](Self::take_requests).
     pub fn take_pushes(
@@ -728,8 +931,8 @@ impl<W, D: PartialEq> Session<W, D> {
         debug_assert!(self.attached.is_none(), "pushes move before a link is attached");
         for stream in self.pusher.take(pick) {
             for entry in stream.entries {
-                if let (Some(payload), Some(deposit)) = (entry.payload, entry.deposit) {
-                    each((stream.from, stream.to, &stream.queue), entry.meta, payload, entry.deadline, deposit);
+                if let (What::One(meta, Some(payload)), Some(deposit)) = (entry.what, entry.deposit) {
+                    each((stream.from, stream.to, &stream.queue), meta, payload, entry.deadline, deposit);
                 }
             }
         }

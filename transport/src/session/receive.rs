@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::if_gone::IfGone;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorBatch};
 use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, RowsRequest, WireError};
 
 /// Memory for tensors that come without a place of their own.
@@ -52,6 +52,16 @@ pub trait Sink<W, D> {
     /// # Errors
     /// Why it is not taken after all.
     fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken>;
+
+    /// True if small pushes of a stream that came together are to be handed over so.
+    fn takes_together(&mut self, _stream: Handle) -> bool {
+        false
+    }
+
+    /// They came, within the credit of their stream, just after they [were to](Self::takes_together).
+    fn pushed_together(&mut self, _stream: Handle, _tensors: TensorBatch) {
+        unreachable!("each comes by itself")
+    }
 }
 
 /// Why a push was not taken.
@@ -82,7 +92,7 @@ pub struct Inbound<'a, W, D> {
     now: Instant,
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Lends the session to a link. Tensors without a destination of their own land in `memory`.
     pub fn inbound<'a>(&'a mut self, now: Instant, memory: &'a dyn ReceiveMemory) -> Inbound<'a, W, D> {
         if self.events.is_empty() {
@@ -226,7 +236,7 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 }
 
-impl<W, D: PartialEq> Inbound<'_, W, D> {
+impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
     #[inline]
     fn land(&mut self, response: &Response<'_>, is_aside: bool) -> Result<Landing, WireError> {
         let session = &mut *self.session;
@@ -285,7 +295,7 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
     }
 }
 
-impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
+impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
         let mut consumed = 0;
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {

@@ -494,7 +494,7 @@ fn tell<S: Store + ?Sized>(
     });
 }
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Where the tensors of a set lie or will lie.
     ///
     /// # Errors

@@ -1,16 +1,21 @@
 //! A tensor: metadata in its wire form, and bytes.
 
+#[cfg(feature = "network")]
+mod batch;
 mod dtype;
 mod element;
 mod meta;
 mod strings;
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use crate::{Error, Payload};
 use sealane_runtime::{Buffer, MemoryKind};
 use zerocopy::IntoBytes;
 
+#[cfg(feature = "network")]
+pub use batch::{TensorBatch, TensorView};
 pub use dtype::{DType, TypeCode};
 pub use element::Element;
 pub use meta::{Shape, TensorMeta};
@@ -168,6 +173,25 @@ impl Tensor {
             Payload::Shared(buffer) => Arc::try_unwrap(buffer).unwrap_or_else(|shared| shared.duplicate()),
             Payload::Bytes(bytes) => Buffer::from_vec(bytes.into()),
         }
+    }
+}
+
+/// A tensor to push, or a reference to one: small ones are copied where they are, so that only larger ones need be owned.
+pub trait Pushable: Borrow<Tensor> {
+    /// The tensor itself.
+    fn into_tensor(self) -> Tensor;
+}
+
+impl Pushable for Tensor {
+    fn into_tensor(self) -> Tensor {
+        self
+    }
+}
+
+/// Another handle to the same tensor, as [`Tensor::share`] gives it.
+impl Pushable for &Tensor {
+    fn into_tensor(self) -> Tensor {
+        self.share()
     }
 }
 

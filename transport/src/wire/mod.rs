@@ -21,7 +21,10 @@ pub use group::{
     REQUEST_ENTRY_BYTES, RESPONSE_ENTRY_BYTES, RequestGroup, Requests, ResponseGroup, Responses, SmallResponse,
 };
 pub use pull::{KeySet, MetaGroup, Metas, Part, PartGroup, Parts, Pull, PullFailure, PullFrame};
-pub use push::{Push, PushFailure, PushFrame, PushGrant, PushGroup, PushOpen, PushWant, Pushes};
+pub use push::{
+    Push, PushFailure, PushFrame, PushGrant, PushGroup, PushOpen, PushRecord, PushRecords, PushRecordsBuf, PushWant,
+    Pushes,
+};
 
 /// How bytes can fail to be Sealane's. Each names what was read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,8 +5,8 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{
-    KIND_PUSH, KIND_PUSH_CLOSE, KIND_PUSH_FAILURE, KIND_PUSH_GRANT, KIND_PUSH_OPEN, KIND_PUSH_WANT, KIND_PUSHES,
-    bounded, cut, reason,
+    FRAME_HEADER_BYTES, KIND_PUSH, KIND_PUSH_CLOSE, KIND_PUSH_FAILURE, KIND_PUSH_GRANT, KIND_PUSH_OPEN, KIND_PUSH_WANT,
+    KIND_PUSHES, bounded, cut, reason,
 };
 use super::group::{split, walk};
 use super::{FrameWriter, WireError, fixed, text};
@@ -98,33 +98,58 @@ pub struct Pushes<'a> {
     pub stream: Handle,
     /// Number of the first.
     pub first: u64,
-    entries: &'a [u8],
+    /// The tensors.
+    pub records: PushRecords<'a>,
 }
 
-impl<'a> Pushes<'a> {
-    /// Each tensor: its metadata, or `None` where it is that of the one before, and its bytes.
+/// Small tensors one behind the other, each with its metadata, or with that of the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushRecords<'a>(&'a [u8]);
+
+impl<'a> PushRecords<'a> {
+    /// Those that [`PushRecordsBuf`] has written, or that [`as_bytes`](Self::as_bytes) gave.
+    pub fn of(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// As they are on the wire.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Each tensor.
     #[inline]
-    pub fn iter(self) -> impl Iterator<Item = Result<(Option<&'a [u8]>, &'a [u8]), WireError>> {
-        let mut rest = self.entries;
-        let mut is_first = true;
+    pub fn iter(self) -> impl Iterator<Item = Result<PushRecord<'a>, WireError>> {
+        let (mut rest, mut is_first) = (self, true);
         walk(move || {
-            if rest.is_empty() {
-                return Ok(None);
-            }
-            let (entry, tail) = fixed::<PushEntry>("push of several", rest)?;
-            let meta_bytes = entry.meta_bytes.get();
-            let (meta, tail) = if meta_bytes == SAME_META && !is_first {
-                (None, tail)
-            } else {
-                let (meta, tail) = split("metadata", tail, usize::from(meta_bytes), META_BYTES_MAX)?;
-                (Some(meta), tail)
-            };
-            let (payload, tail) = split("payload", tail, usize::from(entry.payload_bytes.get()), FRAME_BODY_BYTES_MAX)?;
-            (rest, is_first) = (tail, false);
-            Ok(Some((meta, payload)))
+            let record = rest.next(is_first)?;
+            is_first = false;
+            Ok(record)
         })
     }
+
+    /// Takes the next tensor out; the first has metadata of its own.
+    #[inline]
+    pub(crate) fn next(&mut self, is_first: bool) -> Result<Option<PushRecord<'a>>, WireError> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let (entry, tail) = fixed::<PushEntry>("push of several", self.0)?;
+        let meta_bytes = entry.meta_bytes.get();
+        let (meta, tail) = if meta_bytes == SAME_META && !is_first {
+            (None, tail)
+        } else {
+            let (meta, tail) = split("metadata", tail, usize::from(meta_bytes), META_BYTES_MAX)?;
+            (Some(meta), tail)
+        };
+        let (payload, tail) = split("payload", tail, usize::from(entry.payload_bytes.get()), FRAME_BODY_BYTES_MAX)?;
+        self.0 = tail;
+        Ok(Some((meta, payload)))
+    }
 }
+
+/// A tensor's metadata, or `None` where it is that of the one before, and its bytes.
+pub type PushRecord<'a> = (Option<&'a [u8]>, &'a [u8]);
 
 /// What the accepting side has taken of a stream, and how far the pusher may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +216,7 @@ impl<'a> PushFrame<'a> {
         Ok(match kind {
             KIND_PUSHES => {
                 let (first, entries) = fixed::<U64>("pushes", body)?;
-                PushFrame::Pushes(Pushes { stream, first: first.get(), entries })
+                PushFrame::Pushes(Pushes { stream, first: first.get(), records: PushRecords(entries) })
             }
             KIND_PUSH => {
                 let (fields, meta) = fixed::<PushFixed>("push", body)?;
@@ -223,12 +248,65 @@ impl<'a> PushFrame<'a> {
     }
 }
 
+/// Small tensors that are being put one behind the other, as [`PushRecords`] reads them.
+#[derive(Debug, Default)]
+pub struct PushRecordsBuf {
+    bytes: Vec<u8>,
+    last_meta: LastMeta,
+}
+
+/// Where the last metadata that was written lies, if any was.
+type LastMeta = Option<(usize, usize)>;
+
+impl PushRecordsBuf {
+    /// None yet, in memory that may have been used before.
+    pub fn within(mut bytes: Vec<u8>) -> Self {
+        bytes.clear();
+        Self { bytes, last_meta: None }
+    }
+
+    /// Adds a tensor.
+    #[inline]
+    pub fn push(&mut self, meta: &[u8], payload: VolatileSlice<'_>) {
+        write_record(&mut self.bytes, &mut self.last_meta, meta, payload);
+    }
+
+    /// True if one more with so many bytes of metadata and payload is one too many for a frame.
+    #[inline]
+    pub fn is_full(&self, bytes: usize) -> bool {
+        FRAME_HEADER_BYTES + size_of::<U64>() + self.bytes.len() + size_of::<PushEntry>() + bytes > PART_BYTES
+    }
+
+    /// What was written.
+    pub fn records(&self) -> PushRecords<'_> {
+        PushRecords(&self.bytes)
+    }
+
+    /// The memory, to be used again.
+    pub fn into_memory(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
 /// A frame of small pushes that is being written.
 pub struct PushGroup<'a, 'w> {
     writer: &'a mut FrameWriter<'w>,
     start: usize,
-    /// Where the last metadata that was written lies.
-    last_meta: Option<(usize, usize)>,
+    last_meta: LastMeta,
+}
+
+#[inline]
+fn write_record(bytes: &mut Vec<u8>, last_meta: &mut LastMeta, meta: &[u8], payload: VolatileSlice<'_>) {
+    let same = last_meta.is_some_and(|(at, length)| bytes[at..at + length] == *meta);
+    let meta_bytes = if same { SAME_META } else { meta.len() as u16 };
+    let entry = PushEntry { payload_bytes: U16::new(payload.len() as u16), meta_bytes: U16::new(meta_bytes) };
+    bytes.reserve(size_of::<PushEntry>() + meta.len() + payload.len());
+    bytes.extend_from_slice(entry.as_bytes());
+    if !same {
+        *last_meta = Some((bytes.len(), meta.len()));
+        bytes.extend_from_slice(meta);
+    }
+    payload.append_to(bytes);
 }
 
 impl<'w> FrameWriter<'w> {
@@ -290,17 +368,14 @@ impl PushGroup<'_, '_> {
     /// Adds a tensor.
     #[inline]
     pub fn push(&mut self, meta: &[u8], payload: VolatileSlice<'_>) {
-        let bytes = &mut *self.writer.0;
-        let same = self.last_meta.is_some_and(|(at, length)| bytes[at..at + length] == *meta);
-        let meta_bytes = if same { SAME_META } else { meta.len() as u16 };
-        let entry = PushEntry { payload_bytes: U16::new(payload.len() as u16), meta_bytes: U16::new(meta_bytes) };
-        bytes.reserve(size_of::<PushEntry>() + meta.len() + payload.len());
-        bytes.extend_from_slice(entry.as_bytes());
-        if !same {
-            self.last_meta = Some((bytes.len(), meta.len()));
-            bytes.extend_from_slice(meta);
-        }
-        payload.append_to(bytes);
+        write_record(self.writer.0, &mut self.last_meta, meta, payload);
+    }
+
+    /// Adds tensors that were written before.
+    #[inline]
+    pub fn extend(&mut self, records: PushRecords<'_>) {
+        self.last_meta = None;
+        self.writer.0.extend_from_slice(records.0);
     }
 
     /// Ends the frame.
@@ -355,6 +430,7 @@ mod tests {
         let PushFrame::Pushes(pushes) = read(&bytes) else { panic!("not pushes") };
         let mut last: &[u8] = b"";
         let entries: Vec<(&[u8], &[u8])> = pushes
+            .records
             .iter()
             .map(|entry| {
                 let (meta, payload) = entry.unwrap();
@@ -376,6 +452,6 @@ mod tests {
         let at = super::super::FRAME_HEADER_BYTES + 8 + 2;
         bytes[at..at + 2].copy_from_slice(&SAME_META.to_le_bytes());
         let PushFrame::Pushes(pushes) = read(&bytes) else { panic!("not pushes") };
-        assert!(matches!(pushes.iter().next(), Some(Err(WireError::TooLong { what: "metadata", .. }))));
+        assert!(matches!(pushes.records.iter().next(), Some(Err(WireError::TooLong { what: "metadata", .. }))));
     }
 }

@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::session::{Named, PullAsk, Store, Wait};
+use sealane_transport::tensor::Pushable;
 use sealane_transport::trace::Moment;
-use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
+use sealane_transport::{Arena, Error, Handle, Tray};
 
 use super::cells::{PullWaiter, RecvWaiter};
 use super::context::{Context, draining};
@@ -125,7 +126,7 @@ impl Pulls {
         &mut self,
         local: u16,
         (key, version): (&str, i64),
-        tensor: Tensor,
+        tensor: impl Pushable,
         context: &mut Context,
     ) -> Result<(), Error> {
         let mut ready = std::mem::take(&mut self.watchers);

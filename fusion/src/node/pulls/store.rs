@@ -13,6 +13,7 @@ use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
 use sealane_transport::session::Store;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+use sealane_transport::tensor::Pushable;
 use sealane_transport::tray::Stored;
 use sealane_transport::tray::next_stamp;
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
@@ -223,6 +224,24 @@ impl PublishedStore {
         self.free.push(slot);
     }
 
+    /// Copies a small tensor over the bytes of the one before; false if that is newer, of another kind, or not in memory of the store's own.
+    #[inline]
+    fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
+        // What is larger may be a table with locks.
+        let bytes = tensor.payload().host_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX)?;
+        let slot = self.follows(task, key).or_else(|| self.find(task, key).1)?;
+        let before = self.slots[slot as usize].as_mut()?;
+        let Payload::Owned(buffer) = &mut before.payload else { return None };
+        let is_own = buffer.lender().is_none() && buffer.device().is_none();
+        let is_alike = buffer.len() == bytes.len() && before.meta.as_wire() == tensor.meta().as_wire();
+        if before.version > version || !is_own || !is_alike {
+            return None;
+        }
+        buffer.volatile_mut().copy_from(bytes);
+        before.version = version;
+        Some(slot)
+    }
+
     /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`: as many as may be told in
     /// this turn, the others in the next.
     ///
@@ -234,9 +253,26 @@ impl PublishedStore {
         task: u16,
         key: &str,
         version: i64,
-        tensor: Tensor,
+        tensor: impl Pushable,
         ready: &mut Vec<Watcher>,
     ) -> Result<(), Error> {
+        let slot = match self.overwrite(task, key, version, tensor.borrow()) {
+            Some(slot) => slot,
+            None => self.replace(task, key, version, tensor.into_tensor())?,
+        };
+        self.last = slot;
+        let label = self.labels[slot as usize].as_mut().expect("just found");
+        if label.watchers.wake(version) {
+            self.woken.push_back(slot);
+        }
+        if !self.woken.is_empty() {
+            self.move_woken(ready);
+        }
+        Ok(())
+    }
+
+    /// Puts a tensor in the store in place of the one before; its slot.
+    fn replace(&mut self, task: u16, key: &str, version: i64, tensor: Tensor) -> Result<u32, Error> {
         let full = |store: &Self| match store.published < store.published_max {
             true => Ok(()),
             false => {
@@ -250,7 +286,6 @@ impl PublishedStore {
             Some(slot) => slot,
             None => self.slot(task, key, full)?,
         };
-        self.last = slot;
         if self.slots[slot as usize].is_none() {
             full(self)?;
         }
@@ -273,14 +308,7 @@ impl PublishedStore {
                 *place = Some(Published { version, stamp: next_stamp(), meta, payload, in_place });
             }
         }
-        let label = self.labels[slot as usize].as_mut().expect("just found");
-        if label.watchers.wake(version) {
-            self.woken.push_back(slot);
-        }
-        if !self.woken.is_empty() {
-            self.move_woken(ready);
-        }
-        Ok(())
+        Ok(slot)
     }
 
     /// As many may be told as a turn may tell.
@@ -447,6 +475,23 @@ mod tests {
         store.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
         assert_ne!(store.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
         assert!(ready.is_empty());
+    }
+
+    #[test]
+    fn a_small_tensor_is_written_over_the_one_before_but_not_where_others_read_it() {
+        let mut store = PublishedStore::new(8);
+        let mut ready = Vec::new();
+        let tensors = [tensor(&[1; 100]), tensor(&[2; 100]), tensor(&[3; 100])];
+        store.publish(0, "w", 1, &tensors[0], &mut ready).unwrap();
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        let place = |store: &PublishedStore| store.look(slot).unwrap().payload.volatile().as_ptr();
+        let before = place(&store);
+        store.publish(0, "w", 2, &tensors[1], &mut ready).unwrap();
+        assert_eq!((place(&store), store.look(slot).unwrap().payload.as_ref()), (before, &[2; 100][..]));
+        let shared = store.share_in_place(0, "w").unwrap().2;
+        store.publish(0, "w", 3, &tensors[2], &mut ready).unwrap();
+        assert_eq!((shared.as_ref(), store.look(slot).unwrap().payload.as_ref()), (&[2; 100][..], &[3; 100][..]));
+        assert!(store.publish(0, "w", 2, &tensors[0], &mut ready).is_err());
     }
 
     #[test]

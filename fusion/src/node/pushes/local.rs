@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::earliest;
 use sealane_transport::session::ReceiveMemory;
+use sealane_transport::tensor::Pushable;
 use sealane_transport::{Error, Handle, Tensor};
 
 use super::{Load, Pushes};
@@ -25,7 +26,7 @@ pub(super) struct LocalPush {
 
 impl Pushes {
     /// Pushes into a queue of a task of this node.
-    pub(in crate::node) fn push_here<T: ExactSizeIterator<Item = Tensor>>(
+    pub(in crate::node) fn push_here<T: ExactSizeIterator<Item: Pushable>>(
         &mut self,
         now: Instant,
         acceptor: u16,
@@ -34,7 +35,8 @@ impl Pushes {
     ) {
         let Load { pair, queue, tensors, deadline, group } = load;
         let handle = self.queue_named(acceptor, queue);
-        let waiting = tensors.map(|tensor| LocalPush { pair, tensor, since: now, deadline, group });
+        let wait = |tensor: T::Item| LocalPush { pair, tensor: tensor.into_tensor(), since: now, deadline, group };
+        let waiting = tensors.map(wait);
         self.queues.get_mut(handle).expect("just found").local.extend(waiting);
         self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
         self.fill_locally(handle, context);
@@ -64,7 +66,7 @@ impl Pushes {
                         let (from, len) = (context.pairs[pair].local_name.clone(), tensor.len());
                         (tensors, bytes) = (tensors - 1, bytes.saturating_sub(len));
                         context.reporter.count_received(len);
-                        items.push(Accepted { from, tensor });
+                        items.push(Accepted { from, tensor }.into());
                         self.ended(group, 1, Ok(()), &mut context.reporter);
                     }
                     Err(error) => self.ended(group, 1, Err(error), &mut context.reporter),

@@ -13,8 +13,9 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_transport::session::PushAsk;
+use sealane_transport::tensor::Pushable;
 use sealane_transport::trace::Moment;
-use sealane_transport::{Arena, Error, Handle, Meta, Payload, Tensor};
+use sealane_transport::{Arena, Error, Handle, Meta, Payload};
 
 use super::cells::SendWaiter;
 use super::context::Context;
@@ -125,14 +126,14 @@ impl Pushes {
     }
 
     /// Pushes into a queue of the peer that a session is with.
-    pub(super) fn push_there<T: ExactSizeIterator<Item = Tensor>>(
+    pub(super) fn push_there<T: ExactSizeIterator<Item: Pushable>>(
         &mut self,
         now: Instant,
         session: Handle,
         load: Load<'_, T>,
         context: &mut Context,
     ) {
-        let Load { pair, queue, tensors, deadline, group } = load;
+        let Load { pair, queue, mut tensors, deadline, group } = load;
         let (local, peer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let with = context.peers.session_mut(session).expect("the caller found it");
         let stream = match with.stream(local, peer, queue) {
@@ -140,8 +141,10 @@ impl Pushes {
             Err(error) => return self.ended(group, tensors.len() as u32, Err(error), &mut context.reporter),
         };
         self.groups.get_mut(group).expect("just made").way = context.peers.way_of(session);
-        for tensor in tensors {
-            let (meta, payload) = tensor.into_parts();
+        loop {
+            let with = context.peers.session_mut(session).expect("the caller found it");
+            let Some(next) = with.push_together(now, (stream, deadline, &group), &mut tensors) else { break };
+            let (meta, payload) = next.into_tensor().into_parts();
             let ask = PushAsk { stream, meta: meta.into_wire(), payload, deadline, deposit: group };
             self.ask(now, session, ask, context);
         }

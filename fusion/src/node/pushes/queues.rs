@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sealane_transport::session::{Credit, Opened, Untaken};
+use sealane_transport::tensor::TensorBatch;
 use sealane_transport::{Error, Handle, Tensor};
 
 use super::Pushes;
@@ -11,8 +12,9 @@ use super::local::LocalPush;
 use super::promises::Promises;
 use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MEMORY_SHARE, CREDIT_MESSAGES_MAX};
 use crate::node::context::Context;
+use crate::node::memory::Memory;
 use crate::node::pairs::STRANGER;
-use crate::queue::{AcceptQueue, Accepted};
+use crate::queue::{AcceptQueue, Accepted, AcceptedBatch};
 
 /// A stream, by its session and its handle there.
 pub(super) type StreamKey = (Handle, Handle);
@@ -34,7 +36,7 @@ pub(super) struct Queue {
     /// Pushes of this node that wait for room.
     pub(super) local: VecDeque<LocalPush>,
     /// Tensors that came in this turn; none without a queue.
-    pub(super) arrived: Vec<Accepted>,
+    pub(super) arrived: Vec<AcceptedBatch>,
 }
 
 impl Queue {
@@ -272,8 +274,9 @@ impl Pushes {
     /// Puts what came in this turn where it can be accepted.
     fn deliver(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
-        let bytes: usize = queue.arrived.iter().map(|item| item.tensor.len()).sum();
-        context.reporter.counters.tensors_received += queue.arrived.len() as u64;
+        let bytes: usize = queue.arrived.iter().map(AcceptedBatch::bytes).sum();
+        let tensors: usize = queue.arrived.iter().map(AcceptedBatch::len).sum();
+        context.reporter.counters.tensors_received += tensors as u64;
         context.reporter.counters.bytes_received += bytes as u64;
         // Without a queue nothing arrives, and what arrived before it was closed is in it.
         if let Some(shared) = &queue.shared {
@@ -287,6 +290,7 @@ impl Pushes {
 pub(in crate::node) struct Arrivals<'a> {
     pub(in crate::node) session: Handle,
     pub(in crate::node) pushes: &'a mut Pushes,
+    pub(in crate::node) memory: &'a Memory,
 }
 
 impl Arrivals<'_> {
@@ -296,10 +300,45 @@ impl Arrivals<'_> {
     /// Nobody accepts it.
     #[inline]
     pub(in crate::node) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
+        let Some((queue, from)) = self.queue_of(stream) else { return Err(Untaken::Unaccepted) };
+        queue.arrived.push(Accepted { from, tensor }.into());
+        Ok(())
+    }
+
+    /// True if somebody accepts from the queue that a stream leads to, and has no memory of its own for what comes.
+    #[inline]
+    pub(in crate::node) fn takes_together(&mut self, stream: Handle) -> bool {
+        let memory = self.memory;
+        self.find(stream).is_some_and(|queue| queue.shared.is_some() && !memory.has_pool(queue.task))
+    }
+
+    /// Tensors came on a stream from whose queue somebody accepts.
+    #[inline]
+    pub(in crate::node) fn take_together(&mut self, stream: Handle, tensors: TensorBatch) {
+        let (queue, from) = self.queue_of(stream).expect("just looked at");
+        queue.arrived.push(AcceptedBatch::new(from, tensors));
+    }
+
+    /// The queue that a stream leads to, where something comes now, and the pusher's name; `None` if nobody accepts from it.
+    #[inline]
+    fn queue_of(&mut self, stream: Handle) -> Option<(&mut Queue, Arc<str>)> {
+        self.find(stream)?;
+        let Pushes { last_stream, queues, filled, .. } = &mut *self.pushes;
+        let (_, handle, from) = last_stream.as_ref()?;
+        let queue = queues.get_mut(*handle).filter(|queue| queue.shared.is_some())?;
+        if queue.arrived.is_empty() {
+            filled.push(*handle);
+        }
+        Some((queue, from.clone()))
+    }
+
+    /// The queue that a stream leads to.
+    #[inline]
+    fn find(&mut self, stream: Handle) -> Option<&Queue> {
         let key = (self.session, stream);
         let pushes = &mut *self.pushes;
         if pushes.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
-            let Some(found) = pushes.streams.get_mut(&key) else { return Err(Untaken::Unaccepted) };
+            let found = pushes.streams.get_mut(&key)?;
             if let Some(queue) = pushes.queues.get_mut(found.queue)
                 && !std::mem::replace(&mut found.hungry, true)
             {
@@ -307,13 +346,7 @@ impl Arrivals<'_> {
             }
             pushes.last_stream = Some((key, found.queue, found.from.clone()));
         }
-        let Some((_, handle, from)) = &pushes.last_stream else { return Err(Untaken::Unaccepted) };
-        let queue = pushes.queues.get_mut(*handle).filter(|queue| queue.shared.is_some());
-        let Some(queue) = queue else { return Err(Untaken::Unaccepted) };
-        if queue.arrived.is_empty() {
-            pushes.filled.push(*handle);
-        }
-        queue.arrived.push(Accepted { from: from.clone(), tensor });
-        Ok(())
+        let (_, handle, _) = pushes.last_stream.as_ref()?;
+        pushes.queues.get(*handle)
     }
 }

@@ -11,7 +11,7 @@ use sealane_transport::session::{
 };
 use sealane_transport::tray::Stored;
 use sealane_transport::wire::WireError;
-use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tray};
+use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tensor, Tray};
 
 use super::{STEPS, TASKS};
 use crate::fuzz::forge::{KEYS, vector};
@@ -62,23 +62,31 @@ impl Store for Published {
     }
 }
 
-/// Calls of one kind, by number: which have not ended.
+/// Calls of one kind, by number: how much of each has not ended.
 #[derive(Default)]
-struct Calls(Vec<bool>);
+struct Calls(Vec<u32>);
 
 impl Calls {
     fn begin(&mut self) -> u32 {
-        self.0.push(true);
+        self.begin_many(1)
+    }
+
+    fn begin_many(&mut self, count: u32) -> u32 {
+        self.0.push(count);
         self.0.len() as u32 - 1
     }
 
     fn end(&mut self, number: u32) {
-        let stands = std::mem::take(&mut self.0[number as usize]);
-        assert!(stands, "call {number} ends twice");
+        self.end_many(number, 1);
+    }
+
+    fn end_many(&mut self, number: u32, count: u32) {
+        let left = &mut self.0[number as usize];
+        *left = left.checked_sub(count).unwrap_or_else(|| panic!("call {number} ends twice"));
     }
 
     fn all_have_ended(&self) -> bool {
-        !self.0.contains(&true)
+        self.0.iter().all(|left| *left == 0)
     }
 }
 
@@ -243,13 +251,23 @@ impl<'s> End<'s> {
                     self.streams.push(stream);
                 }
             }
-            11 | 12 => {
+            call @ (11 | 12) => {
                 if !self.streams.is_empty() {
                     let (stream, bytes) = (script.one_of(&self.streams), script.one_of(&SIZES));
-                    let (payload, deposit) = (Payload::from(vec![7; bytes]), self.deposits.begin());
-                    let push = PushAsk { stream, meta: vector(bytes as u64), payload, deadline, deposit };
-                    if let Err((_, deposit)) = self.session.push(now, push) {
-                        self.deposits.end(deposit);
+                    let (count, together) = if call == 11 { (1, false) } else { (1 + script.below(4), true) };
+                    let tensor = |_| Tensor::from_wire(&vector(bytes as u64), Buffer::from_vec(vec![7; bytes]));
+                    let mut tensors = (0..count).map(tensor).map(|tensor| tensor.expect("a vector of bytes"));
+                    let deposit = self.deposits.begin_many(count as u32);
+                    loop {
+                        let next = match together {
+                            true => self.session.push_together(now, (stream, deadline, &deposit), &mut tensors),
+                            false => tensors.next(),
+                        };
+                        let Some((meta, payload)) = next.map(Tensor::into_parts) else { break };
+                        let push = PushAsk { stream, meta: meta.into_wire(), payload, deadline, deposit };
+                        if let Err((_, deposit)) = self.session.push(now, push) {
+                            self.deposits.end(deposit);
+                        }
                     }
                 }
             }
@@ -373,8 +391,8 @@ impl<'s> End<'s> {
                 }
                 Event::Forgotten { .. } => {}
                 Event::PushEnded { deposit, count, .. } => {
-                    assert_eq!(count, 1, "no two deposits are the same");
-                    self.deposits.end(deposit);
+                    assert_ne!(count, 0, "nobody is told of nothing");
+                    self.deposits.end_many(deposit, count);
                 }
                 Event::Opened(opened) => {
                     if !self.opened.contains(&opened.stream) {

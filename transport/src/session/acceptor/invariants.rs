@@ -35,7 +35,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// What does not agree with what.
-    pub(in crate::session) fn check_with<D: PartialEq>(&self, pusher: &Pusher<D>) -> Result<(), String> {
+    pub(in crate::session) fn check_with<D: PartialEq + Clone>(&self, pusher: &Pusher<D>) -> Result<(), String> {
         for (_, stream) in self.streams.iter().flat_map(|streams| streams.iter()) {
             let (come, granted) = ((stream.next, stream.bytes), (stream.granted_messages, stream.granted_bytes));
             pusher

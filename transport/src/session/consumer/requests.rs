@@ -14,7 +14,7 @@ use crate::session::control::Control;
 use crate::session::{Session, Unanswered};
 use crate::trace::{self, Moment};
 
-impl<W, D: PartialEq> Session<W, D> {
+impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Requests a tensor from the peer; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
     ///
     /// # Errors

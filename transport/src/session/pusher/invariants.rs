@@ -1,8 +1,8 @@
 //! What holds of streams between any two calls of their session, as the pushing side keeps them.
 
-use super::{Handle, Pusher, QueueName, Stream, TOLD_AGAIN_MAX};
+use super::{Handle, Pusher, QueueName, Stream, TOLD_AGAIN_MAX, What};
 
-impl<D: PartialEq> Pusher<D> {
+impl<D: PartialEq + Clone> Pusher<D> {
     /// # Errors
     /// What does not agree with what.
     pub(in crate::session) fn check(&self) -> Result<(), String> {
@@ -20,7 +20,7 @@ impl<D: PartialEq> Pusher<D> {
             if self.names.get(&QueueName(stream.from, stream.to, &stream.queue)) != Some(&handle) {
                 return Err(format!("stream {handle:?} is not found by its name"));
             }
-            pushes += stream.entries.len();
+            pushes += stream.entries.iter().map(|entry| entry.count() as usize).sum::<usize>();
         }
         match pushes == self.pushes && self.names.len() == self.streams.len() {
             true => Ok(()),
@@ -46,11 +46,17 @@ impl<D: PartialEq> Pusher<D> {
             let is_told = self.closed.contains(&handle) || self.closed.len() >= TOLD_AGAIN_MAX;
             return is_told.then_some(()).ok_or_else(|| "it has ended, and the peer will not be told".into());
         };
-        let Stream { first, tried, .. } = *stream;
-        let Some(untold) = next.checked_sub(first).filter(|&untold| untold <= tried as u64) else {
-            return Err(format!("{first} pushes are known to have come and {tried} more have left, but {next} came"));
-        };
-        let left: u64 = stream.entries.iter().take(untold as usize).map(|entry| entry.bytes).sum();
+        let Stream { first, left, .. } = *stream;
+        if next < first || next > left {
+            return Err(format!("{first} pushes are known to have come and {left} have left, but {next} came"));
+        }
+        let (mut number, mut left) = (first, 0);
+        for entry in stream.entries.iter().take_while(|entry| entry.number < next) {
+            (number, left) = (number + u64::from(entry.count()), left + entry.bytes);
+        }
+        if number != next {
+            return Err(format!("{number} pushes left in whole frames, {next} came"));
+        }
         if stream.bytes_before + left != bytes {
             return Err(format!("the first {next} pushes have {} bytes, but {bytes} came", stream.bytes_before + left));
         }
@@ -62,9 +68,9 @@ impl<D: PartialEq> Pusher<D> {
     }
 }
 
-impl<D> Stream<D> {
+impl<D: Clone> Stream<D> {
     fn check(&self) -> Result<(), String> {
-        let Stream { first, sent, tried, granted_messages, granted_bytes, bytes_before, .. } = *self;
+        let Stream { next, sent, tried, granted_messages, granted_bytes, bytes_before, .. } = *self;
         let count = self.entries.len();
         if sent > tried || tried > count {
             return Err(format!("{sent} pushes left on this link, {tried} on any, of {count}"));
@@ -73,11 +79,35 @@ impl<D> Stream<D> {
         if bytes != self.bytes_sent {
             return Err(format!("{bytes} bytes left, {} are counted", self.bytes_sent));
         }
+        let ready: u64 = self.entries.range(sent..tried).map(|entry| entry.bytes).sum();
+        let mut number = self.first;
+        for (place, entry) in self.entries.iter().enumerate() {
+            if place == sent && number != next || place == tried && number != self.fresh {
+                return Err(format!("push {number} is next, {next} and {} are counted", self.fresh));
+            }
+            if (place < tried) != (entry.number == number) {
+                return Err(format!("push {number} would be found as {}", entry.number));
+            }
+            number += u64::from(entry.count());
+        }
+        if !(next..=self.fresh).contains(&self.left) {
+            return Err(format!("{} pushes left, of {} that may have", self.left, self.fresh));
+        }
+        if ready != self.bytes_ready {
+            return Err(format!("{ready} bytes are to leave, {} are counted", self.bytes_ready));
+        }
         if let Some(last) = sent.checked_sub(1) {
             // The last one may be larger than what is left of the credit.
-            let before = bytes_before + bytes - self.entries[last].bytes;
-            if first + sent as u64 > granted_messages || before >= granted_bytes {
-                let left = (first + sent as u64, before);
+            let before = match &self.entries[last].what {
+                What::One(..) => bytes_before + bytes - self.entries[last].bytes,
+                What::Many(batch) => {
+                    let last =
+                        batch.records().iter().last().expect("one at least").map_err(|error| error.to_string())?;
+                    bytes_before + bytes - last.1.len() as u64
+                }
+            };
+            if next > granted_messages || before >= granted_bytes {
+                let left = (next, before);
                 return Err(format!("{left:?} left, {:?} was granted", (granted_messages, granted_bytes)));
             }
         }

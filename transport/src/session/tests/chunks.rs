@@ -17,7 +17,7 @@ fn pair() -> Pair {
 }
 
 /// What the outbox holds, as if the link had taken it.
-pub(super) fn written<W, D: PartialEq>(session: &mut Session<W, D>) -> Vec<u8> {
+pub(super) fn written<W, D: PartialEq + Clone>(session: &mut Session<W, D>) -> Vec<u8> {
     let outbox = session.outbox();
     let mut slices = [sealane_runtime::VolatileSlice::empty(); 16];
     let count = outbox.gather(&mut slices);

@@ -303,7 +303,7 @@ mod tests {
         };
         let shared = seat.queue.clone().unwrap();
         assert!(shared.room().is_some());
-        shared.fill(0, &mut (0..10).map(|_| item()).collect());
+        shared.fill(0, &mut (0..10).map(|_| item().into()).collect());
         assert!(seat.next().is_none() && shared.room().is_none());
         seat.credit.grant(6, 1000).unwrap();
         let handed = std::iter::from_fn(|| {

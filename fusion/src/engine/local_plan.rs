@@ -35,10 +35,7 @@ impl LocalTask {
         version: i64,
         tensors: impl IntoIterator<Item = (&'k str, T)>,
     ) -> Result<(), Error> {
-        self.engine.with_node(|node, _| {
-            let publish = |(key, tensor)| node.publish(self.local, key, version, tensor);
-            tensors.into_iter().map(publish).fold(Ok(()), Result::and)
-        })
+        self.engine.with_node(|node, _| node.publish_all(self.local, version, tensors))
     }
 
     /// Withdraws a published tensor; false if it was not published. Pulls of it wait for the next publication.

@@ -41,8 +41,7 @@ impl Task {
             let mine: Vec<_> = tensors.iter().map(share).collect();
             let (task, told_here) = (self.place(), told.clone());
             let submitted = self.submit_to(shard, move |node, _| {
-                let publish = |(key, tensor): (String, Tensor)| node.publish(task, &key, version, tensor);
-                told_here.tell(mine.into_iter().map(publish).fold(Ok(()), Result::and));
+                told_here.tell(node.publish_all(task, version, mine));
             });
             if let Err(error) = submitted {
                 told.tell(Err(error));

@@ -156,10 +156,29 @@ impl Node {
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
     pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: impl Pushable) -> Result<(), Error> {
-        self.pulls.publish(local, (key, version), tensor, &mut self.context)?;
+        self.publish_all(local, version, [(key, tensor)])
+    }
+
+    /// The same of many, by key, most quickly in the order in which they were published first.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish): the first. The others are published.
+    pub fn publish_all<K: AsRef<str>, T: Pushable>(
+        &mut self,
+        local: u16,
+        version: i64,
+        tensors: impl IntoIterator<Item = (K, T)>,
+    ) -> Result<(), Error> {
         let Node { lookups, pulls, context, .. } = self;
-        lookups.published(local, key, pulls, context);
-        Ok(())
+        if !lookups.awaits_tables() {
+            return pulls.publish(local, version, tensors.into_iter(), context);
+        }
+        let publish = |(key, tensor): (K, T)| {
+            pulls.publish(local, version, std::iter::once((key.as_ref(), tensor)), context)?;
+            lookups.published(local, key.as_ref(), pulls, context);
+            Ok(())
+        };
+        tensors.into_iter().map(publish).fold(Ok(()), Result::and)
     }
 
     /// Takes a published tensor of a local task back; false if there was none. Pulls of it wait.

@@ -63,9 +63,7 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     let (mut tray, mut outcomes) = (Some(tray), VecDeque::new());
     for step in 0..steps {
         let now = two.now();
-        for (key, tensor) in &tensors {
-            two.nodes[PS].publish(0, key, step, tensor).map_err(said)?;
-        }
+        two.nodes[PS].publish_all(0, step, tensors.iter().map(|(key, tensor)| (key, tensor))).map_err(said)?;
         let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
             return Err("no pull buffer".into());
         };

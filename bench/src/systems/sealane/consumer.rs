@@ -255,12 +255,9 @@ impl Way {
     }
 }
 
-/// Tensors accepted at once at most.
-const ACCEPTED_MAX: usize = 4096;
-
 /// The ps: takes what comes, until the engine stops.
 pub(super) fn accept_pushes(shard: &LocalEngine) -> Result<(), Error> {
     let acceptor = shard.task(PS)?.acceptor(QUEUE, AcceptOptions::default());
-    drop(shard.shard().spawn(async move { while acceptor.accept_many(ACCEPTED_MAX).await.is_ok() {} }));
+    drop(shard.shard().spawn(async move { while acceptor.accept_all().await.is_ok() {} }));
     Ok(())
 }

@@ -410,11 +410,14 @@ impl Lookups {
         }
     }
 
+    /// True if some wait for a table.
+    #[inline]
+    pub(super) fn awaits_tables(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// A table of that name may have been published: in the next turn those go on that wait for it, so many a turn.
     pub(super) fn published(&mut self, producer: u16, key: &str, pulls: &mut Pulls, context: &mut Context) {
-        if self.waiting.is_empty() {
-            return;
-        }
         let name = Name { producer, key: key.into() };
         if let Some(version) = pulls.version_of(producer, key) {
             self.waiting.published(name, version);

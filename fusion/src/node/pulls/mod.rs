@@ -118,20 +118,22 @@ impl Pulls {
         self.store.keys()
     }
 
-    /// Publishes a tensor of a local task in place of the version before.
+    /// Publishes tensors of a local task by key, each in place of the version before.
     ///
     /// # Errors
-    /// InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
-    pub(super) fn publish(
+    /// The first: InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
+    pub(super) fn publish<K: AsRef<str>, T: Pushable>(
         &mut self,
         local: u16,
-        (key, version): (&str, i64),
-        tensor: impl Pushable,
+        version: i64,
+        tensors: impl Iterator<Item = (K, T)>,
         context: &mut Context,
     ) -> Result<(), Error> {
         let mut ready = std::mem::take(&mut self.watchers);
         debug_assert!(ready.is_empty(), "who waited for another tensor would be told that it is there");
-        let published = self.store.publish(local, key, version, tensor, &mut ready);
+        let store = &mut self.store;
+        let publish = |(key, tensor): (K, T)| store.publish(local, key.as_ref(), version, tensor, &mut ready);
+        let published = tensors.map(publish).fold(Ok(()), Result::and);
         if !ready.is_empty() {
             self.tell_ready(&mut ready, context);
         }

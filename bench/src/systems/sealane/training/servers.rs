@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use sealane::Table;
-use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
+use sealane_fusion::{
+    AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask, TensorView,
+};
 use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 
@@ -25,9 +27,6 @@ use crate::peer::{PeerJob, announce, until_ended};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, Training};
 use crate::process;
 use crate::systems::training::{self, Share};
-
-/// Gradients accepted at once at most.
-const ACCEPTED_MAX: usize = 4096;
 
 /// Memory for gradients, besides that for the largest of each ps twice: workers whose next finds none wait. And of all at most.
 const SLAB_BYTES: usize = 512 << 20;
@@ -189,13 +188,14 @@ async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(),
 async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Result<(), Error> {
     let mut taken = 0;
     loop {
-        for accepted in acceptor.accept_many(ACCEPTED_MAX).await? {
-            let bytes = accepted.tensor.bytes();
-            if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
-                let reason = format!("{} pushed other bytes than its gradients", accepted.from);
+        for batch in acceptor.accept_all().await? {
+            let is_gradient =
+                |view: TensorView<'_>| view.bytes.first() == Some(&FILL) && view.bytes.last() == Some(&FILL);
+            if !batch.iter().all(is_gradient) {
+                let reason = format!("{} pushed other bytes than its gradients", batch.from());
                 return Err(Error::InvalidArgument { reason: reason.into() });
             }
-            taken += 1;
+            taken += batch.len();
         }
         while taken >= server.gradients {
             taken -= server.gradients;

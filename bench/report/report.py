@@ -93,6 +93,9 @@ def chapter(of, results):
         section.notes.append(f"Not measured: {', '.join(missing)}.")
     if others:
         section.notes.append(f"Measured by another command than the report has today: {', '.join(others)}.")
+    # What a program of today cannot repeat: a flag or a command that is gone.
+    section.notes += [f"Today's program does not have this command: {name} was measured with the program of commit "
+                      f"{run.provenance['commit'].strip('+')}, which has it." for name, run in runs.items() if "kept" in EXPERIMENTS[name] and run.provenance]
     section.notes += [f"While {name} was measured: {'; '.join(run.warnings)}." for name, run in runs.items() if run.warnings]
     return section
 

@@ -1,6 +1,8 @@
 //! The demo as a user sees it: what it prints, how it ends, and what it leaves behind.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -329,6 +331,30 @@ fn a_process_that_is_killed_ends_the_demo() {
             assert!(error.starts_with(&format!("{name} (process ")), "{error}");
             assert!(error.contains("signal: 9"), "{error}");
         }
+    }
+}
+
+/// Whatever lies in a task's memory at any time is written over, so that it is wrong when it is compared.
+#[test]
+fn a_wrong_byte_fails_the_demo() {
+    let place = Place::new();
+    for (setup, name) in [(SETUPS[0], "worker0:2222"), (SETUPS[0], "ps0:2222"), (SETUPS[2], "ps0:2222")] {
+        let mut running = Running::start(&place, setup);
+        let process = running.process(name);
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        let arena = maps.lines().find(|line| line.contains("memfd:sealane-arena")).unwrap_or_else(|| panic!("{maps}"));
+        let (start, end) = arena.split(' ').next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap());
+        let memory = File::options().write(true).open(format!("/proc/{process}/mem")).unwrap();
+        let wrong = vec![0x5a; (end - start) as usize];
+        while running.demo.try_wait().unwrap().is_none() {
+            // A task that has ended has no memory.
+            let _ = memory.write_all_at(&wrong, start);
+        }
+        let (code, error) = running.end(&place);
+        assert_eq!(code, Some(1), "{error}");
+        let says = [" failed in step ", ": byte ", " in step ", " is 0x5a, not 0x"];
+        assert!(says.iter().all(|words| error.contains(words)), "{error}");
     }
 }
 

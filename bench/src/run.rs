@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::figures::{Metric, Sample};
     use crate::plan::Bench;
-    use crate::system::Rounds;
+    use crate::system::Client;
 
     type Log = Rc<RefCell<Vec<String>>>;
 
@@ -145,11 +145,11 @@ mod tests {
         rounds: u32,
     }
 
-    impl Rounds for Logged {
+    impl Client for Logged {
         fn resume(&mut self) {
             self.log.borrow_mut().push(format!("{} resumes", self.name));
         }
-        fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        fn round(&mut self, _plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
             assert_eq!(length, Duration::from_secs(1));
             if self.rounds == 3 {
                 return Err(BenchError::Stalled { system: "a", waited: Duration::ZERO });
@@ -163,13 +163,12 @@ mod tests {
     }
 
     fn turns(rounds: u32, congestions: [Option<&str>; 2]) -> (Result<Outcome, BenchError>, Vec<String>) {
-        let log = Log::default();
+        let (log, plan) = (Log::default(), Plan { rounds, ..Plan::new(Bench::Rate) });
         let scripted = |(name, congestion): (_, Option<&str>)| {
-            let system = System::new(name, "scripted", Logged { name, log: Rc::clone(&log), rounds: 0 });
+            let system = System::new(name, "scripted", &plan, Logged { name, log: Rc::clone(&log), rounds: 0 });
             system.with_congestion(congestion.map(str::to_owned))
         };
         let systems = ["one", "two"].into_iter().zip(congestions).map(scripted).collect();
-        let plan = Plan { rounds, ..Plan::new(Bench::Rate) };
         let outcome = take_turns(systems, &plan, Progress::Silent, (&[0, 1], None));
         (outcome, Rc::into_inner(log).expect("no system is left").into_inner())
     }

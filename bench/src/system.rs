@@ -1,26 +1,122 @@
 //! What the harness asks of anything that it measures.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
-use crate::figures::Sample;
+use crate::figures::{Metric, Sample};
 use crate::machine::RdmaDevice;
 use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::plan::Plan;
+use crate::systems::client::{measure_now, pass_gap};
+use crate::systems::training::{Moved, StepLog};
 
-/// What a system does when it is measured.
-pub trait Rounds {
-    /// Measures for `length`, after a warm-up that is not counted (see
-    /// [`RoundClock`](crate::RoundClock)), and leaves nothing in flight.
+/// The consumer's side of a system. Which of its methods are called depends on what the plan measures; who has a loop of its own
+/// has nothing but a [`round`](Self::round).
+pub(crate) trait Client: Sized {
+    /// Measures for `length`, after a warm-up that is not counted (see [`RoundClock`](crate::stopwatch::RoundClock)), and leaves
+    /// nothing in flight.
     ///
     /// # Errors
     /// A dead producer, a stall, a reply of the wrong length.
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError>;
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+        let mut sample = measure_now(self, plan, length)?;
+        self.check()?;
+        sample.figures.extend(self.further());
+        Ok(sample)
+    }
 
     /// Wakes this process's side for a round.
     fn resume(&mut self) {}
 
     /// Makes this process's side quiet until the next [`resume`](Self::resume).
     fn rest(&mut self) {}
+
+    /// Asks for so many more tensors, without waiting for them. Where tensors come unasked, the first call has them come.
+    fn ask(&mut self, _count: usize) -> Result<(), BenchError> {
+        unreachable!("nobody asks this system for tensors")
+    }
+
+    /// Waits until some tensors are there; how many.
+    async fn take(&mut self) -> Result<usize, BenchError> {
+        unreachable!("nobody asks this system for tensors")
+    }
+
+    /// Whether tensors come unasked: then those that are in flight at the end of a round are left to [`end`](Self::end).
+    fn is_one_way(&self) -> bool {
+        false
+    }
+
+    /// Called once a round is over: nothing may be in flight afterwards.
+    async fn end(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// One tensor, after a gap if the plan has one; when it was asked for, and when it was there.
+    async fn exchange(&mut self, plan: &Plan) -> Result<(Instant, Instant), BenchError> {
+        if let Some(idle) = plan.idle() {
+            pass_gap(idle, plan.polling);
+        }
+        let asked = Instant::now();
+        self.ask(1)?;
+        self.take().await?;
+        Ok((asked, Instant::now()))
+    }
+
+    /// What comes before a step and is not timed.
+    fn prepare(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// All tensors of a step, each into its own memory.
+    async fn step(&mut self) -> Result<(), BenchError> {
+        unreachable!("this system has no steps")
+    }
+
+    /// Has every worker of many make so many steps, one after the other; returns when the last has made its last.
+    fn train(&mut self, _steps: u64, _log: &mut StepLog) -> Result<(), BenchError> {
+        unreachable!("this system has no workers")
+    }
+
+    /// What has moved in all steps so far, both ways; `None` where nobody counts that.
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
+        Ok(None)
+    }
+
+    /// The time, as exactly as the system counts.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// Looks at what the last step of a round has brought.
+    fn check(&self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Figures of a round besides those of its requests.
+    fn further(&mut self) -> Vec<(Metric, f64)> {
+        Vec::new()
+    }
+}
+
+/// A client, whichever it is, with what it is measured by.
+trait Rounds {
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError>;
+    fn resume(&mut self);
+    fn rest(&mut self);
+}
+
+impl<C: Client> Rounds for (Plan, C) {
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        self.1.round(&self.0, length)
+    }
+
+    fn resume(&mut self) {
+        self.1.resume();
+    }
+
+    fn rest(&mut self) {
+        self.1.rest();
+    }
 }
 
 /// Something that moves tensors, set up once and then measured in turn with others.
@@ -28,7 +124,7 @@ pub trait Rounds {
 /// The consumer's side runs in this process, on a thread that is pinned to the first CPU when a round is measured; the
 /// producer's side is a process of its own on the second CPU. Between its rounds a system must be quiet on both, since
 /// others are measured there.
-pub struct System {
+pub(crate) struct System {
     /// The name in the report: `sealane`, `raw`, `grpc`, `grpc-stream` or `open`.
     pub(crate) name: &'static str,
     /// How it is run, as in `polling` or `unary`.
@@ -37,7 +133,7 @@ pub struct System {
     pub(crate) congestion: Option<String>,
     /// The RDMA device that it has opened; `None` where there is none.
     pub(crate) device: Option<RdmaDevice>,
-    /// The producer's process, if it rests between rounds. Before the rounds: its end is what they would otherwise wait to
+    /// The producer's process, if it rests between rounds. Before the client: its end is what that would otherwise wait to
     /// tell a process that rests.
     peer: Option<Peer>,
     rounds: Box<dyn Rounds>,
@@ -45,8 +141,13 @@ pub struct System {
 
 impl System {
     /// A system without a socket, a device, or a producer that rests.
-    pub fn new(name: &'static str, variant: impl Into<String>, rounds: impl Rounds + 'static) -> Self {
-        let (variant, rounds) = (variant.into(), Box::new(rounds));
+    pub(crate) fn new(
+        name: &'static str,
+        variant: impl Into<String>,
+        plan: &Plan,
+        client: impl Client + 'static,
+    ) -> Self {
+        let (variant, rounds) = (variant.into(), Box::new((plan.clone(), client)));
         Self { name, variant, congestion: None, device: None, peer: None, rounds }
     }
 
@@ -85,7 +186,7 @@ impl System {
     /// Measures a round.
     ///
     /// # Errors
-    /// What [`Rounds::round`] says, or how the producer ended, if it did.
+    /// What [`Client::round`] says, or how the producer ended, if it did.
     pub(crate) fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         self.rounds.round(length).map_err(|failure| match &mut self.peer {
             Some(peer) => peer.blame(failure),

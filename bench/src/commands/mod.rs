@@ -143,8 +143,7 @@ enum Command {
         #[arg(long, value_name = "BYTES", default_value = "4MiB")]
         size: Sizes,
 
-        /// Tensors in flight at once; the raw baseline streams without a window over tcp, and over shm copies between that many
-        /// buffers
+        /// Tensors in flight at once; the raw baseline copies over shm between that many buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
     },
@@ -396,7 +395,7 @@ fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(),
     let plot_file = OutputFile::named("--plot", common.plot.as_ref())?;
     plans.iter().try_for_each(Plan::check)?;
     let measure = |plan: &Plan| match plan.bench {
-        Bench::Restart => run_own(plan, restart::systems(plan.size_bytes)?, Progress::Shown),
+        Bench::Restart => run_own(plan, restart::systems(plan)?, Progress::Shown),
         _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
     };
     let mut outcomes = Vec::new();

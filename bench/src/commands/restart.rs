@@ -20,7 +20,8 @@ use tempfile::TempDir;
 use crate::error::BenchError;
 use crate::figures::{Metric, Sample};
 use crate::limits::STALL_LIMIT;
-use crate::system::{Rounds, System};
+use crate::plan::Plan;
+use crate::system::{Client, System};
 
 const PS: &str = "ps0:2222";
 /// By the daemon that serves them: the ps's own, and the other.
@@ -54,9 +55,9 @@ const LOG_LINES: usize = 5;
 ///
 /// # Errors
 /// A daemon does not start, or a task cannot attach.
-pub(super) fn systems(size_bytes: usize) -> Result<Vec<System>, BenchError> {
-    let restart = Rc::new(RefCell::new(Restart::start(size_bytes)?));
-    let system = |(way, variant)| System::new("sealane", variant, Turn { restart: restart.clone(), way });
+pub(super) fn systems(plan: &Plan) -> Result<Vec<System>, BenchError> {
+    let restart = Rc::new(RefCell::new(Restart::start(plan.size_bytes)?));
+    let system = |(way, variant)| System::new("sealane", variant, plan, Turn { restart: restart.clone(), way });
     Ok([(Way::StopAndStart, "drained and started anew"), (Way::HandOver, "handed over")].map(system).into())
 }
 
@@ -73,8 +74,8 @@ struct Turn {
     way: Way,
 }
 
-impl Rounds for Turn {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+impl Client for Turn {
+    fn round(&mut self, _plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
         self.restart.borrow_mut().round(length, self.way)
     }
 }

@@ -1,5 +1,5 @@
-//! How a consumer is measured, whatever carries the tensors: it asks, takes what came, and asks again. Here are all loops of
-//! latency, rate, bandwidth, fan-in and steps; a system says how one request is made.
+//! How a [`Client`] is measured, whatever carries the tensors: it asks, takes what came, and asks again. Here are all loops of
+//! latency, rate, bandwidth, fan-in and steps; a client says how one request is made.
 //!
 //! The loops are async, for the systems that are measured on an executor of theirs; the others do all their waiting within
 //! their calls, and go through [`measure_now`].
@@ -14,82 +14,7 @@ use crate::figures::{Metric, Sample};
 use crate::limits::FILL;
 use crate::plan::{Bench, Plan};
 use crate::stopwatch::{Tally, Times};
-use crate::system::Rounds;
-
-/// A consumer. Which of its methods are called depends on what the plan measures.
-pub(super) trait Client {
-    /// Asks for so many more tensors, without waiting for them. Where tensors come unasked, the first call has them come.
-    fn ask(&mut self, count: usize) -> Result<(), BenchError>;
-
-    /// Waits until some tensors are there; how many.
-    async fn take(&mut self) -> Result<usize, BenchError>;
-
-    /// Whether tensors come unasked: then those that are in flight at the end of a round are left to [`end`](Self::end).
-    fn is_one_way(&self) -> bool {
-        false
-    }
-
-    /// Called once a round is over: nothing may be in flight afterwards.
-    async fn end(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
-    /// One tensor, after a gap if the plan has one; when it was asked for, and when it was there.
-    async fn exchange(&mut self, plan: &Plan) -> Result<(Instant, Instant), BenchError> {
-        if let Some(idle) = plan.idle() {
-            pass_gap(idle, plan.polling);
-        }
-        let asked = Instant::now();
-        self.ask(1)?;
-        self.take().await?;
-        Ok((asked, Instant::now()))
-    }
-
-    /// What comes before a step and is not timed.
-    fn prepare(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
-    /// All tensors of a step, each into its own memory.
-    async fn step(&mut self) -> Result<(), BenchError> {
-        unreachable!("this system has no steps")
-    }
-
-    /// Messages of all steps so far, both ways, if they are counted.
-    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
-        Ok(None)
-    }
-
-    /// The time, as exactly as the system counts.
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    /// Looks at what the last step of a round has brought.
-    fn check(&self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
-    /// Figures of a round besides those of its requests.
-    fn further(&mut self) -> Vec<(Metric, f64)> {
-        Vec::new()
-    }
-}
-
-/// A system whose client waits within its calls, on the thread that measures.
-pub(super) struct Consumer<C> {
-    pub(super) plan: Plan,
-    pub(super) client: C,
-}
-
-impl<C: Client> Rounds for Consumer<C> {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let mut sample = measure_now(&mut self.client, &self.plan, length)?;
-        self.client.check()?;
-        sample.figures.extend(self.client.further());
-        Ok(sample)
-    }
-}
+use crate::system::Client;
 
 /// A round of what the plan measures, for `length` after its warm-up.
 pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
@@ -102,7 +27,7 @@ pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Durat
 }
 
 /// The same of a client that waits within its calls.
-pub(super) fn measure_now(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+pub(crate) fn measure_now(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     measure(client, plan, length).now_or_never().expect("it waits within its calls")
 }
 
@@ -142,7 +67,7 @@ async fn throughput(
 
 /// Step after step; a window of small tensors that are asked for together is one as well.
 pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
-    let before = client.messages().await?;
+    let before = client.moved().await?;
     let mut times = Times::start(Instant::now(), length);
     loop {
         client.prepare()?;
@@ -155,8 +80,8 @@ pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duratio
     if plan.bench != Bench::Fuse {
         return Ok(times.tensors_per_second(plan.window));
     }
-    let sent = client.messages().await?.zip(before).map(|(after, before)| after - before);
-    Ok(times.steps(plan, sent))
+    let moved = client.moved().await?.zip(before).map(|(after, before)| after.since(before).messages);
+    Ok(times.steps(plan, moved))
 }
 
 /// What the slowest of many peers got, of tensors that arrived at each, relative to an equal share.
@@ -166,7 +91,7 @@ pub(super) fn slowest_share(arrived: &[u64]) -> (Metric, f64) {
 }
 
 /// Lets the gap pass as the run waits for everything else: spinning, or asleep.
-pub(super) fn pass_gap(idle: Duration, polling: bool) {
+pub(crate) fn pass_gap(idle: Duration, polling: bool) {
     if !polling {
         return thread::sleep(idle);
     }

@@ -11,7 +11,7 @@ use crate::limits::STALL_LIMIT;
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::Plan;
 use crate::process;
-use crate::system::{Rounds, System};
+use crate::system::{Client, System};
 use crate::systems::sockets;
 
 /// Bytes of one read; a greeting is far shorter.
@@ -128,7 +128,6 @@ fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: Manners) -> Res
 /// Those who call a listener, which has a process of its own.
 struct Storm {
     manners: Manners,
-    plan: Plan,
     system: &'static str,
     port: u16,
     visits: u64,
@@ -136,29 +135,29 @@ struct Storm {
 
 /// Starts the listener, which then has had one storm already that does not count.
 pub(super) fn start_storm(job: &PeerJob, program: &PeerProgram, manners: Manners) -> Result<System, BenchError> {
-    let (plan, system) = (job.plan.clone(), job.system.as_str());
+    let (plan, system) = (&job.plan, job.system.as_str());
     process::allow_open_files("--peers", plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
         let variant = format!("parking, {} peers", plan.peers);
-        let mut storm = Storm { manners, plan, system, port: peer.ports()[0], visits: 0 };
-        let (crowd, _) = storm.call()?;
+        let mut storm = Storm { manners, system, port: peer.ports()[0], visits: 0 };
+        let (crowd, _) = storm.call(plan)?;
         let congestion = crowd.congestion()?;
         crowd.part()?;
-        Ok(System::new(system, variant, storm).with_congestion(congestion))
+        Ok(System::new(system, variant, plan, storm).with_congestion(congestion))
     })
 }
 
 impl Storm {
-    fn call(&mut self) -> Result<(Crowd, Duration), BenchError> {
-        let (visit, congestion) = (self.visits, self.plan.congestion.as_deref());
+    fn call(&mut self, plan: &Plan) -> Result<(Crowd, Duration), BenchError> {
         self.visits += 1;
-        Crowd::call(self.system, self.manners, visit, self.plan.peers, self.port, congestion)
+        let congestion = plan.congestion.as_deref();
+        Crowd::call(self.system, self.manners, self.visits - 1, plan.peers, self.port, congestion)
     }
 }
 
-impl Rounds for Storm {
-    fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
-        let (crowd, took) = self.call()?;
+impl Client for Storm {
+    fn round(&mut self, plan: &Plan, _length: Duration) -> Result<Sample, BenchError> {
+        let (crowd, took) = self.call(plan)?;
         crowd.part()?;
         Ok(Sample::figure(Metric::ConnectAll, took.as_secs_f64() * 1_000.0))
     }

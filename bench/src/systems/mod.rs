@@ -1,23 +1,23 @@
 //! The systems that can be measured, and what they share.
 //!
-//! A system is [`Rounds`](crate::system::Rounds): it is set up once by [`set_up`], with its producer in a process that [`serve`]s,
-//! measured round by round, and torn down by being dropped. What a round does is written once for all systems:
+//! A system is set up once by [`set_up`], with its producer in a process that [`serve`]s, measured round by round as a
+//! [`Client`](crate::system::Client), and torn down by being dropped. What a round does is written once for all systems:
 //!
-//! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it asks and how it takes what came,
-//!   as a [`Client`](client::Client): `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a
-//!   fan-in, which are one client together.
-//! - [`training`] measures workers that make steps with parameter servers, as [`Trainees`](training::Trainees): tasks of gRPC,
-//!   sessions over sockets, or one thread each, a [`Worker`](training::Worker). Workers that pull [`rows`] are such, too.
+//! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it asks and how it takes what came:
+//!   `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a fan-in, which are one client
+//!   together.
+//! - [`training`] measures workers that make steps with parameter servers: tasks of gRPC, sessions over sockets, or one thread each.
+//!   Workers that pull [`rows`] are such, too.
 //! - [`crowd`] measures callers that greet a listener, with the [`Manners`](crowd::Manners) of its system.
 
-mod client;
+pub(crate) mod client;
 mod crowd;
 mod grpc;
 mod raw;
 mod rows;
 mod sealane;
 mod sockets;
-mod training;
+pub(crate) mod training;
 
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
@@ -67,7 +67,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
 ///
 /// # Errors
 /// [`BenchError::Setting`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
-pub fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
+pub(crate) fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
     if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
     }

@@ -7,6 +7,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use hdrhistogram::Histogram;
 
 use crate::error::BenchError;
@@ -15,24 +16,15 @@ use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
 use crate::peer::Peer;
 use crate::plan::{Bench, Plan, Tables, Training, spread};
 use crate::process::{self, Process};
-use crate::system::{Rounds, System};
-
-/// Workers that are connected with their parameter servers.
-pub(super) trait Trainees {
-    /// Has every worker make so many steps, one after the other; returns when the last has made its last.
-    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError>;
-
-    /// What has moved so far, both ways; `None` over a link of which nobody counts that.
-    fn moved(&self) -> Result<Option<Moved>, BenchError>;
-}
+use crate::system::{Client, System};
 
 /// What has moved between workers and parameter servers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moved {
+pub(crate) struct Moved {
     /// Messages, both ways.
-    pub(super) messages: u64,
-    /// Their bytes, as the link counts them.
-    pub(super) bytes: u64,
+    pub(crate) messages: u64,
+    /// Their bytes, as the link counts them, if it does.
+    pub(crate) bytes: u64,
 }
 
 impl Moved {
@@ -41,13 +33,18 @@ impl Moved {
         Ok(Some(Self { messages, bytes: process::bytes_moved()? }))
     }
 
-    fn since(self, before: Self) -> Self {
+    /// So many messages, whose bytes are not counted.
+    pub(super) fn messages(messages: u64) -> Option<Self> {
+        Some(Self { messages, bytes: 0 })
+    }
+
+    pub(super) fn since(self, before: Self) -> Self {
         Self { messages: self.messages - before.messages, bytes: self.bytes - before.bytes }
     }
 }
 
 /// The steps that were made since it was begun.
-pub(super) struct StepLog {
+pub(crate) struct StepLog {
     began: Instant,
     times: Histogram<u64>,
     /// When each worker ended its last step.
@@ -91,10 +88,8 @@ impl StepLog {
 }
 
 /// Those who train with parameter servers, which have a process of their own.
-struct Experiment<T> {
-    training: Training,
-    tables: Vec<Tables>,
-    trainees: T,
+struct Experiment<C> {
+    workers: C,
     /// What the resident memory of the parameter servers' process grew by for each connection.
     resident_bytes_each: f64,
     /// How many steps of every worker took the time of a round when they were last made.
@@ -107,48 +102,50 @@ struct Experiment<T> {
 pub(super) fn system(
     (name, variant): (&'static str, String),
     plan: &Plan,
-    trainees: impl Trainees + 'static,
+    workers: impl Client + 'static,
     resident_bytes_each: f64,
     peer: &Peer,
 ) -> Result<System, BenchError> {
     let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
-    let (training, tables) = (of(plan).clone(), plan.tables.clone());
-    let experiment = Experiment { training, tables, trainees, resident_bytes_each, steps: None, processes };
-    Ok(System::new(name, variant, experiment))
+    Ok(System::new(name, variant, plan, Experiment { workers, resident_bytes_each, steps: None, processes }))
 }
 
-impl<T: Trainees> Experiment<T> {
+impl<C: Client> Experiment<C> {
     /// As many steps as fit into a round, by how long the last ones took; before the first round, one is made to see.
-    fn warm_up(&mut self, length: Duration) -> Result<u64, BenchError> {
-        let workers = self.training.size.workers;
+    fn warm_up(&mut self, workers: usize, length: Duration) -> Result<u64, BenchError> {
         let warm = self.steps.map_or(1, |steps| ((steps as f64 * WARM_UP_SHARE) as u64).max(1));
         let mut log = StepLog::begin(workers);
-        self.trainees.train(warm, &mut log)?;
+        self.workers.train(warm, &mut log)?;
         if self.steps.is_none() {
             // The first step finds nothing in any cache.
             log = StepLog::begin(workers);
-            self.trainees.train(1, &mut log)?;
+            self.workers.train(1, &mut log)?;
         }
         let made = if self.steps.is_none() { 1 } else { warm };
         let fitting = length.as_secs_f64() / log.took().as_secs_f64() * made as f64;
         Ok((fitting.round() as u64).clamp(1, ROUND_STEPS_MAX))
     }
+
+    fn moved_now(&mut self) -> Result<Option<Moved>, BenchError> {
+        self.workers.moved().now_or_never().expect("it waits within its calls")
+    }
 }
 
-impl<T: Trainees> Rounds for Experiment<T> {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let steps = self.warm_up(length)?;
+impl<C: Client> Client for Experiment<C> {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+        let count = of(plan).size.workers;
+        let steps = self.warm_up(count, length)?;
         self.steps = Some(steps);
         let cpu_time = |processes: &[Process; 2]| {
             let [ps, workers] = processes;
             Ok::<_, BenchError>([ps.cpu_time()?, workers.cpu_time()?])
         };
-        let (moved, spent) = (self.trainees.moved()?, cpu_time(&self.processes)?);
-        let mut log = StepLog::begin(self.training.size.workers);
-        self.trainees.train(steps, &mut log)?;
+        let (moved, spent) = (self.moved_now()?, cpu_time(&self.processes)?);
+        let mut log = StepLog::begin(count);
+        self.workers.train(steps, &mut log)?;
         let spent_after = cpu_time(&self.processes)?;
-        let moved = self.trainees.moved()?.zip(moved).map(|(after, before)| after.since(before));
-        let made = (steps * self.training.size.workers as u64) as f64;
+        let moved = self.moved_now()?.zip(moved).map(|(after, before)| after.since(before));
+        let made = (steps * count as u64) as f64;
         let cpu_ms = |place: usize| (spent_after[place] - spent[place]).as_secs_f64() * 1_000.0 / made;
         let (slowest, fastest) = log.shares();
         let [ps, workers] = &self.processes;
@@ -159,9 +156,9 @@ impl<T: Trainees> Rounds for Experiment<T> {
             (Metric::StepTimeP90, log.milliseconds(0.9)),
             (Metric::StepTimeP99, log.milliseconds(0.99)),
         ];
-        if !self.tables.is_empty() {
+        if !plan.tables.is_empty() {
             let a_second = |of_step: fn(&Tables) -> usize| {
-                self.tables.iter().map(of_step).sum::<usize>() as f64 * made / log.took().as_secs_f64()
+                plan.tables.iter().map(of_step).sum::<usize>() as f64 * made / log.took().as_secs_f64()
             };
             figures.push((Metric::RowsPerSecond, a_second(Tables::rows_a_step)));
             figures.push((Metric::GigabytesPerSecond, a_second(Tables::step_bytes) / 1e9));
@@ -185,27 +182,18 @@ impl<T: Trainees> Rounds for Experiment<T> {
     }
 }
 
-/// A worker that has a thread to itself.
-pub(super) trait Worker: Send {
-    /// Makes a step.
-    fn step(&mut self) -> Result<(), BenchError>;
-
-    /// Looks at what the last step has brought.
-    fn check(&self) -> Result<(), BenchError>;
-}
-
-/// Such workers, and what has moved between them and their parameter servers.
+/// Workers that have a thread each, wait within their steps, and know what has moved between them and their parameter servers.
 pub(super) struct Threads<W> {
     pub(super) workers: Vec<W>,
     pub(super) moved: Box<dyn Fn() -> Result<Option<Moved>, BenchError>>,
 }
 
-impl<W: Worker> Trainees for Threads<W> {
+impl<W: Client + Send> Client for Threads<W> {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
         let train = |worker: &mut W| {
             let one = |_| {
                 let began = Instant::now();
-                worker.step()?;
+                worker.step().now_or_never().expect("it waits within its calls")?;
                 Ok((began, Instant::now()))
             };
             let times = (0..steps).map(one).collect::<Result<Vec<_>, BenchError>>()?;
@@ -221,7 +209,7 @@ impl<W: Worker> Trainees for Threads<W> {
         })
     }
 
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
         (self.moved)()
     }
 }

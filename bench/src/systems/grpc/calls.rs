@@ -21,9 +21,11 @@ use super::service::{PULL, PULL_ALL, PUSH, PUSH_ALL, REPEAT, STREAM};
 use super::{NAME, failed, spin};
 use crate::error::BenchError;
 use crate::figures::Sample;
-use crate::limits::{GRPC_CALLS_MAX, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
+use crate::limits::{GRPC_CALLS_MAX, STALL_LIMIT, STEP_TENSORS_MAX};
 use crate::plan::{Bench, Fuse, Plan};
-use crate::systems::client::{self, Client, check_arrival, check_length, pass_gap};
+use crate::system::Client;
+use crate::systems::client::{self, check_arrival, check_length, pass_gap};
+use crate::systems::training::Moved;
 
 /// Measures one round, by one stream or by calls; a runtime that makes no progress is given up after the round's length and the
 /// stall limit.
@@ -44,7 +46,7 @@ pub(super) fn measure(
             (puller, outcome)
         });
         let sample = client::measure(&mut calls, plan, length).await?;
-        check_arrival(NAME, calls.targets.iter().map(Vec::as_slice)).map(|()| sample)
+        check_arrival(NAME, calls.pair.pulled.iter().map(Vec::as_slice)).map(|()| sample)
     })
 }
 
@@ -76,7 +78,7 @@ async fn pause(plan: &Plan) {
 #[derive(Clone)]
 struct Puller {
     caller: Caller,
-    request: Bytes,
+    request: Message,
     size_bytes: usize,
 }
 
@@ -92,10 +94,8 @@ struct Calls<P, F> {
     idle: Vec<Puller>,
     pull: P,
     in_flight: FuturesUnordered<F>,
-    /// Of steps: who makes their calls, and where the tensors go.
-    callers: Callers,
-    targets: Vec<Vec<u8>>,
-    all_at_once: bool,
+    /// Of steps.
+    pair: Pair,
     messages: u64,
 }
 
@@ -108,9 +108,7 @@ impl<P: Fn(Puller) -> F, F: Future<Output = (Puller, Result<(), BenchError>)>> C
             idle: vec![puller; plan.window],
             pull,
             in_flight: FuturesUnordered::new(),
-            callers: Callers::new(caller, GRPC_CALLS_MAX.min(plan.step.len())),
-            targets: plan.step.iter().map(|&bytes| vec![0; bytes]).collect(),
-            all_at_once: plan.fuse == Fuse::Receive,
+            pair: Pair::new(caller, GRPC_CALLS_MAX, &plan.step, Arc::default(), plan.fuse == Fuse::Receive),
             messages: 0,
         }
     }
@@ -140,16 +138,12 @@ impl<P: Fn(Puller) -> F, F: Future<Output = (Puller, Result<(), BenchError>)>> C
     }
 
     async fn step(&mut self) -> Result<(), BenchError> {
-        if self.all_at_once {
-            self.messages += MESSAGES_A_CALL;
-            return self.callers.pull_all(0, &mut self.targets).await;
-        }
-        self.messages += MESSAGES_A_CALL * self.targets.len() as u64;
-        self.callers.pull_each(0, &mut self.targets).await
+        self.messages += MESSAGES_A_CALL * self.pair.calls();
+        self.pair.pull(0).await
     }
 
-    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
-        Ok(Some(self.messages))
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
+        Ok(Moved::messages(self.messages))
     }
 }
 
@@ -164,7 +158,7 @@ impl Caller {
     }
 
     /// Calls a method, and gives the message that it answers with.
-    pub(super) async fn call(&mut self, method: &'static str, request: impl Message) -> Result<Bytes, BenchError> {
+    pub(super) async fn call(&mut self, method: &'static str, request: Message) -> Result<Bytes, BenchError> {
         self.0.ready().await.map_err(failed("get ready for a call"))?;
         let (path, codec) = (PathAndQuery::from_static(method), MessageCodec::new(request.bytes()));
         let response = self.0.unary(Request::new(request), path, codec).await.map_err(failed("call"))?;
@@ -172,27 +166,49 @@ impl Caller {
     }
 }
 
-/// Callers that are idle between steps: as many as may have a call in flight at once.
-pub(super) struct Callers(Vec<Caller>);
+/// A worker and a ps, and where what it pulls goes.
+pub(super) struct Pair {
+    /// Those that are idle: as many as may have a call in flight at once.
+    pub(super) callers: Vec<Caller>,
+    pub(super) pulled: Vec<Vec<u8>>,
+    gradients: Arc<[Bytes]>,
+    /// One call, whose message has all tensors, in place of a call a tensor.
+    fused: bool,
+}
 
-impl Callers {
-    /// So many, one at least.
-    pub(super) fn new(caller: Caller, count: usize) -> Self {
-        Self(vec![caller; count.max(1)])
+impl Pair {
+    /// With at most so many calls in flight.
+    pub(super) fn new(
+        caller: Caller,
+        in_flight_max: usize,
+        pulled: &[usize],
+        gradients: Arc<[Bytes]>,
+        fused: bool,
+    ) -> Self {
+        let in_flight = in_flight_max.min(pulled.len().max(gradients.len())).max(1);
+        let pulled = pulled.iter().map(|&bytes| vec![0; bytes]).collect();
+        Self { callers: vec![caller; in_flight], pulled, gradients, fused }
     }
 
-    /// One call, whose answer is one message with all tensors.
-    pub(super) async fn pull_all(&mut self, version: i64, targets: &mut [Vec<u8>]) -> Result<(), BenchError> {
-        let message = self.0[0].call(PULL_ALL, request_for(0, version)).await?;
-        copy_out(&message, targets)
-            .ok_or_else(|| BenchError::failed(NAME, "send what was asked for")("the message has other tensors"))
+    /// Calls of a step.
+    pub(super) fn calls(&self) -> u64 {
+        let calls = |tensors: usize| if self.fused { tensors.min(1) } else { tensors };
+        (calls(self.pulled.len()) + calls(self.gradients.len())) as u64
     }
 
-    /// A call a tensor.
-    pub(super) async fn pull_each(&mut self, version: i64, targets: &mut [Vec<u8>]) -> Result<(), BenchError> {
-        let numbers = 0..targets.len();
-        self.call_each(PULL, numbers.map(|number| request_for(number, version)), |number, answer| {
-            let target = &mut targets[number];
+    /// Pulls all tensors of a step, in this version or a later one.
+    pub(super) async fn pull(&mut self, version: i64) -> Result<(), BenchError> {
+        if self.pulled.is_empty() {
+            return Ok(());
+        }
+        if self.fused {
+            let message = self.callers[0].call(PULL_ALL, request_for(0, version)).await?;
+            let others = || BenchError::failed(NAME, "send what was asked for")("the message has other tensors");
+            return copy_out(&message, &mut self.pulled).ok_or_else(others);
+        }
+        let requests = (0..self.pulled.len()).map(|number| request_for(number, version));
+        call_each(&mut self.callers, PULL, requests, |number, answer| {
+            let target = &mut self.pulled[number];
             check_length(NAME, target.len(), answer.len())?;
             target.copy_from_slice(&answer);
             Ok(())
@@ -200,44 +216,46 @@ impl Callers {
         .await
     }
 
-    /// One call, with one message of all gradients.
-    pub(super) async fn push_all(&mut self, gradients: &Arc<[Bytes]>) -> Result<(), BenchError> {
-        self.0[0].call(PUSH_ALL, gradients.clone()).await.map(drop)
-    }
-
-    /// A call a gradient.
-    pub(super) async fn push_each(&mut self, gradients: &[Bytes]) -> Result<(), BenchError> {
-        self.call_each(PUSH, gradients.iter().cloned(), |_, _| Ok(())).await
-    }
-
-    /// As many calls in flight as there are callers, all of which are idle again at the end.
-    async fn call_each(
-        &mut self,
-        method: &'static str,
-        requests: impl Iterator<Item = Bytes>,
-        mut answered: impl FnMut(usize, Bytes) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
-        let call = async |mut caller: Caller, (number, request): (usize, Bytes)| {
-            let answer = caller.call(method, request).await;
-            (caller, number, answer)
-        };
-        let mut requests = requests.enumerate();
-        let mut calls = FuturesUnordered::new();
-        while !self.0.is_empty()
-            && let Some(request) = requests.next()
-            && let Some(caller) = self.0.pop()
-        {
-            calls.push(call(caller, request));
+    /// Pushes all gradients of a step.
+    pub(super) async fn push(&mut self) -> Result<(), BenchError> {
+        if self.gradients.is_empty() {
+            return Ok(());
         }
-        while let Some((caller, number, answer)) = calls.next().await {
-            answered(number, answer?)?;
-            match requests.next() {
-                Some(request) => calls.push(call(caller, request)),
-                None => self.0.push(caller),
-            }
+        if self.fused {
+            return self.callers[0].call(PUSH_ALL, Message::Tensors(self.gradients.clone())).await.map(drop);
         }
-        Ok(())
+        let requests = self.gradients.iter().cloned().map(Message::Bytes);
+        call_each(&mut self.callers, PUSH, requests, |_, _| Ok(())).await
     }
+}
+
+/// As many calls in flight as there are callers, all of which are idle again at the end.
+async fn call_each(
+    idle: &mut Vec<Caller>,
+    method: &'static str,
+    requests: impl Iterator<Item = Message>,
+    mut answered: impl FnMut(usize, Bytes) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let call = async |mut caller: Caller, (number, request)| {
+        let answer = caller.call(method, request).await;
+        (caller, number, answer)
+    };
+    let mut requests = requests.enumerate();
+    let mut calls = FuturesUnordered::new();
+    while !idle.is_empty()
+        && let Some(request) = requests.next()
+        && let Some(caller) = idle.pop()
+    {
+        calls.push(call(caller, request));
+    }
+    while let Some((caller, number, answer)) = calls.next().await {
+        answered(number, answer?)?;
+        match requests.next() {
+            Some(request) => calls.push(call(caller, request)),
+            None => idle.push(caller),
+        }
+    }
+    Ok(())
 }
 
 /// Requests that were made but not yet taken to be written.
@@ -252,13 +270,13 @@ struct Requests {
     asked: Arc<Asked>,
     /// Those that were taken and are to be written.
     left: usize,
-    request: Bytes,
+    request: Message,
 }
 
 impl Stream for Requests {
-    type Item = Bytes;
+    type Item = Message;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Message>> {
         if self.left == 0 {
             self.asked.writer.register(context.waker());
             self.left = self.asked.count.swap(0, Ordering::Relaxed);
@@ -285,7 +303,7 @@ impl Tensors {
         let mut grpc = Grpc::new(channel).max_decoding_message_size(size_bytes);
         grpc.ready().await.map_err(failed("get ready for a stream"))?;
         let (asked, request) = (Arc::new(Asked::default()), request_for(0, 0));
-        let codec = MessageCodec::<Bytes>::stream(REQUEST_BYTES);
+        let codec = MessageCodec::STREAM;
         let opened = if is_push {
             grpc.server_streaming(Request::new(request), PathAndQuery::from_static(REPEAT), codec).await
         } else {

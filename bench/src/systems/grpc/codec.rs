@@ -1,7 +1,6 @@
 //! Messages as gRPC carries them here: a tensor is just bytes, the least that gRPC can do to it; many tensors are what
 //! Protocol Buffers make of `message Tensors { repeated bytes tensor = 1; }`.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
@@ -27,11 +26,11 @@ const LENGTH_BITS: u32 = 7;
 const MORE: u8 = 1 << LENGTH_BITS;
 
 /// The request for the tensor of a number, in this version or a later one.
-pub(super) fn request_for(number: usize, version: i64) -> Bytes {
+pub(super) fn request_for(number: usize, version: i64) -> Message {
     let mut request = [0; REQUEST_BYTES];
     request[..4].copy_from_slice(&(number as u32).to_le_bytes());
     request[4..12].copy_from_slice(&version.to_le_bytes());
-    Bytes::copy_from_slice(&request)
+    Message::Bytes(Bytes::copy_from_slice(&request))
 }
 
 /// The number in a request; `None` if it is none.
@@ -44,89 +43,73 @@ pub(super) fn version_in(request: &[u8]) -> i64 {
     request.get(4..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| i64::from_le_bytes(*bytes))
 }
 
-/// What a message is made from.
-pub(super) trait Message: Send + Sync + 'static {
-    /// Bytes of the message.
-    fn bytes(&self) -> usize;
-
-    /// Writes the message, which has so many.
-    fn put(self, bytes: usize, target: &mut EncodeBuf<'_>);
+/// A message that is sent; what is received is just bytes.
+#[derive(Clone, Debug)]
+pub(super) enum Message {
+    /// A tensor, or a request.
+    Bytes(Bytes),
+    /// Many tensors.
+    Tensors(Arc<[Bytes]>),
 }
 
-impl Message for Bytes {
-    fn bytes(&self) -> usize {
-        self.len()
-    }
-
-    fn put(self, _bytes: usize, target: &mut EncodeBuf<'_>) {
-        BufMut::put(target, self);
-    }
-}
-
-impl Message for Arc<[Bytes]> {
-    fn bytes(&self) -> usize {
+impl Message {
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> usize {
         let length_bytes = |bytes: usize| (usize::BITS - (bytes | 1).leading_zeros()).div_ceil(LENGTH_BITS) as usize;
-        self.iter().map(|tensor| 1 + length_bytes(tensor.len()) + tensor.len()).sum()
-    }
-
-    fn put(self, bytes: usize, target: &mut EncodeBuf<'_>) {
-        target.reserve(bytes);
-        self.iter().for_each(|tensor| put_tensor(target, tensor));
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Tensors(all) => all.iter().map(|tensor| 1 + length_bytes(tensor.len()) + tensor.len()).sum(),
+        }
     }
 }
 
-/// Writes such messages; what is read is just bytes.
-#[derive(Debug)]
-pub(super) struct MessageCodec<M> {
-    /// Bytes of the message that is written.
-    message_bytes: usize,
-    /// Bytes of the buffer that messages are written to: with room for the largest it is allocated once.
-    buffer_bytes: usize,
-    written: PhantomData<fn(M)>,
-}
+/// Writes messages, by way of a buffer of so many bytes: with room for the largest it is allocated once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MessageCodec(usize);
 
-impl<M> MessageCodec<M> {
+impl MessageCodec {
+    /// For a stream of messages.
+    pub(super) const STREAM: Self = Self(STREAM_BYTES);
+
     /// For messages of so many bytes.
     pub(super) fn new(message_bytes: usize) -> Self {
-        Self { message_bytes, buffer_bytes: HEADER_BYTES + message_bytes, written: PhantomData }
-    }
-
-    /// For a stream of messages of so many bytes each.
-    pub(super) fn stream(message_bytes: usize) -> Self {
-        Self { buffer_bytes: STREAM_BYTES, ..Self::new(message_bytes) }
+        Self(HEADER_BYTES + message_bytes)
     }
 }
 
-impl<M: Message> Codec for MessageCodec<M> {
-    type Encode = M;
+impl Codec for MessageCodec {
+    type Encode = Message;
     type Decode = Bytes;
     type Encoder = Self;
     type Decoder = Self;
 
     fn encoder(&mut self) -> Self {
-        Self { ..*self }
+        *self
     }
 
     fn decoder(&mut self) -> Self {
-        Self { ..*self }
+        *self
     }
 }
 
-impl<M: Message> Encoder for MessageCodec<M> {
-    type Item = M;
+impl Encoder for MessageCodec {
+    type Item = Message;
     type Error = Status;
 
-    fn encode(&mut self, message: M, target: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        message.put(self.message_bytes, target);
+    fn encode(&mut self, message: Message, target: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        match message {
+            Message::Bytes(bytes) => target.put(bytes),
+            Message::Tensors(all) => all.iter().for_each(|tensor| put_tensor(target, tensor)),
+        }
         Ok(())
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(self.buffer_bytes, YIELD_BYTES)
+        BufferSettings::new(self.0, YIELD_BYTES)
     }
 }
 
-impl<M: Message> Decoder for MessageCodec<M> {
+impl Decoder for MessageCodec {
     type Item = Bytes;
     type Error = Status;
 

@@ -34,13 +34,12 @@ use crate::figures::Sample;
 use crate::limits::{DUPLEX_BYTES, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan, SystemName};
-use crate::system::{Rounds, System};
+use crate::system::{Client, System};
 use crate::systems::sockets::{self, Meeting};
 use service::Ps;
 
 /// A producer that is called.
 struct Called {
-    plan: Plan,
     /// Whether by one stream, or each tensor by a call of its own.
     is_stream: bool,
     channel: Channel,
@@ -85,13 +84,13 @@ where
     let runtime = runtime()?;
     let channel = runtime.block_on(async { open(adopt()?).await })?;
     let is_stream = job.system == SystemName::GrpcStream;
-    let calls = Called { plan: job.plan.clone(), is_stream, channel, runtime };
-    Ok(System::new(job.system.as_str(), variant(&job.plan, is_stream), calls))
+    let called = Called { is_stream, channel, runtime };
+    Ok(System::new(job.system.as_str(), variant(&job.plan, is_stream), &job.plan, called))
 }
 
-impl Rounds for Called {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        calls::measure(&self.runtime, &self.channel, &self.plan, self.is_stream, length)
+impl Client for Called {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+        calls::measure(&self.runtime, &self.channel, plan, self.is_stream, length)
     }
 }
 
@@ -145,7 +144,7 @@ fn one<C>(connection: C) -> impl Stream<Item = io::Result<C>> {
 /// The only ps of a measurement of one consumer.
 fn ps(plan: &Plan) -> Arc<Ps> {
     let sizes = if plan.step.is_empty() { std::slice::from_ref(&plan.size_bytes) } else { &plan.step };
-    Ps::new(sizes.iter().copied(), &[], 1, None)
+    Ps::new(sizes.iter().copied(), 0, 1, None)
 }
 
 /// What a request names as its host; nothing looks it up.

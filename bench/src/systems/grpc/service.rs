@@ -43,10 +43,9 @@ pub(super) const ID_BYTES: usize = 4;
 /// One ps.
 pub(super) struct Ps {
     tensors: Arc<[Bytes]>,
-    /// Gradients that one worker pushes in a step, those of all workers, and bytes of one worker's.
+    /// Gradients that one worker pushes in a step, and those of all workers.
     pushed: usize,
     gradients: usize,
-    largest: usize,
     /// Gradients that have come.
     taken: AtomicUsize,
     version: watch::Sender<i64>,
@@ -55,18 +54,17 @@ pub(super) struct Ps {
 }
 
 impl Ps {
-    /// A ps with tensors of these sizes, to which each of so many workers pushes gradients of those sizes in a step.
+    /// A ps with tensors of these sizes, to which each of so many workers pushes so many gradients in a step.
     pub(super) fn new(
         sizes: impl Iterator<Item = usize>,
-        gradients: &[usize],
+        pushed: usize,
         workers: usize,
         tables: Option<Memory>,
     ) -> Arc<Self> {
         Arc::new(Self {
             tensors: sizes.map(|bytes| Bytes::from(vec![FILL; bytes])).collect(),
-            pushed: gradients.len(),
-            gradients: gradients.len() * workers,
-            largest: gradients.iter().sum(),
+            pushed,
+            gradients: pushed * workers,
             taken: AtomicUsize::new(0),
             version: watch::Sender::new(0),
             tables,
@@ -74,7 +72,7 @@ impl Ps {
     }
 
     /// Takes a message with so many gradients; when as many have come as all workers push in a step, there is a new version.
-    fn take(&self, gradients: &Bytes, count: usize) -> Ready<Result<Response<Bytes>, Status>> {
+    fn take(&self, gradients: &Bytes, count: usize) -> Ready<Result<Response<Message>, Status>> {
         if gradients.last() != Some(&FILL) {
             return ready(Err(Status::data_loss("other bytes")));
         }
@@ -82,17 +80,17 @@ impl Ps {
         if taken.is_multiple_of(self.gradients) {
             self.version.send_modify(|version| *version += 1);
         }
-        ready(Ok(Response::new(Bytes::new())))
+        ready(Ok(Response::new(Message::Bytes(Bytes::new()))))
     }
 
     /// The tensor that a request names.
-    fn tensor(&self, request: &[u8]) -> Result<Bytes, Status> {
+    fn tensor(&self, request: &[u8]) -> Result<Message, Status> {
         let tensor = number_in(request).and_then(|number| self.tensors.get(number));
-        tensor.cloned().ok_or_else(|| Status::not_found("no such tensor"))
+        tensor.cloned().map(Message::Bytes).ok_or_else(|| Status::not_found("no such tensor"))
     }
 
     /// The rows that a request names: for each table how many, and their numbers.
-    fn rows(&self, request: &[u8]) -> Result<Bytes, Status> {
+    fn rows(&self, request: &[u8]) -> Result<Message, Status> {
         let tables = self.tables.as_ref().ok_or_else(|| Status::not_found("no tables"))?;
         let number = |bytes: &[u8; ID_BYTES]| u32::from_le_bytes(*bytes);
         let mut named = request.as_chunks().0;
@@ -106,15 +104,11 @@ impl Ps {
             tables.gather(table, ids.iter().map(|id| number(id).into()), room);
             named = &rest[ids.len()..];
         }
-        Ok(rows.freeze())
+        Ok(Message::Bytes(rows.freeze()))
     }
 
     /// Answers a request at once, or when there is the version that it wants.
-    fn answer<T: Send + 'static>(
-        self: &Arc<Self>,
-        request: &Bytes,
-        find: fn(&Self, &[u8]) -> Result<T, Status>,
-    ) -> Answer<T> {
+    fn answer(self: &Arc<Self>, request: &Bytes, find: Find) -> Answer {
         let wanted = version_in(request);
         // Without gradients no version follows the first.
         if wanted == 0 || self.gradients == 0 || wanted <= *self.version.borrow() {
@@ -144,7 +138,8 @@ where
         .map_err(failed("serve"))
 }
 
-type Answer<T> = Either<Ready<Result<Response<T>, Status>>, BoxFuture<Response<T>, Status>>;
+type Answer = Either<Ready<Result<Response<Message>, Status>>, BoxFuture<Response<Message>, Status>>;
+type Find = fn(&Ps, &[u8]) -> Result<Message, Status>;
 
 /// A ps as its workers see it.
 #[derive(Clone)]
@@ -162,42 +157,36 @@ impl Service<http::Request<Body>> for Methods {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let Methods(ps) = self.clone();
         Box::pin(async move {
-            // Twice, and some: for what is around many tensors in a message.
-            let largest = 2 * ps.largest + (64 << 10);
-            let tensor_bytes = ps.tensors.first().map_or(0, Bytes::len);
-            let codec = MessageCodec::<Bytes>::new(tensor_bytes);
-            let streams = || Grpc::new(MessageCodec::<Bytes>::stream(tensor_bytes));
-            let mut grpc = Grpc::new(codec).max_decoding_message_size(largest);
+            let (tensor_bytes, all) = (ps.tensors.first().map_or(0, Bytes::len), Message::Tensors(ps.tensors.clone()));
+            let grpc = |codec| Grpc::new(codec).max_decoding_message_size(usize::MAX);
+            let mut streams = grpc(MessageCodec::STREAM);
             Ok(match request.uri().path() {
-                PULL => {
-                    let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), Ps::tensor);
-                    grpc.unary(service_fn(pull), request).await
-                }
                 STREAM => {
                     let answer = move |request: Result<Bytes, Status>| ps.tensor(&request?);
                     let pull = |requests: Request<Streaming<Bytes>>| {
                         ready(Ok(Response::new(requests.into_inner().map(answer.clone()))))
                     };
-                    streams().streaming(service_fn(pull), request).await
+                    streams.streaming(service_fn(pull), request).await
                 }
                 REPEAT => {
                     let push = |request: Request<Bytes>| {
                         ready(ps.tensor(request.get_ref()).map(|tensor| Response::new(stream::repeat(tensor).map(Ok))))
                     };
-                    streams().server_streaming(service_fn(push), request).await
+                    streams.server_streaming(service_fn(push), request).await
                 }
-                PULL_ALL => {
-                    let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()));
-                    Grpc::new(MessageCodec::new(ps.tensors.bytes())).unary(service_fn(pull), request).await
-                }
-                PULL_ROWS => {
-                    let pull = |request: Request<Bytes>| ready(ps.rows(request.get_ref()).map(Response::new));
-                    grpc.max_decoding_message_size(usize::MAX).unary(service_fn(pull), request).await
+                method @ (PULL | PULL_ALL | PULL_ROWS) => {
+                    let (find, bytes): (Find, usize) = match method {
+                        PULL => (Ps::tensor, tensor_bytes),
+                        PULL_ALL => (|ps, _| Ok(Message::Tensors(ps.tensors.clone())), all.bytes()),
+                        _ => (Ps::rows, tensor_bytes),
+                    };
+                    let pull = |request: Request<Bytes>| ps.answer(request.get_ref(), find);
+                    grpc(MessageCodec::new(bytes)).unary(service_fn(pull), request).await
                 }
                 method @ (PUSH | PUSH_ALL) => {
                     let count = if method == PUSH { 1 } else { ps.pushed };
                     let push = |request: Request<Bytes>| ps.take(request.get_ref(), count);
-                    grpc.unary(service_fn(push), request).await
+                    grpc(MessageCodec::new(tensor_bytes)).unary(service_fn(push), request).await
                 }
                 _ => Status::unimplemented("no such method").into_http(),
             })

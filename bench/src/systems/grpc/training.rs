@@ -16,7 +16,8 @@ use tokio::runtime::Runtime;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use super::calls::{Caller, Callers, MESSAGES_A_CALL, bounded};
+use super::calls::{Caller, MESSAGES_A_CALL, Pair, bounded};
+use super::codec::Message;
 use super::service::{self, ID_BYTES, PULL_ROWS, Ps};
 use super::{NAME, adopt, open, runtime, spin};
 use crate::error::BenchError;
@@ -24,10 +25,10 @@ use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Mode, Plan, Tables};
 use crate::process::{self, Growth};
-use crate::system::System;
+use crate::system::{Client, System};
 use crate::systems::rows::{Memory, Wanted, tables};
 use crate::systems::sockets;
-use crate::systems::training::{self, Moved, Share, StepLog, Trainees};
+use crate::systems::training::{self, Moved, Share, StepLog};
 
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
@@ -94,7 +95,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
             let rows_of =
                 |all: &Sharding| Memory::new(plan, || (0..all.rows_of(number)).map(|local| all.row(number, local)));
             let tables = sharding.as_ref().map(rows_of);
-            let ps = Ps::new(share.pulled.into_iter(), &share.pushed, training.size.workers, tables);
+            let ps = Ps::new(share.pulled.into_iter(), share.pushed.len(), training.size.workers, tables);
             tokio::spawn(async {
                 if let Err(error) = service::serve(ps, connections(listener)).await {
                     eprintln!("a ps no longer serves: {error}");
@@ -132,21 +133,11 @@ struct Workers {
 struct Worker {
     step: i64,
     compute: Duration,
+    /// Whether a step is of the version that has all gradients of the one before.
+    waits: bool,
     /// One a ps.
     pairs: Vec<Pair>,
     rows: Option<Rows>,
-}
-
-/// A worker and a ps.
-struct Pair {
-    /// As many as may be in flight at once.
-    callers: Callers,
-    /// Where rows are pulled.
-    caller: Caller,
-    pulled: Vec<Vec<u8>>,
-    gradients: Arc<[Bytes]>,
-    fused: bool,
-    waits: bool,
 }
 
 impl Workers {
@@ -162,20 +153,14 @@ impl Workers {
         let mut channels = channels.into_iter();
         let mut pair = |(gradients, share): &(Arc<[Bytes]>, Share)| {
             let channel = channels.next().expect("every worker is connected with every ps");
-            let (caller, Share { pulled, pushed, .. }) = (Caller::new(channel, largest(share)), share);
-            Pair {
-                callers: Callers::new(caller.clone(), variant.request_buffers.min(pulled.len().max(pushed.len()))),
-                caller,
-                pulled: pulled.iter().map(|bytes| vec![0; *bytes]).collect(),
-                gradients: gradients.clone(),
-                fused: variant.fuse != Fuse::Off,
-                waits: training.mode == Mode::Sync && !pushed.is_empty(),
-            }
+            let (caller, fused) = (Caller::new(channel, largest(share)), variant.fuse != Fuse::Off);
+            Pair::new(caller, variant.request_buffers, &share.pulled, gradients.clone(), fused)
         };
         let sharding = sharding(plan)?;
         let mut worker = |number| Worker {
             step: 0,
             compute: Duration::from_micros(training.compute_us),
+            waits: training.mode == Mode::Sync,
             pairs: shares.iter().map(&mut pair).collect(),
             rows: sharding.clone().map(|sharding| Rows::new(plan, number, sharding)),
         };
@@ -185,7 +170,7 @@ impl Workers {
     }
 }
 
-impl Trainees for Workers {
+impl Client for Workers {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
         let slowest = Duration::from_secs((self.step_bytes / SLOWEST_BYTES_PER_SECOND) as u64);
         let limit = (STALL_LIMIT + slowest).saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
@@ -206,7 +191,7 @@ impl Trainees for Workers {
         Ok(())
     }
 
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
         Moved::over_loopback(self.calls * MESSAGES_A_CALL)
     }
 }
@@ -228,16 +213,16 @@ impl Worker {
     }
 
     async fn make_step(&mut self) -> Result<(), BenchError> {
-        let step = self.step;
+        let version = if self.waits { self.step } else { 0 };
         self.step += 1;
         if self.compute.is_zero() {
             try_join_all(self.pairs.iter_mut().map(async |pair| {
-                pair.pull(step).await?;
+                pair.pull(version).await?;
                 pair.push().await
             }))
             .await?;
         } else {
-            try_join_all(self.pairs.iter_mut().map(|pair| pair.pull(step))).await?;
+            try_join_all(self.pairs.iter_mut().map(|pair| pair.pull(version))).await?;
             sleep(self.compute).await;
             try_join_all(self.pairs.iter_mut().map(Pair::push)).await?;
         }
@@ -247,30 +232,6 @@ impl Worker {
     /// Calls of a step.
     fn calls(&self) -> u64 {
         if self.rows.is_some() { self.pairs.len() as u64 } else { self.pairs.iter().map(Pair::calls).sum() }
-    }
-}
-
-impl Pair {
-    fn calls(&self) -> u64 {
-        let calls = |tensors: usize| if self.fused { tensors.min(1) } else { tensors };
-        (calls(self.pulled.len()) + calls(self.gradients.len())) as u64
-    }
-
-    async fn pull(&mut self, step: i64) -> Result<(), BenchError> {
-        let version = if self.waits { step } else { 0 };
-        match self.fused {
-            _ if self.pulled.is_empty() => Ok(()),
-            true => self.callers.pull_all(version, &mut self.pulled).await,
-            false => self.callers.pull_each(version, &mut self.pulled).await,
-        }
-    }
-
-    async fn push(&mut self) -> Result<(), BenchError> {
-        match self.fused {
-            _ if self.gradients.is_empty() => Ok(()),
-            true => self.callers.push_all(&self.gradients).await,
-            false => self.callers.push_each(&self.gradients).await,
-        }
     }
 }
 
@@ -313,7 +274,7 @@ impl Rows {
             }
         }
         let calls = pairs.iter_mut().zip(parts).map(async |(pair, (request, places))| {
-            let answer = pair.caller.call(PULL_ROWS, request.freeze()).await?;
+            let answer = pair.callers[0].call(PULL_ROWS, Message::Bytes(request.freeze())).await?;
             Ok::<_, BenchError>((places, answer))
         });
         for (places, answer) in try_join_all(calls).await? {

@@ -31,6 +31,10 @@ pub(in crate::systems) trait Channel {
         targets.first_mut().map_or(Ok(0), |target| self.receive(target))
     }
 
+    /// As [`Client::resume`](crate::system::Client::resume) and [`rest`](crate::system::Client::rest) of who uses it.
+    fn resume(&mut self) {}
+    fn rest(&mut self) {}
+
     /// Called when nothing moved: where both sides share a thread, the other side's turn.
     fn idle(&mut self) -> io::Result<()> {
         Ok(())

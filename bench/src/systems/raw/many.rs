@@ -18,8 +18,8 @@ use crate::limits::REQUEST_BYTES;
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::process;
-use crate::system::System;
-use crate::systems::client::{Client, Consumer, slowest_share};
+use crate::system::{Client, System};
+use crate::systems::client::slowest_share;
 use crate::systems::crowd::Manners;
 use crate::systems::sealane;
 use crate::systems::sockets::{self, Poller};
@@ -40,9 +40,7 @@ pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result
         let askers = (0..plan.peers).map(&mut connect).collect::<Result<_, BenchError>>()?;
         let words = Words::new(REQUEST_BYTES, plan.size_bytes, Fuse::Turn);
         let askers = Askers { poller, askers, words, blocked: Vec::new(), came: Vec::new() };
-        let system =
-            System::new(NAME, format!("{} peers", plan.peers), Consumer { plan: plan.clone(), client: askers });
-        Ok(system.with_congestion(congestion))
+        Ok(System::new(NAME, format!("{} peers", plan.peers), plan, askers).with_congestion(congestion))
     })
 }
 

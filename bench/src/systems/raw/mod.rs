@@ -19,7 +19,6 @@ use crate::limits::STALL_LIMIT;
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::system::System;
-use crate::systems::client::Consumer;
 use crate::systems::sockets;
 use channel::{MemoryChannel, NAME, TcpChannel};
 use producer::RawProducer;
@@ -28,11 +27,6 @@ pub(super) use channel::Channel;
 pub(super) use many::{ZEROS, fan_in, serve_many};
 pub(super) use producer::RawConsumer;
 
-/// The bare operation over a channel.
-pub(super) fn over<C: Channel>(plan: &Plan, channel: C) -> Consumer<RawConsumer<C>> {
-    Consumer { plan: plan.clone(), client: RawConsumer::new(channel, plan) }
-}
-
 /// Raw sockets, the producer in a process of its own.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
@@ -40,13 +34,13 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
         let stream = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-        Ok(System::new(NAME, variant(plan), over(plan, channel)).with_congestion(congestion))
+        Ok(System::new(NAME, variant(plan), plan, RawConsumer::new(channel, plan)).with_congestion(congestion))
     })
 }
 
 /// Queues of bytes, both sides in the calling thread.
 pub(super) fn in_memory(plan: &Plan) -> System {
-    System::new(NAME, "memory", over(plan, MemoryChannel::new(RawProducer::new(plan))))
+    System::new(NAME, "memory", plan, RawConsumer::new(MemoryChannel::new(RawProducer::new(plan)), plan))
 }
 
 /// The producer's side over TCP: serves one consumer until that closes the connection.
@@ -79,7 +73,7 @@ fn variant(plan: &Plan) -> String {
     match (plan.bench, plan.fuse) {
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, _) => format!("{waiting}, fused writes"),
-        (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
+        (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),
         (Bench::Fuse, _) => format!("{waiting}, one request"),
         _ => waiting.to_owned(),
     }

@@ -3,19 +3,14 @@
 
 use std::io;
 
-use super::channel::{Channel, NAME, Patience, explained, receive_exact, send_all};
+use super::channel::{Channel, NAME, Patience, explained, send_all};
 use super::pieces::Pieces;
 use crate::error::BenchError;
 use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Bench, Fuse, Plan};
-use crate::systems::client::{Client, check_arrival};
-
-/// First byte of a streamed tensor: more follow, or it is the last of the round.
-const MORE: u8 = 0;
-const LAST: u8 = 1;
-/// Asks the producer to stream until [`STOP`], which asks for one last tensor.
-const GO: [u8; 1] = [2];
-const STOP: [u8; 1] = [3];
+use crate::system::Client;
+use crate::systems::client::check_arrival;
+use crate::systems::training::Moved;
 
 /// What one end says and hears: messages of one size each way. All connections of that end share it.
 #[derive(Debug)]
@@ -63,7 +58,8 @@ impl Flow {
         while self.owed > 0 {
             let write =
                 if words.fused { self.owed.min(words.said.len()) } else { (self.owed - 1) % words.said_bytes + 1 };
-            match channel.send(&words.said[..write])? {
+            // The last of it, so that all of a large message is read from memory.
+            match channel.send(&words.said[words.said.len() - write..])? {
                 0 => break,
                 sent => self.owed -= sent,
             }
@@ -83,11 +79,8 @@ impl Flow {
 /// The producer of any raw measurement: takes what came in and sends what is owed, one bounded turn at a time.
 #[derive(Debug)]
 pub(super) enum RawProducer {
-    /// For latency and rate: answers each request with a tensor.
+    /// Answers each request with a tensor.
     Answers(Flow, Words),
-    /// For bandwidth: streams tensors from [`GO`] to [`STOP`] as fast as the channel, which must not block, takes them. How
-    /// many bytes of the current one are sent; `None` outside a round.
-    Streams(Option<usize>, Box<[u8]>),
     /// For fuse: answers each request, of which there is one at a time, with all tensors of a step. How many bytes of it came.
     Steps(usize, Pieces),
 }
@@ -95,7 +88,6 @@ pub(super) enum RawProducer {
 impl RawProducer {
     pub(super) fn new(plan: &Plan) -> Self {
         match plan.bench {
-            Bench::Bandwidth => Self::Streams(None, vec![FILL; plan.size_bytes].into()),
             Bench::Fuse => Self::Steps(0, Pieces::new(&plan.step, FILL)),
             _ => Self::Answers(Flow::default(), Words::new(plan.size_bytes, REQUEST_BYTES, plan.fuse)),
         }
@@ -108,7 +100,6 @@ impl RawProducer {
                 flow.owe(words, asked);
                 flow.send(words, channel).map(drop)
             }
-            Self::Streams(sent, tensor) => stream(sent, tensor, channel),
             Self::Steps(asked, pieces) => {
                 if *asked < REQUEST_BYTES {
                     *asked += channel.receive(&mut [0; REQUEST_BYTES][*asked..])?;
@@ -128,27 +119,6 @@ impl RawProducer {
     }
 }
 
-fn stream(progress: &mut Option<usize>, tensor: &mut [u8], channel: &mut impl Channel) -> io::Result<()> {
-    let mut word = [0; 1];
-    let Some(sent) = *progress else {
-        if channel.receive(&mut word)? == 1 && word == GO {
-            tensor[0] = MORE;
-            *progress = Some(0);
-        }
-        return Ok(());
-    };
-    if sent == 0 && channel.receive(&mut word)? == 1 && word == STOP {
-        tensor[0] = LAST;
-    }
-    let sent = sent + channel.send(&tensor[sent..])?;
-    *progress = match (sent == tensor.len(), tensor[0]) {
-        (false, _) => Some(sent),
-        (true, LAST) => None,
-        (true, _) => Some(0),
-    };
-    Ok(())
-}
-
 /// A request and an answer.
 const MESSAGES_A_STEP: u64 = 2;
 
@@ -157,20 +127,17 @@ pub(in crate::systems) struct RawConsumer<C> {
     channel: C,
     flow: Flow,
     words: Words,
-    /// Of bandwidth: where each tensor goes, and whether the producer streams.
-    tensor: Option<(Vec<u8>, bool)>,
     /// Of steps: where their tensors go.
     pieces: Pieces,
     messages: u64,
 }
 
 impl<C: Channel> RawConsumer<C> {
-    pub(super) fn new(channel: C, plan: &Plan) -> Self {
+    pub(in crate::systems) fn new(channel: C, plan: &Plan) -> Self {
         Self {
             channel,
             flow: Flow::default(),
             words: Words::new(REQUEST_BYTES, plan.size_bytes, plan.fuse),
-            tensor: (plan.bench == Bench::Bandwidth).then(|| (vec![0; plan.size_bytes], false)),
             pieces: Pieces::new(&plan.step, 0),
             messages: 0,
         }
@@ -203,37 +170,21 @@ impl<C: Channel> RawConsumer<C> {
 }
 
 impl<C: Channel> Client for RawConsumer<C> {
+    fn resume(&mut self) {
+        self.channel.resume();
+    }
+
+    fn rest(&mut self) {
+        self.channel.rest();
+    }
+
     fn ask(&mut self, count: usize) -> Result<(), BenchError> {
-        match &mut self.tensor {
-            None => self.flow.owe(&self.words, count),
-            Some((_, true)) => {}
-            Some((_, streams)) => {
-                *streams = true;
-                send_all(&mut self.channel, &GO).map_err(explained)?;
-            }
-        }
+        self.flow.owe(&self.words, count);
         Ok(())
     }
 
     async fn take(&mut self) -> Result<usize, BenchError> {
-        match &mut self.tensor {
-            Some((tensor, _)) => receive_exact(&mut self.channel, tensor).map(|()| 1).map_err(explained),
-            None => self.take_answers().map_err(explained),
-        }
-    }
-
-    fn is_one_way(&self) -> bool {
-        self.tensor.is_some()
-    }
-
-    async fn end(&mut self) -> Result<(), BenchError> {
-        let Some((tensor, streams)) = &mut self.tensor else { return Ok(()) };
-        *streams = false;
-        send_all(&mut self.channel, &STOP).map_err(explained)?;
-        while tensor[0] != LAST {
-            receive_exact(&mut self.channel, tensor).map_err(explained)?;
-        }
-        Ok(())
+        self.take_answers().map_err(explained)
     }
 
     async fn step(&mut self) -> Result<(), BenchError> {
@@ -241,8 +192,8 @@ impl<C: Channel> Client for RawConsumer<C> {
         self.take_step().map_err(explained)
     }
 
-    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
-        Ok(Some(self.messages))
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
+        Ok(Moved::messages(self.messages))
     }
 
     fn check(&self) -> Result<(), BenchError> {

@@ -9,10 +9,10 @@ use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Link, Plan};
-use crate::system::System;
+use crate::system::{Client, System};
 use crate::systems::rows::{Memory, Wanted, tables};
 use crate::systems::sockets;
-use crate::systems::training::{self, Threads, Worker};
+use crate::systems::training::{self, Threads};
 
 /// The request for a step, which both sides know.
 const REQUEST: [u8; 8] = *b"the next";
@@ -95,8 +95,8 @@ struct Puller {
     place: Place,
 }
 
-impl Worker for Puller {
-    fn step(&mut self) -> Result<(), BenchError> {
+impl Client for Puller {
+    async fn step(&mut self) -> Result<(), BenchError> {
         let named = self.wanted.advance();
         match &mut self.place {
             Place::Here(memory) => gather(memory, named, &mut self.rows),

@@ -22,8 +22,8 @@ use crate::limits::STALL_LIMIT;
 use crate::machine::Pinned;
 use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan};
-use crate::system::{Rounds, System};
-use crate::systems::client::{Client, measure_now};
+use crate::system::{Client, System};
+use crate::systems::client::measure_now;
 
 /// Descriptors that a ring holds: as many slots as a ring of the shm link has.
 const SLOTS: usize = 1024;
@@ -127,7 +127,6 @@ struct Board {
 
 /// See the module.
 struct Shm {
-    plan: Plan,
     cpu: Option<usize>,
     /// Not zero, as such pages would exist only when they are first written.
     buffers: [Vec<Box<[u8]>>; 2],
@@ -135,7 +134,7 @@ struct Shm {
 
 /// Memory that two threads share.
 pub(in crate::systems) fn start(job: &PeerJob) -> System {
-    let plan = job.plan.clone();
+    let plan = &job.plan;
     let variant = match plan.bench {
         Bench::Latency if plan.polling => "polling, descriptor echo".to_owned(),
         Bench::Latency => "sleeping, futex".to_owned(),
@@ -144,16 +143,16 @@ pub(in crate::systems) fn start(job: &PeerJob) -> System {
     };
     let copied = if plan.bench == Bench::Bandwidth { plan.window } else { 0 };
     let buffers = [(); 2].map(|()| (0..copied).map(|_| vec![1; plan.size_bytes].into()).collect());
-    System::new(NAME, variant, Shm { plan, cpu: job.cpu, buffers })
+    System::new(NAME, variant, plan, Shm { cpu: job.cpu, buffers })
 }
 
-impl Rounds for Shm {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let Self { plan, cpu, buffers } = self;
+impl Client for Shm {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+        let Self { cpu, buffers } = self;
         let (asked, answered) = Default::default();
         let (to_producer, from_producer) = (Ring::new(), Ring::new());
         let board = Board { is_over: AtomicBool::new(false), to_producer, from_producer, asked, answered };
-        let (board, plan, consumer) = (&board, &*plan, thread::current());
+        let (board, consumer) = (&board, thread::current());
         thread::scope(|scope| {
             let beside = scope.spawn(move || {
                 let _pinned = cpu.map(Pinned::to).transpose()?;

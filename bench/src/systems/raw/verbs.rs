@@ -16,7 +16,7 @@ use crate::limits::STALL_LIMIT;
 use crate::machine::{Pinned, RdmaDevice};
 use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan};
-use crate::system::{Rounds, System};
+use crate::system::{Client, System};
 use crate::systems::sockets;
 
 /// RDMA WRITEs that are outstanding at least: with one, the device rests while its completion is looked at.
@@ -33,7 +33,6 @@ const MEBIBYTE: f64 = 1_048_576.0;
 
 /// Two processes of perftest a round.
 struct OverVerbs {
-    plan: Plan,
     device: RdmaDevice,
     server_cpu: Option<usize>,
     /// How long an exchange takes, as far as is known.
@@ -43,46 +42,46 @@ struct OverVerbs {
 /// Perftest on the system's device.
 pub(in crate::systems) fn start(job: &PeerJob) -> Result<System, BenchError> {
     let device = verbs::open(&VerbsSettings::default()).map_err(|error| failed("open the device", &error))?;
-    let (plan, device) = (job.plan.clone(), RdmaDevice::from(device.attributes()));
+    let (plan, device) = (&job.plan, RdmaDevice::from(device.attributes()));
     let waiting = if plan.polling { "polling" } else { "sleeping" };
     let variant = match plan.bench {
         Bench::Latency => format!("{waiting}, ib_send_lat"),
         _ => format!("{waiting}, ib_write_bw, window {}", plan.window.max(WRITES_MIN)),
     };
-    let rounds = OverVerbs { plan, device: device.clone(), server_cpu: job.cpu, exchange: None };
-    Ok(System::new(NAME, variant, rounds).with_device(Some(device)))
+    let client = OverVerbs { device: device.clone(), server_cpu: job.cpu, exchange: None };
+    Ok(System::new(NAME, variant, plan, client).with_device(Some(device)))
 }
 
 impl OverVerbs {
     /// The program, with what both sides are told.
-    fn command(&self, port: u16, exchanges: u64) -> Command {
-        let (program, more) = match self.plan.bench {
+    fn command(&self, plan: &Plan, port: u16, exchanges: u64) -> Command {
+        let (program, more) = match plan.bench {
             Bench::Latency => ("ib_send_lat", vec!["-U".to_owned()]),
-            _ => ("ib_write_bw", vec!["-t".to_owned(), self.plan.window.max(WRITES_MIN).to_string()]),
+            _ => ("ib_write_bw", vec!["-t".to_owned(), plan.window.max(WRITES_MIN).to_string()]),
         };
         let RdmaDevice { name, port: device_port, gid_index, .. } = &self.device;
         let mut command = Command::new(program);
         command.args(["-F", "-d", name, "-i", &device_port.to_string(), "-x", &gid_index.to_string()]);
-        command.args(["-p", &port.to_string(), "-s", &self.plan.size_bytes.to_string(), "-n", &exchanges.to_string()]);
-        command.args(more).args((!self.plan.polling).then_some("-e"));
+        command.args(["-p", &port.to_string(), "-s", &plan.size_bytes.to_string(), "-n", &exchanges.to_string()]);
+        command.args(more).args((!plan.polling).then_some("-e"));
         command.stdin(Stdio::null());
         command
     }
 
     /// Both sides of so many exchanges; what the client printed.
-    fn run(&self, exchanges: u64) -> Result<String, BenchError> {
+    fn run(&self, plan: &Plan, exchanges: u64) -> Result<String, BenchError> {
         let port = sockets::listen(None).and_then(|listener| sockets::port(&listener))?;
         let mut server = {
             // A process that is started inherits where its parent's thread may run.
             let _pinned = self.server_cpu.map(Pinned::to).transpose()?;
-            let mut server = self.command(port, exchanges);
+            let mut server = self.command(plan, port, exchanges);
             Server(
                 server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| not_run(&server, &error))?,
             )
         };
         let begun = Instant::now();
         loop {
-            let mut client = self.command(port, exchanges);
+            let mut client = self.command(plan, port, exchanges);
             let ended = client.arg("127.0.0.1").output().map_err(|error| not_run(&client, &error))?;
             let [printed, said] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
             if ended.status.success() {
@@ -99,14 +98,14 @@ impl OverVerbs {
     }
 }
 
-impl Rounds for OverVerbs {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+impl Client for OverVerbs {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
         let each = match self.exchange {
             Some(each) => each,
-            None => measured(&self.plan, &self.run(TRIAL)?)?.1,
+            None => measured(plan, &self.run(plan, TRIAL)?)?.1,
         };
         let exchanges = (length.as_secs_f64() / each.as_secs_f64().max(1e-9)) as u64;
-        let (sample, each) = measured(&self.plan, &self.run(exchanges.clamp(EXCHANGES.0, EXCHANGES.1))?)?;
+        let (sample, each) = measured(plan, &self.run(plan, exchanges.clamp(EXCHANGES.0, EXCHANGES.1))?)?;
         self.exchange = Some(each);
         Ok(sample)
     }

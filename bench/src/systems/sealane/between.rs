@@ -18,13 +18,12 @@ use crate::figures::Sample;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security, SystemName};
-use crate::system::{Rounds, System};
+use crate::system::{Client, System};
 use crate::systems::client::check_arrival;
 
 /// An engine that consumes.
 struct Sealane {
     name: &'static str,
-    plan: Plan,
     measured: Measured,
     lanes: Vec<Lane>,
 }
@@ -49,7 +48,7 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
             streams::dial(&plan, &task, Some(engine))?
         } else {
             let name = job.system.as_str();
-            System::new(name, variant(&plan), Sealane::new(name, &plan, engine)?)
+            System::new(name, variant(&plan), &plan, Sealane::new(name, &plan, engine)?)
         };
         Ok(system.with_congestion(congestion).with_device(device))
     })
@@ -61,24 +60,24 @@ pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
     let links = Links { listener, verbs: None, keys: None };
     let engine = engine::start_pair(plan, map(port, port), &[WORKER, PS], links, PATIENCE)?;
     producer::start(&engine, plan)?;
-    Ok(System::new(NAME, variant(plan), Sealane::new(NAME, plan, engine)?))
+    Ok(System::new(NAME, variant(plan), plan, Sealane::new(NAME, plan, engine)?))
 }
 
 impl Sealane {
     fn new(name: &'static str, plan: &Plan, engine: Engine) -> Result<Self, BenchError> {
         let lanes = consumer::lanes(&engine, plan)?;
-        Ok(Self { name, plan: plan.clone(), measured: Measured::new(engine), lanes })
+        Ok(Self { name, measured: Measured::new(engine), lanes })
     }
 }
 
-impl Rounds for Sealane {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+impl Client for Sealane {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
         let mut lanes = std::mem::take(&mut self.lanes);
-        let is_step = self.plan.bench == Bench::Fuse;
+        let is_step = plan.bench == Bench::Fuse;
         if is_step {
             lanes.iter_mut().for_each(Lane::wipe);
         }
-        let (sample, lanes) = consumer::round(&self.measured.engine, &self.plan, lanes, length)?;
+        let (sample, lanes) = consumer::round(&self.measured.engine, plan, lanes, length)?;
         self.lanes = lanes;
         let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
         check_arrival(self.name, tensors).map(|()| sample)

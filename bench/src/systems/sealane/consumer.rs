@@ -14,7 +14,9 @@ use crate::error::BenchError;
 use crate::figures::Sample;
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::systems::client::{Client, check_length, measure, steps};
+use crate::system::Client;
+use crate::systems::client::{check_length, measure, steps};
+use crate::systems::training::Moved;
 
 /// A lane for every tensor of the plan, with memory that it keeps.
 pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchError> {
@@ -192,12 +194,12 @@ impl Client for Consumer<'_> {
         way.step(&self.pair, &mut self.lanes).await
     }
 
-    async fn messages(&mut self) -> Result<Option<u64>, BenchError> {
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
         if self.plan.bench != Bench::Fuse {
             return Ok(None);
         }
         self.shard.shard().sleep(SHOWN_AFTER).await;
-        Ok(Some(shown(&self.engine).messages))
+        Ok(Some(shown(&self.engine)))
     }
 
     /// The turn's own clock: exact to the turn, and free.

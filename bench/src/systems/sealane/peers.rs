@@ -19,7 +19,7 @@ use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
 use crate::process::{self, Growth, Process};
-use crate::system::{Rounds, System};
+use crate::system::{Client, System};
 use crate::systems::crowd::Manners;
 use crate::systems::sockets::Meeting;
 
@@ -36,7 +36,6 @@ enum Peers {
 
 /// An engine whose peers want nothing.
 struct Idle {
-    plan: Plan,
     /// Before the engine's process, which they say goodbye to.
     peers: Peers,
     engine: Process,
@@ -48,11 +47,11 @@ struct Idle {
 
 /// An engine in a process of its own, and its peers.
 pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    let plan = job.plan.clone();
+    let plan = &job.plan;
     process::allow_open_files("--peers", plan.peers, if plan.link == Link::Shm { OPEN_FILES } else { 1 })?;
     let meeting = Meeting::arrange()?;
-    let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-    let mut peer = Peer::start(program, &job)?;
+    let job = &PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
+    let mut peer = Peer::start(program, job)?;
     let (engine, growth) = (Process::new(peer.process_id())?, Growth::of(peer.process_id())?);
     let (peers, congestion) = if plan.link == Link::Shm {
         let attach = |peer| {
@@ -62,11 +61,11 @@ pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<S
         let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(BenchError::sealane("attach"));
         (Peers::Attached { _clients: clients.map_err(|failure| peer.blame(failure))? }, None)
     } else {
-        let (sessions, congestion) = connect(&job, &peer).map_err(|failure| peer.blame(failure))?;
+        let (sessions, congestion) = connect(job, &peer).map_err(|failure| peer.blame(failure))?;
         (Peers::Connected(Box::new(sessions)), Some(congestion))
     };
     let variant = format!("{}, {} peers", if plan.polling { "polling" } else { "parking" }, plan.peers);
-    Ok(System::new(NAME, variant, Idle { plan, peers, engine, growth, peer }).with_congestion(congestion))
+    Ok(System::new(NAME, variant, plan, Idle { peers, engine, growth, peer }).with_congestion(congestion))
 }
 
 impl Idle {
@@ -82,14 +81,14 @@ impl Idle {
     }
 }
 
-impl Rounds for Idle {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+impl Client for Idle {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
         self.pass(length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX))?;
         let (began, spent_before) = (Instant::now(), self.engine.cpu_time()?);
         self.pass(length)?;
         let (took, spent) = (began.elapsed(), self.engine.cpu_time()?.saturating_sub(spent_before));
         let cpu_percent = 100.0 * spent.as_secs_f64() / took.as_secs_f64();
-        let bytes_per_peer = self.growth.bytes_each(self.plan.peers)?;
+        let bytes_per_peer = self.growth.bytes_each(plan.peers)?;
         let figures = vec![(Metric::CpuPercent, cpu_percent), (Metric::ResidentBytesPerPeer, bytes_per_peer)];
         Ok(figures.into())
     }

@@ -4,30 +4,25 @@
 //! of them spins but the daemon's shard.
 
 use std::io::{self, Read, Write};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use ::sealane::{Stream, StreamOptions, Streams, Task};
 use sealane_fusion::Engine;
 
 use super::engine::{Measured, PS};
 use crate::error::BenchError;
-use crate::figures::Sample;
 use crate::limits::STALL_LIMIT;
 use crate::peer::PeerJob;
-use crate::plan::{Bench, Plan, SystemName};
-use crate::system::{Rounds, System};
-use crate::systems::client;
+use crate::plan::{Plan, SystemName};
+use crate::system::System;
 use crate::systems::raw::{self, Channel, RawConsumer};
 
 /// What the producer listens by.
 const LISTENER: &str = "bench";
 
-/// One end of a stream.
+/// One end of a stream, and the engine under it where that rests with it. A read waits for something to come.
 struct StreamChannel {
     stream: Stream,
-    /// A read waits for something to come.
-    waits: bool,
+    measured: Option<Measured>,
 }
 
 impl Channel for StreamChannel {
@@ -36,27 +31,10 @@ impl Channel for StreamChannel {
     }
 
     fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        let received = if self.waits {
-            self.stream.read(target)?
-        } else {
-            match self.stream.poll_read(target, &mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(received) => received.map_err(io::Error::other)?,
-                Poll::Pending => return Ok(0),
-            }
-        };
-        if received == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
-    }
-}
-
-/// The consumer's end, and the engine under it where that is in this process.
-struct Consumer {
-    raw: client::Consumer<RawConsumer<StreamChannel>>,
-    measured: Option<Measured>,
-}
-
-impl Rounds for Consumer {
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        self.raw.round(length)
+        match self.stream.read(target)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            received => Ok(received),
+        }
     }
 
     fn resume(&mut self) {
@@ -79,9 +57,9 @@ fn options() -> StreamOptions {
 
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
     let stream = Streams::of(task).connect(PS, LISTENER, options()).wait();
-    let channel = StreamChannel { stream: stream.map_err(BenchError::sealane("dial a stream"))?, waits: true };
-    let consumer = Consumer { raw: raw::over(plan, channel), measured: engine.map(Measured::new) };
-    Ok(System::new(SystemName::Stream.as_str(), "blocking", consumer))
+    let stream = stream.map_err(BenchError::sealane("dial a stream"))?;
+    let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
+    Ok(System::new(SystemName::Stream.as_str(), "blocking", plan, RawConsumer::new(channel, plan)))
 }
 
 /// Answers the consumer's stream until it ends.
@@ -89,8 +67,7 @@ pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options() });
     let stream =
         listener.and_then(|listener| listener.accept().wait()).map_err(BenchError::sealane("accept a stream"))?;
-    // A producer that streams looks now and then whether it is to end.
-    raw::serve_channel(plan, StreamChannel { stream, waits: plan.bench != Bench::Bandwidth })
+    raw::serve_channel(plan, StreamChannel { stream, measured: None })
 }
 
 /// Both ends, which are clients in this process.

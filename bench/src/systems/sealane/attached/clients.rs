@@ -21,7 +21,8 @@ use super::super::engine::{NAME, PS, WORKER, key_of, lanes};
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::systems::client::{Client, check_arrival, check_length, pass_gap};
+use crate::system::Client;
+use crate::systems::client::{check_arrival, check_length, pass_gap};
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
 const BATCHES: usize = 4;

@@ -24,7 +24,6 @@ use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Plan, SystemName};
 use crate::system::System;
-use crate::systems::client::Consumer;
 use crate::systems::sockets::Meeting;
 use clients::Clients;
 
@@ -46,7 +45,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
             return streams::between(&plan, ps, &worker);
         }
         let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
-        Ok(System::new(NAME, variant(&plan), Consumer { plan, client }))
+        Ok(System::new(NAME, variant(&plan), &plan, client))
     })
 }
 

@@ -29,10 +29,10 @@ use crate::limits::{CONNECT_LIMIT, FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, SystemName, Training, Variant};
 use crate::process::{self, Growth};
-use crate::system::System;
+use crate::system::{Client, System};
 use crate::systems::rows::bytes_of_each;
 use crate::systems::sockets::Meeting;
-use crate::systems::training::{self, Share, StepLog, Threads, Trainees};
+use crate::systems::training::{self, Share, StepLog, Threads};
 
 /// Buffers of the shared receive queue over verbs: of 16 KiB each, and more than a few ps can have on their way.
 const QUEUE_DEPTH: u32 = 256;
@@ -281,8 +281,8 @@ impl Worker {
     }
 }
 
-impl training::Worker for Worker {
-    fn step(&mut self) -> Result<(), BenchError> {
+impl Client for Worker {
+    async fn step(&mut self) -> Result<(), BenchError> {
         self.make_step().map_err(BenchError::sealane("train"))
     }
 

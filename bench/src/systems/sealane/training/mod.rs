@@ -18,7 +18,6 @@ use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, SystemName, Training, Variant};
 use crate::process::{self, Growth};
 use crate::system::System;
-use crate::systems::client::Consumer;
 use crate::systems::crowd::Crowd;
 use crate::systems::training;
 
@@ -45,8 +44,8 @@ pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result
     process::allow_open_files("--peers", job.plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
         let (client, congestion) = connect(job, peer)?;
-        let (variant, plan) = (format!("{} peers", job.plan.peers), job.plan.clone());
-        Ok(System::new(NAME, variant, Consumer { plan, client }).with_congestion(congestion))
+        let variant = format!("{} peers", job.plan.peers);
+        Ok(System::new(NAME, variant, &job.plan, client).with_congestion(congestion))
     })
 }
 

@@ -5,7 +5,8 @@ use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 use super::super::engine;
 use super::*;
 use crate::plan::{Registration, Transfer};
-use crate::systems::training::{StepLog, Trainees};
+use crate::system::Client;
+use crate::systems::training::StepLog;
 
 const WORKERS: usize = 3;
 
@@ -36,7 +37,7 @@ fn workers_train_over_verbs_in_every_way() {
             assert_eq!(opened.get().expect("it is known").name, "fake0");
             let mut log = StepLog::begin(WORKERS);
             workers.train(3, &mut log).expect("the steps are made");
-            let moved = workers.moved().expect("it is counted").expect("it is counted");
+            let moved = (workers.moved)().expect("it is counted").expect("it is counted");
             let payload = 3 * WORKERS * plan.step.iter().chain(&training::of(&plan).push).sum::<usize>();
             assert!(moved.bytes as usize >= payload && moved.messages > 0, "{mode} {fuse}: {moved:?} of {payload}");
             drop(workers);

@@ -14,10 +14,11 @@ use crate::error::BenchError;
 use crate::figures::Metric;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
-use crate::systems::client::{Client, slowest_share};
+use crate::system::Client;
+use crate::systems::client::slowest_share;
 use crate::systems::crowd::Crowd;
 use crate::systems::sockets::{Poller, at_most};
-use crate::systems::training::{self, Moved, StepLog, Trainees};
+use crate::systems::training::{self, Moved, StepLog};
 
 struct Worker {
     /// Its steps so far: the number of the next.
@@ -207,7 +208,7 @@ impl Workers {
     }
 }
 
-impl Trainees for Workers {
+impl Client for Workers {
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
         self.busy = self.workers.len();
         let mut moved = Instant::now();
@@ -225,12 +226,10 @@ impl Trainees for Workers {
         Ok(())
     }
 
-    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+    async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
         Moved::over_loopback(self.pairs.iter().map(Pair::messages).sum())
     }
-}
 
-impl Client for Workers {
     fn ask(&mut self, _count: usize) -> Result<(), BenchError> {
         let (now, came) = (Instant::now(), std::mem::take(&mut self.came));
         if came.is_empty() {

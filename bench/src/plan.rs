@@ -280,6 +280,7 @@ impl Plan {
             (Bench::Fuse, Shm) => &[Receive, Plan],
             (Bench::Fuse, _) => &[Off, Turn, Receive, Plan],
             (Bench::Rate, Tcp | Verbs | Loopback) => &[Off, Turn, Receive, Plan, Push],
+            (Bench::Rate, Shm) => &[Off, Turn, Push],
             _ => &[Off, Turn],
         };
         Offer { links, baselines, fuses }

@@ -150,6 +150,10 @@ fn cases() -> Vec<Trial> {
             cases.push(yields_figures(format!("rate over {link}, fuse {fuse}"), plan));
         }
     }
+    for size_bytes in [64, 100_003] {
+        let plan = Plan { fuse: Fuse::Push, window: 7, size_bytes, ..short_plan(Bench::Rate, Link::Shm, vec![]) };
+        cases.push(yields_figures(format!("rate over shm of {size_bytes} bytes, fuse push"), plan));
+    }
     for peers in [PEERS, 2 * PEERS + 1] {
         for (size_bytes, fuse) in [(64, Fuse::Turn), (64, Fuse::Plan), (300_001, Fuse::Turn), (300_001, Fuse::Plan)] {
             let baselines = vec![SystemName::Raw];

@@ -2,7 +2,7 @@
 //!
 //! - *latency*: the worker's recv is in place; timed is from the ps's call of `send` until the worker has the tensor.
 //! - *rate* and *bandwidth*: batches of a window in flight, each asked for and sent; rate fuses the calls of a batch if turns are
-//!   fused.
+//!   fused. Or the ps pushes batches and the worker takes out of its queue what has come; counted is what it has taken.
 //! - *fuse*: a step is timed from the call until the worker has every tensor. By plan, the ps has published all of them once, each
 //!   from its own memory, and the worker's plan pulls them into its own; else the ps sends all in one `send_all`, and the worker asks
 //!   for all in one `recv_all`.
@@ -13,13 +13,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use sealane::{
-    Buffer, DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta,
+    AcceptOptions, Acceptor, Buffer, DType, Error, Keys, Plan as PullPlan, Pushing, Receiving, RecvOptions, Sending,
+    Task, Tensor, TensorMeta,
 };
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
-use super::super::engine::{NAME, PS, WORKER, key_of, lanes};
+use super::super::engine::{NAME, PS, QUEUE, WORKER, key_of, lanes};
 use crate::error::BenchError;
-use crate::limits::FILL;
+use crate::limits::{FILL, STALL_LIMIT};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::system::Client;
 use crate::systems::client::{check_arrival, check_length, pass_gap};
@@ -60,6 +61,7 @@ struct Batch {
     slots: Range<usize>,
     receivings: Vec<Receiving>,
     sendings: Vec<Sending>,
+    pushing: Option<Pushing>,
 }
 
 /// Both clients, and what they use again from round to round.
@@ -71,6 +73,9 @@ pub(super) struct Clients {
     under_way: VecDeque<Batch>,
     /// Whether a batch is one call each way.
     fused: bool,
+    /// Of pushes: the worker's queue, and how many came out of it that belong to batches under way.
+    queue: Option<Acceptor>,
+    came: usize,
     /// The next step; no step is used twice.
     step: i64,
     /// Of steps: what pulls them, or what the next one sends.
@@ -81,20 +86,25 @@ pub(super) struct Clients {
 impl Clients {
     /// Takes the two tasks, and memory for the tensors.
     pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
-        let is_step = plan.bench == Bench::Fuse;
+        let (is_step, is_push) = (plan.bench == Bench::Fuse, plan.fuse == Fuse::Push);
         let slot = |(index, bytes): (usize, usize)| {
             let large = bytes > INLINE_BYTES_MAX;
             // What travels in the ring comes from the heap.
             let mut memory = if large || is_step { ps.alloc(bytes)? } else { Buffer::from_vec(vec![0; bytes]) };
             memory.fill(FILL);
-            let destination = (large && !is_step).then(|| worker.alloc(bytes)).transpose()?;
+            let destination = (large && !is_step && !is_push).then(|| worker.alloc(bytes)).transpose()?;
             let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
             Ok(Slot { key: key_of(index), meta, bytes: Bytes::from_owner(memory), destination })
         };
         let slots = lanes(plan).into_iter().enumerate().map(slot).collect::<Result<Vec<_>, Error>>()?;
         let (idle, under_way) = (batches(slots.len()).collect(), VecDeque::with_capacity(BATCHES));
         let fused = plan.fuse == Fuse::Turn && plan.bench == Bench::Rate;
-        let mut clients = Self { ps, worker, slots, idle, under_way, fused, step: 0, plan: None, tensors: Vec::new() };
+        let (mut room, tensors) = (AcceptOptions::default(), Vec::new());
+        room.tensors_max = room.tensors_max.max(plan.window);
+        room.bytes_max = room.bytes_max.max(plan.window * plan.size_bytes);
+        let queue = is_push.then(|| worker.acceptor(QUEUE, room));
+        let mut clients =
+            Self { ps, worker, slots, idle, under_way, fused, queue, came: 0, step: 0, plan: None, tensors };
         if is_step && plan.fuse == Fuse::Plan {
             clients.ps.publish_many(0, clients.tensors()?).wait()?;
             let keys = clients.slots.iter().map(|slot| slot.key.as_str());
@@ -111,21 +121,42 @@ impl Clients {
         let Self { ps, worker, slots: all, step, .. } = self;
         let (at, begun) = (*step, &mut all[slots.clone()]);
         *step += 1;
+        if self.queue.is_some() {
+            let tensors = begun.iter().map(Slot::tensor).collect::<Result<Vec<_>, Error>>()?;
+            let pushing = Some(ps.push_all(WORKER, QUEUE, tensors));
+            return Ok(Batch { slots, receivings: Vec::new(), sendings: Vec::new(), pushing });
+        }
         if self.fused {
             let wanted = begun.iter_mut().map(|slot| (slot.options(), slot.key.as_str()));
             let receivings = worker.recv_all(PS, at, wanted.map(|(options, key)| (key, options)));
             let tensors = begun.iter().map(|slot| Ok((slot.key.as_str(), slot.tensor()?)));
             let sendings = ps.send_all(WORKER, at, tensors.collect::<Result<Vec<_>, Error>>()?);
-            return Ok(Batch { slots, receivings, sendings });
+            return Ok(Batch { slots, receivings, sendings, pushing: None });
         }
-        let mut batch =
-            Batch { receivings: Vec::with_capacity(slots.len()), sendings: Vec::with_capacity(slots.len()), slots };
+        let (receivings, sendings) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+        let mut batch = Batch { receivings, sendings, slots, pushing: None };
         for slot in begun {
             let options = slot.options();
             batch.receivings.push(worker.recv_with(PS, at, &slot.key, options));
             batch.sendings.push(ps.send(WORKER, at, &slot.key, slot.tensor()?));
         }
         Ok(batch)
+    }
+
+    /// Takes so many more out of the queue, or what came before.
+    fn accept(&mut self, count: usize) -> Result<(), BenchError> {
+        let Some(queue) = &self.queue else { return Ok(()) };
+        while self.came < count {
+            let accepted = queue.accept_many(self.slots.len()).wait_within(STALL_LIMIT).map_err(unmoved)?;
+            if accepted.is_empty() {
+                return Err(BenchError::Stalled { system: NAME, waited: STALL_LIMIT });
+            }
+            let expected = self.slots[0].bytes.len();
+            accepted.iter().try_for_each(|came| check_length(NAME, expected, came.tensor.len()))?;
+            self.came += accepted.len();
+        }
+        self.came -= count;
+        Ok(())
     }
 
     fn exchange_all(&mut self) -> Result<(), Error> {
@@ -165,7 +196,12 @@ impl Client for Clients {
 
     /// Waits until all of a batch's tensors have arrived and their sends have ended.
     async fn take(&mut self) -> Result<usize, BenchError> {
-        let Batch { slots, receivings, sendings } = self.under_way.pop_front().expect("something was asked for");
+        let Batch { slots, receivings, sendings, pushing } =
+            self.under_way.pop_front().expect("something was asked for");
+        if let Some(pushing) = pushing {
+            self.accept(slots.len())?;
+            pushing.wait().map_err(unmoved)?;
+        }
         let arrived = Receiving::wait_all(receivings);
         for (slot, tensor) in self.slots[slots.clone()].iter_mut().zip(arrived) {
             slot.received(tensor.map_err(unmoved)?)?;

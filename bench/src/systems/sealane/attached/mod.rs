@@ -54,6 +54,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Latency, _) if plan.polling => "polling, through the daemon".to_owned(),
         (Bench::Latency, _) => "parking, through the daemon".to_owned(),
         (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
+        (Bench::Rate, Fuse::Push) => "polling, push".to_owned(),
         (Bench::Bandwidth, _) => format!("polling, window {}", plan.window),
         (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
         _ => "polling, batched calls".to_owned(),
@@ -64,8 +65,8 @@ fn variant(plan: &Plan) -> String {
 /// stand still.
 const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_add(STALL_LIMIT);
 
-/// Memory for tensors received without a destination, of which there are none that need it but those of steps: small ones
-/// lie in the ring, large ones have a destination.
+/// Memory for tensors received without a destination, of which there are none that need it but those of steps and of queues: small
+/// ones lie in the ring, large ones have a destination.
 const AREA_BYTES: u64 = 1 << 20;
 
 /// The engine's process.
@@ -75,7 +76,9 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(&[])?;
-    let area_bytes = AREA_BYTES + room_bytes(&job.plan.step) as u64;
+    // A queue has at most half of it.
+    let queued = if job.plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&job.plan)) } else { 0 };
+    let area_bytes = AREA_BYTES + (room_bytes(&job.plan.step) + queued) as u64;
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()
 }

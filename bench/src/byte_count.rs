@@ -49,16 +49,6 @@ impl std::str::FromStr for Sizes {
     }
 }
 
-/// Writes a byte count with the largest binary unit that keeps it whole.
-pub(crate) fn format_bytes(bytes: usize) -> String {
-    for (unit, scale) in [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
-        if bytes >= scale && bytes.is_multiple_of(scale) {
-            return format!("{} {unit}", bytes / scale);
-        }
-    }
-    format!("{bytes} B")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,9 +63,6 @@ mod tests {
         for text in ["", "MiB", "-1", "4.5MiB", "4 parsecs", "99999999999999999999", "99999999999999999GiB"] {
             let error = parse_bytes(text).expect_err(text);
             assert!(error.to_string().contains("4MiB"), "{error}");
-        }
-        for (bytes, text) in [(64, "64 B"), (4 << 20, "4 MiB"), (1500, "1500 B"), (3 << 10, "3 KiB")] {
-            assert_eq!(format_bytes(bytes), text);
         }
     }
 

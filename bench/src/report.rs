@@ -2,11 +2,11 @@
 
 use itertools::Itertools;
 use sealane_cli::machine::Machine;
+use sealane_cli::settings::show_bytes;
 use sealane_cli::table::{Column, Table};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::byte_count::format_bytes;
 use crate::figures::{Measured, Metric, PERCENTILES, Ratio, Spread, microseconds, ratios, rounded};
 use crate::machine::RdmaDevice;
 use crate::plan::{Bench, Link, Plan};
@@ -158,7 +158,7 @@ impl Report {
         of_one.map(|rows| {
             let mut line = vec![("system", rows[0].system.to_owned()), ("variant", rows[0].variant.clone())];
             if let Some(bytes) = self.parameters["size_bytes"].as_u64().filter(|_| has_size(self.bench)) {
-                line.push(("size", format_bytes(bytes as usize)));
+                line.push(("size", show_bytes(bytes)));
             }
             for (place, ResultRow { metric, figures, .. }) in rows.iter().enumerate() {
                 match *figures {

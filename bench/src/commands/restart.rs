@@ -5,10 +5,9 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -26,6 +25,9 @@ use crate::system::{Client, System};
 const PS: &str = "ps0:2222";
 /// By the daemon that serves them: the ps's own, and the other.
 const WORKERS: [&str; 2] = ["worker0:2222", "worker1:2222"];
+
+/// Both daemons, by their names, with the tasks of each.
+const HOSTS: [(&str, &[&str]); 2] = [("first", &[PS, WORKERS[0]]), ("second", &[WORKERS[1]])];
 
 /// The queue that each worker accepts from.
 const QUEUE: &str = "tensors";
@@ -57,16 +59,13 @@ const LOG_LINES: usize = 5;
 /// A daemon does not start, or a task cannot attach.
 pub(super) fn systems(plan: &Plan) -> Result<Vec<System>, BenchError> {
     let restart = Rc::new(RefCell::new(Restart::start(plan.size_bytes)?));
+    let ways: [(Way, _); 2] = [(Host::stop_and_start, "drained and started anew"), (Host::hand_over, "handed over")];
     let system = |(way, variant)| System::new("sealane", variant, plan, Turn { restart: restart.clone(), way });
-    Ok([(Way::StopAndStart, "drained and started anew"), (Way::HandOver, "handed over")].map(system).into())
+    Ok(ways.map(system).into())
 }
 
 /// How a daemon's place is taken by the next one.
-#[derive(Clone, Copy)]
-enum Way {
-    HandOver,
-    StopAndStart,
-}
+type Way = fn(&mut Host) -> Result<(), BenchError>;
 
 /// One of the ways, in rounds.
 struct Turn {
@@ -93,12 +92,9 @@ struct Restart {
 impl Restart {
     fn start(size_bytes: usize) -> Result<Restart, BenchError> {
         let directory = tempfile::tempdir().map_err(BenchError::io("make a directory for the daemons"))?;
-        let host = |(name, tasks)| Host { directory: directory.path().to_owned(), name, tasks, daemon: None };
-        let mut hosts: Vec<Host> =
-            [("first", vec![PS, WORKERS[0]]), ("second", vec![WORKERS[1]])].map(host).into_iter().collect();
-        let map = endpoint_map(&hosts).map_err(BenchError::io("find free ports on 127.0.0.1"))?;
+        let map = endpoint_map().map_err(BenchError::io("find free ports on 127.0.0.1"))?;
         fs::write(directory.path().join(".endpoint_map"), map).map_err(BenchError::io("write the endpoint map"))?;
-        hosts.iter_mut().try_for_each(Host::start)?;
+        let mut hosts = HOSTS.iter().map(|host| Host::start(directory.path(), host)).collect::<Result<Vec<_>, _>>()?;
         let tasks =
             [(0, PS), (0, WORKERS[0]), (1, WORKERS[1])].map(|(host, task): (usize, _)| hosts[host].attach(task));
         let tasks = tasks.into_iter().collect::<Result<Vec<Task>, _>>()?;
@@ -113,13 +109,7 @@ impl Restart {
             stream.look(|arrivals| (arrivals.longest, arrivals.failed) = (Duration::ZERO, 0));
         }
         thread::sleep(length);
-        match way {
-            Way::HandOver => self.hosts[0].hand_over()?,
-            Way::StopAndStart => {
-                self.hosts[0].drain()?;
-                self.hosts[0].start()?;
-            }
-        }
+        way(&mut self.hosts[0])?;
         self.until_all_have_got_one(Instant::now())?;
         let gap = |stream: &Stream| stream.look(|arrivals| arrivals.longest).as_secs_f64() * 1e3;
         let metrics = [Metric::Gap, Metric::PeerGap, Metric::PullGap, Metric::PeerPullGap];
@@ -144,113 +134,75 @@ impl Restart {
 
 /// The tasks of each daemon at an address of their own, which was free a moment ago: a daemon that is started anew has to
 /// bind it by itself, as any does.
-fn endpoint_map(hosts: &[Host]) -> std::io::Result<String> {
-    let listeners = hosts.iter().map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+fn endpoint_map() -> std::io::Result<String> {
+    let listeners = HOSTS.map(|_| TcpListener::bind("127.0.0.1:0"));
     let mut map = String::new();
-    for (listener, host) in listeners.iter().zip(hosts) {
-        let address = listener.local_addr()?;
-        map.extend(host.tasks.iter().map(|task| format!("{task}={address}\n")));
+    for (listener, (_, tasks)) in listeners.iter().zip(HOSTS) {
+        let address = listener.as_ref().map_err(|error| error.kind())?.local_addr()?;
+        map.extend(tasks.iter().map(|task| format!("{task}={address}\n")));
     }
     Ok(map)
 }
 
 /// A host's daemon.
 struct Host {
-    directory: PathBuf,
-    name: &'static str,
-    tasks: Vec<&'static str>,
-    daemon: Option<Child>,
+    socket: PathBuf,
+    tasks: &'static [&'static str],
+    daemon: Child,
 }
 
 impl Host {
-    fn socket(&self) -> PathBuf {
-        self.directory.join(self.name)
-    }
-
-    fn log(&self) -> PathBuf {
-        self.socket().with_extension("log")
-    }
-
-    fn command(&self, command: &str) -> Command {
-        let mut made = Command::new(programs::find("sealane"));
-        made.arg(command).arg("--socket").arg(self.socket()).current_dir(&self.directory);
-        made.stdin(Stdio::null()).stdout(Stdio::null());
-        made
-    }
-
-    fn start(&mut self) -> Result<(), BenchError> {
-        self.daemon = Some(self.spawn(&[])?);
-        Ok(())
-    }
-
-    fn spawn(&self, arguments: &[&str]) -> Result<Child, BenchError> {
-        let mut daemon = self.command("daemon");
-        daemon.args(arguments);
-        // One shard, as the daemons of other measurements have; all else is as by default.
-        daemon.args(["--endpoint-map", ".endpoint_map", "--metrics", "off", "--set", "runtime.shards=1"]);
-        daemon.args(self.tasks.iter().flat_map(|task| ["--task", task]));
-        daemon.arg("--end-with").arg(std::process::id().to_string());
-        let log = File::options().create(true).append(true).open(self.log());
-        let started = log.and_then(|log| daemon.stderr(log).spawn());
-        started.map_err(BenchError::io("start a daemon"))
+    fn start(directory: &Path, (name, tasks): &(&str, &'static [&'static str])) -> Result<Host, BenchError> {
+        let socket = directory.join(name);
+        Ok(Host { daemon: spawn(&socket, tasks, &[])?, socket, tasks })
     }
 
     /// Has another daemon take over, and has the first one's end when this returns.
     fn hand_over(&mut self) -> Result<(), BenchError> {
-        let next = self.spawn(&["--take-over"])?;
-        let Some(mut first) = self.daemon.replace(next) else { unreachable!("it was started") };
+        let next = spawn(&self.socket, self.tasks, &["--take-over"])?;
+        let mut first = std::mem::replace(&mut self.daemon, next);
         let begun = Instant::now();
-        loop {
-            match first.try_wait() {
-                Ok(Some(ended)) if ended.success() => return Ok(()),
-                Ok(Some(ended)) => return Err(self.failed("hand over to a daemon", ended)),
-                _ => thread::sleep(LOOK),
+        let failure = loop {
+            match (first.try_wait(), self.daemon.try_wait()) {
+                (Ok(Some(ended)), _) if ended.success() => return Ok(()),
+                (Ok(Some(ended)), _) | (_, Ok(Some(ended))) => break self.failed("hand over to a daemon", ended),
+                _ if begun.elapsed() <= START_LIMIT => thread::sleep(LOOK),
+                _ => break BenchError::Stalled { system: "sealane", waited: START_LIMIT },
             }
-            let next = self.daemon.as_mut().and_then(|next| next.try_wait().ok().flatten());
-            if next.is_none() && begun.elapsed() <= START_LIMIT {
-                continue;
-            }
-            // The first one serves on.
-            self.daemon.replace(first).map(|mut next| next.kill());
-            return Err(match next {
-                Some(ended) => self.failed("hand over to a daemon", ended),
-                None => BenchError::Stalled { system: "sealane", waited: START_LIMIT },
-            });
-        }
+        };
+        // The first one serves on.
+        let _ = std::mem::replace(&mut self.daemon, first).kill();
+        Err(failure)
     }
 
-    /// Runs `sealane drain`, and has the daemon's end when this returns.
-    fn drain(&mut self) -> Result<(), BenchError> {
-        let mut drain = self.command("drain");
+    /// Runs `sealane drain`, has the daemon's end, and starts another.
+    fn stop_and_start(&mut self) -> Result<(), BenchError> {
+        let mut drain = command("drain", &self.socket);
         let drained = drain.stderr(Stdio::null()).status().map_err(BenchError::io("start `sealane drain`"))?;
-        if !drained.success() {
-            return Err(self.failed("drain a daemon", drained));
+        let ended = if drained.success() { self.daemon.wait() } else { Ok(drained) };
+        let ended = ended.map_err(BenchError::io("wait for a daemon"))?;
+        if !ended.success() {
+            return Err(self.failed("drain a daemon", ended));
         }
-        let Some(mut daemon) = self.daemon.take() else { unreachable!("it was started") };
-        let ended = daemon.wait().map_err(BenchError::io("wait for a daemon"))?;
-        if ended.success() { Ok(()) } else { Err(self.failed("drain a daemon", ended)) }
+        self.daemon = spawn(&self.socket, self.tasks, &[])?;
+        Ok(())
     }
 
     /// Attaches a task as soon as the daemon listens.
     fn attach(&mut self, task: &str) -> Result<Task, BenchError> {
         let begun = Instant::now();
         loop {
-            let error = match Attach::new(task).socket(self.socket()).attach() {
-                Ok(task) => return Ok(task),
-                Err(error) => error,
-            };
-            if let Some(ended) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().ok().flatten()) {
-                return Err(self.failed("start a daemon", ended));
+            match (Attach::new(task).socket(&self.socket).attach(), self.daemon.try_wait()) {
+                (Ok(task), _) => return Ok(task),
+                (Err(_), Ok(Some(ended))) => return Err(self.failed("start a daemon", ended)),
+                (Err(_), _) if begun.elapsed() <= START_LIMIT => thread::sleep(LOOK),
+                (Err(error), _) => return Err(BenchError::sealane("attach")(error)),
             }
-            if begun.elapsed() > START_LIMIT {
-                return Err(BenchError::sealane("attach")(error));
-            }
-            thread::sleep(LOOK);
         }
     }
 
     fn failed(&self, operation: &'static str, ended: ExitStatus) -> BenchError {
-        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let log = fs::read_to_string(self.socket.with_extension("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("; ");
         BenchError::sealane(operation)(format!("{ended}; its log ends with: {last}"))
@@ -260,11 +212,30 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         // One that is gone is what is wanted.
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
     }
+}
+
+/// A command of the program beside this one, for the daemon at that socket.
+fn command(name: &str, socket: &Path) -> Command {
+    let mut made = Command::new(programs::find("sealane"));
+    made.arg(name).arg("--socket").arg(socket).current_dir(socket.parent().expect("it is in the directory"));
+    made.stdin(Stdio::null()).stdout(Stdio::null());
+    made
+}
+
+/// A daemon of those tasks, which adds to the log beside its socket.
+fn spawn(socket: &Path, tasks: &[&str], arguments: &[&str]) -> Result<Child, BenchError> {
+    let mut daemon = command("daemon", socket);
+    daemon.args(arguments);
+    // One shard, as the daemons of other measurements have; all else is as by default.
+    daemon.args(["--endpoint-map", ".endpoint_map", "--metrics", "off", "--set", "runtime.shards=1"]);
+    daemon.args(tasks.iter().flat_map(|task| ["--task", task]));
+    daemon.arg("--end-with").arg(std::process::id().to_string());
+    let log = File::options().create(true).append(true).open(socket.with_extension("log"));
+    let started = log.and_then(|log| daemon.stderr(log).spawn());
+    started.map_err(BenchError::io("start a daemon"))
 }
 
 /// What reaches one worker.
@@ -273,13 +244,14 @@ struct Arrivals {
     last: Option<Instant>,
     longest: Duration,
     failed: u64,
+    /// Nothing is to come any more.
+    is_over: bool,
 }
 
 /// The tensors from the ps to one worker, of one kind.
 #[derive(Default)]
 struct Stream {
     arrivals: Arc<Mutex<Arrivals>>,
-    stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -313,11 +285,14 @@ fn traffic(tasks: &[Task], size_bytes: usize) -> Result<Vec<Stream>, sealane::Er
 impl Stream {
     /// Does a thing again and again until the end, at that pace; notes whether a tensor came, or the call failed and is to be made again.
     fn spawn(&mut self, pace: Duration, mut again: impl FnMut() -> Result<bool, sealane::Error> + Send + 'static) {
-        let (arrivals, stop) = (self.arrivals.clone(), self.stop.clone());
+        let arrivals = self.arrivals.clone();
         self.threads.push(thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
+            loop {
                 let (came, now) = (again(), Instant::now());
                 let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+                if arrivals.is_over {
+                    return;
+                }
                 match came {
                     Ok(false) => {}
                     Ok(true) => {
@@ -342,7 +317,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.look(|arrivals| arrivals.is_over = true);
         // A thread that has panicked has said so.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }

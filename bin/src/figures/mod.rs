@@ -4,6 +4,7 @@
 mod histogram;
 mod shard;
 
+use std::fmt;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -84,14 +85,10 @@ pub(crate) enum State {
     Failed,
 }
 
-impl State {
-    /// For people.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            State::Serving => "serving",
-            State::Draining => "draining",
-            State::Failed => "failed",
-        }
+/// As in JSON.
+impl fmt::Display for State {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(out)
     }
 }
 

@@ -22,7 +22,7 @@ pub use sections::{ClientsSocket, Peers, Require};
 pub use source::{Environment, Given, Source, Sourced};
 pub use table::{Daemon, Fusion, Runtime, Security, Setting, TABLE, Tcp, Transport, Variables, Verbs};
 pub(crate) use value::read_number;
-pub use value::{Kind, MetricsAddress, Unit, Value};
+pub use value::{Kind, MetricsAddress, Unit, Value, show_bytes};
 
 use std::path::Path;
 

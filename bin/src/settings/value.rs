@@ -197,8 +197,8 @@ fn read_bytes(text: &str) -> Option<u64> {
     read_number(text)
 }
 
-/// In the largest unit that divides it.
-fn show_bytes(bytes: u64) -> String {
+/// A number of bytes in the largest binary unit that divides it: `64 B`, `4 MiB`.
+pub fn show_bytes(bytes: u64) -> String {
     let divides = |unit: &&(&str, u64)| bytes > 0 && bytes.is_multiple_of(unit.1);
     let (name, unit) = UNITS.iter().find(divides).unwrap_or(&("B", 1));
     format!("{} {name}", bytes / unit)

@@ -29,6 +29,7 @@ use self::outcome::Outcome;
 use self::task::{Job, Part, REQUEST_TIMEOUT};
 use super::stat;
 use crate::figures::Shard;
+use crate::flags::SettingsFlags;
 use crate::machine::Machine;
 use crate::output_file::{OutputFile, ReportOutput};
 use crate::progress::{Bar, write_line};
@@ -182,7 +183,10 @@ impl<'a> Demo<'a> {
         let text = Workload::text(&args.workload)?;
         let workload = Workload::parse(&text, &args.workload)?;
         // What is wrong with the settings of a part is said here, before any process is started.
-        let settings = |part: Part| part.settings(&args.config, &given, context);
+        let settings = |part: Part| {
+            let (role, config, set) = (Some(part.role()), args.config.clone(), given.clone());
+            context.settings(&SettingsFlags { endpoint_map: None, role, config, set }, [])
+        };
         let (of_ps, of_workers) = (settings(Part::Ps)?, settings(Part::Worker)?);
         let allowed = allowed_cpus().map_err(Failure::work)?;
         let cpus = allowed.len();
@@ -291,7 +295,7 @@ impl<'a> Demo<'a> {
             let mut command = Command::new(&program);
             command.arg("daemon").arg("--endpoint-map").arg(&map_file).arg("--socket").arg(socket);
             command
-                .args(["--metrics", "off", "--role", &daemon.part.role().to_string()])
+                .args(["--metrics", "off"])
                 .args(self.settings_of(daemon.part))
                 .args(tasks.iter().flat_map(|task| ["--task", task]));
             // Signals of a terminal are not for it: the demo ends it when its tasks have ended.
@@ -354,9 +358,10 @@ impl<'a> Demo<'a> {
 
     /// The flags for settings of a part's processes.
     fn settings_of(&self, part: Part) -> Vec<OsString> {
+        let role = ["--role".into(), part.role().to_string().into()];
         let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
         let set = self.set[usize::from(part == Part::Worker)].iter();
-        config.chain(set.flat_map(|pair| ["--set".into(), pair.into()])).collect()
+        role.into_iter().chain(config).chain(set.flat_map(|pair| ["--set".into(), pair.into()])).collect()
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use indicatif::DecimalBytes;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Args;
@@ -30,11 +31,11 @@ const BAR_WIDTH: u64 = 40;
 const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
 /// What moved in one direction, and how long that took.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Flow {
-    tensors: u64,
-    bytes: u64,
-    time: Duration,
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+    pub(super) time: Duration,
 }
 
 impl Flow {
@@ -44,7 +45,7 @@ impl Flow {
     }
 
     /// This one, and then the other, or both at once.
-    fn with(self, other: Flow, time: Duration) -> Flow {
+    pub(super) fn with(self, other: Flow, time: Duration) -> Flow {
         Flow { tensors: self.tensors + other.tensors, bytes: self.bytes + other.bytes, time }
     }
 
@@ -106,7 +107,7 @@ impl Outcome<'_> {
     /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Gives what all workers moved
     /// in it.
     pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>]) -> Traffic {
-        let flow = |fetched: &Fetched| Flow { tensors: fetched.tensors, bytes: fetched.bytes, time: fetched.elapsed };
+        let flow = |fetched: &Fetched| fetched.flow;
         let mut all = Traffic::default();
         for (worker, sum) in self.per_worker.iter_mut().enumerate() {
             let pull = pulled[worker].iter().map(flow).reduce(Flow::beside).unwrap_or_default();
@@ -295,8 +296,8 @@ mod tests {
     use super::*;
 
     fn fetched(bytes: u64, elapsed_ms: u64) -> Fetched {
-        let elapsed = Duration::from_millis(elapsed_ms);
-        Fetched { tensors: 1, bytes, elapsed, latencies_ns: vec![elapsed.as_nanos() as u64] }
+        let time = Duration::from_millis(elapsed_ms);
+        Fetched { flow: Flow { tensors: 1, bytes, time }, latencies_ns: vec![time.as_nanos() as u64] }
     }
 
     #[derive(clap::Parser)]

@@ -19,6 +19,7 @@ use sealane_runtime::Pin;
 use sealane_transport::Payload;
 use serde::{Deserialize, Serialize};
 
+use super::outcome::Flow;
 use super::pattern::Pattern;
 use crate::arena_size::arena_bytes;
 use crate::engine_settings::short_lived_engine_settings;
@@ -37,12 +38,8 @@ const LINES_MAX: usize = 2;
 #[derive(Debug, clap::Args)]
 #[command(hide = true, after_help = "Example:\n  sealane demo-task  # started by `sealane demo`, not by hand")]
 pub struct TaskArgs {
-    /// As in `sealane demo`
-    #[arg(long)]
-    config: Option<PathBuf>,
-    /// As in `sealane demo`
-    #[arg(long)]
-    set: Vec<String>,
+    #[command(flatten)]
+    settings: SettingsFlags,
 }
 
 /// What a task tells its parent, which hears all of them before it lets any go on.
@@ -86,18 +83,6 @@ impl Part {
             Part::Ps => 0,
             Part::Worker => 1 + index,
         }
-    }
-
-    /// The settings of its processes.
-    pub(super) fn settings(
-        self,
-        config: &Option<PathBuf>,
-        set: &[String],
-        context: &Context,
-    ) -> Result<Settings, Failure> {
-        let role = Some(self.role());
-        let flags = SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() };
-        context.settings(&flags, [])
     }
 }
 
@@ -183,10 +168,8 @@ impl Job {
 /// What came from one peer in one step.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fetched {
-    pub(super) tensors: u64,
-    pub(super) bytes: u64,
     /// From the first request to the last arrival.
-    pub(super) elapsed: Duration,
+    pub(super) flow: Flow,
     /// From the request to the arrival of each tensor.
     pub(super) latencies_ns: Vec<u64>,
 }
@@ -296,7 +279,7 @@ struct Incoming {
 
 impl Player {
     fn start(job: Job, listener: Option<TcpListener>, args: &TaskArgs, context: &Context) -> Result<Player, Failure> {
-        let settings = job.part.settings(&args.config, &args.set, context)?;
+        let settings = context.settings(&args.settings, [])?;
         let Settings { runtime, transport, .. } = &settings;
         let workload = Workload::parse(&job.workload, "the workload")?;
         let Some(listener) = listener else {
@@ -388,8 +371,8 @@ impl Player {
             let (meta, memory) = receiving.wait().map(|tensor| (tensor.meta().clone(), tensor.into_buffer()))?;
             let from = &mut fetched[peer];
             from.latencies_ns.push(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            (from.tensors, from.bytes) = (from.tensors + 1, from.bytes + memory.len() as u64);
-            from.elapsed = start.elapsed();
+            let one = Flow { tensors: 1, bytes: memory.len() as u64, time: Duration::ZERO };
+            from.flow = from.flow.with(one, start.elapsed());
             (incoming.meta, incoming.memory) = (meta, memory);
             in_flight.extend(ask_next(peer));
         }

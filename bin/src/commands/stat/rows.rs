@@ -39,7 +39,7 @@ fn head(now: &Figures) -> [String; 3] {
     let (tasks, shards) = (counted(now.tasks.len(), "task"), counted(now.shards.len(), "shard"));
     let clients = counted(clients, "client");
     [
-        format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state.name()),
+        format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state),
         format!("{tasks} at {}; {shards} on {}; {clients}{failed}", now.addresses.join(", "), now.executor),
         credentials(&now.credentials),
     ]

@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Polling};
-use sealane_fusion::{ClientEnds, Engine};
-use sealane_transport::shm::attach::{self, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming};
-use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
+use sealane_fusion::{Engine, Portion, SpareArenas};
+use sealane_transport::shm::attach::{self, Request, RequestError};
 
 use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
 use super::streams;
@@ -103,43 +102,24 @@ pub(in super::super) fn admit_next(
             None => {}
         }
     };
-    let mut welcoming = admit(engine, wish, &socket, area_bytes)?;
+    let portion = Portion {
+        shards: engine.shards(),
+        area_bytes,
+        request_timeout: REQUEST_TIMEOUT,
+        tensor_bytes_max: SIZE_BYTES_MAX as u64,
+        views: false,
+    };
+    let peer = attach::credentials(&socket).map_err(failed)?;
+    let (ends, mut welcoming) = portion.make(&wish, peer, &socket, &mut SpareArenas::default()).map_err(failed)?;
+    engine.admit(ends).map_err(|error| {
+        // The client may be gone; then nobody needs to be told.
+        let _ = attach::refuse(&socket, &error);
+        failed(error)
+    })?;
     while !welcoming.step(&socket).map_err(failed)? {
         ready(&socket, PollFlags::POLLOUT)?;
     }
     Ok(socket)
-}
-
-fn admit(
-    engine: &Engine,
-    wish: attach::Attach,
-    socket: &Arc<OwnedFd>,
-    area_bytes: u64,
-) -> Result<Welcoming, BenchError> {
-    let pid = attach::credentials(socket).map_err(failed)?.pid;
-    let (arena, arena_descriptor) =
-        SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
-    let (end, segment) = DaemonEnd::create(area_bytes, false).map_err(failed)?;
-    let doorbell = Doorbell::create().map_err(failed)?;
-    let descriptors = vec![ShardDescriptors { segment, doorbell: doorbell.duplicate().map_err(failed)? }];
-    let welcome = Welcome {
-        version: VERSION,
-        shards: 1,
-        arena_bytes: arena.len(),
-        segment_bytes: segment_bytes(end.area().len()),
-        area_bytes: end.area().len(),
-        request_timeout_ms: REQUEST_TIMEOUT.as_millis() as u64,
-        tensor_bytes_max: SIZE_BYTES_MAX as u64,
-        daemon_pid: std::process::id(),
-    };
-    let bell = ClientBell::new(Arc::clone(socket));
-    let ends = ClientEnds { task: wish.task, pid, arena, shared: None, shards: vec![(end, doorbell)], bell };
-    engine.admit(ends).map_err(|error| {
-        // The client may be gone; then nobody needs to be told.
-        let _ = attach::refuse(socket, &error);
-        failed(error)
-    })?;
-    Ok(Welcoming::new(welcome, arena_descriptor, descriptors))
 }
 
 /// Waits until a socket can be read or written, which for a stranger's would be too long a wait: these are the harness's.

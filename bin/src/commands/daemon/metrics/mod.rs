@@ -204,7 +204,7 @@ fn path(path: &str, instruments: &Instruments) -> Page {
 
 fn state(state: State, is_well: impl Fn(State) -> bool) -> Page {
     let status = if is_well(state) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, TEXT, format!("{}\n", state.name()))
+    (status, TEXT, format!("{state}\n"))
 }
 
 fn page((status, media_type, text): Page) -> Response<Full<Bytes>> {

@@ -42,7 +42,8 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     })
 }
 
-/// Deposits the tensors of every lane, `AHEAD` steps ahead: the next as soon as the one that was deposited first is released.
+/// Deposits the tensors of every lane, `AHEAD` steps ahead: the next as soon as the one that was deposited first is released. One
+/// consumer would wait while all tensors of a step are deposited at once, as [`deposit_ahead`] does for many.
 async fn serve(pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error> {
     let mut sent: VecDeque<LocalSending> = VecDeque::new();
     for step in 0.. {
@@ -96,7 +97,7 @@ impl Parameter {
     }
 
     /// Deposits the tensor of a step.
-    pub(super) fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
+    fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
         Ok(pair.send(step, &self.key, self.tensor()?))
     }
 }
@@ -105,16 +106,6 @@ impl Parameter {
 pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
     let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
     ps.publish_many(version, parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
-}
-
-/// Deposits a step's tensors. The future ends when the last of them was released: the others are then about to be. `None`
-/// if there are none.
-pub(super) fn deposit(pair: &LocalPair, step: i64, parameters: &[Parameter]) -> Result<Option<LocalSending>, Error> {
-    let mut last = None;
-    for parameter in parameters {
-        last = Some(parameter.send(pair, step)?);
-    }
-    Ok(last)
 }
 
 /// Deposits the tensors of step after step, `AHEAD` of them, each when `ready` lets it.
@@ -126,7 +117,9 @@ pub(super) async fn deposit_ahead(
     let mut deposited = VecDeque::with_capacity(AHEAD);
     for step in 0.. {
         ready(step).await;
-        let Some(last) = deposit(pair, step, parameters)? else { return Ok(()) };
+        // When the last of a step was released, the others are about to be.
+        let last = parameters.iter().try_fold(None, |_, parameter| parameter.send(pair, step).map(Some))?;
+        let Some(last) = last else { return Ok(()) };
         deposited.push_back(last);
         if deposited.len() == AHEAD
             && let Some(first) = deposited.pop_front()

@@ -112,7 +112,7 @@ pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) ->
 pub(super) async fn deposit_ahead(
     pair: &LocalPair,
     parameters: &[Parameter],
-    ready: impl AsyncFn(i64),
+    mut ready: impl AsyncFnMut(i64),
 ) -> Result<(), Error> {
     let mut deposited = VecDeque::with_capacity(AHEAD);
     for step in 0.. {

@@ -2,11 +2,8 @@
 //! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
 //! deposited. Bounded by the plan's workers and tensors.
 
-use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::net::TcpListener;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 
 use sealane::Table;
 use sealane_fusion::{
@@ -14,6 +11,7 @@ use sealane_fusion::{
 };
 use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
+use tokio::sync::watch;
 
 use super::super::attached::admit_next;
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
@@ -141,7 +139,7 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
     let (task, ended) = (shard.task(&ps_task(number))?, format!("{} no longer serves", ps_task(number)));
     let parameters: Rc<[Parameter]> = share.numbers.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = share.pushed.len() * training.size.workers;
-    let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
+    let server = Rc::new(Server { task, parameters, versions: watch::Sender::new(0), gradients });
     if server.parameters.is_empty() {
         // Nothing is pulled.
     } else if plan.fuse == Fuse::Plan {
@@ -169,16 +167,19 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
 struct Server {
     task: LocalTask,
     parameters: Rc<[Parameter]>,
-    versions: Versions,
+    /// The version that is there; the first is 0.
+    versions: watch::Sender<i64>,
     /// Gradients that all workers together push in a step.
     gradients: usize,
 }
 
 /// Serves one worker that receives: its next tensors are there before it asks, unless everybody's gradients are waited for.
 async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
+    let mut versions = server.versions.subscribe();
     let ready = async |step| {
         if waits {
-            server.versions.reached(step).await;
+            // It ends with the engine alone.
+            let _ = versions.wait_for(|version| *version >= step).await;
         }
     };
     deposit_ahead(&pair, &server.parameters, ready).await
@@ -186,7 +187,7 @@ async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(),
 
 /// Takes gradients; when as many have come as all workers push in a step, there is a new version.
 async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Result<(), Error> {
-    let mut taken = 0;
+    let (mut taken, mut version) = (0, 0);
     loop {
         for batch in acceptor.accept_all().await? {
             let is_gradient =
@@ -199,39 +200,11 @@ async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Resu
         }
         while taken >= server.gradients {
             taken -= server.gradients;
-            let version = server.versions.advance();
+            version += 1;
+            server.versions.send_replace(version);
             if publishes {
                 publish(&server.task, version, &server.parameters)?;
             }
         }
-    }
-}
-
-/// The version of a ps; the first is 0.
-#[derive(Default)]
-struct Versions {
-    current: Cell<i64>,
-    /// One for each task that waits; bounded by the workers.
-    waiting: RefCell<Vec<Waker>>,
-}
-
-impl Versions {
-    /// Begins the next version, and gives its number.
-    pub(super) fn advance(&self) -> i64 {
-        self.current.set(self.current.get() + 1);
-        self.waiting.take().into_iter().for_each(Waker::wake);
-        self.current.get()
-    }
-
-    /// Waits until there is this version, or a later one.
-    async fn reached(&self, version: i64) {
-        poll_fn(|context| {
-            if self.current.get() >= version {
-                return Poll::Ready(());
-            }
-            self.waiting.borrow_mut().push(context.waker().clone());
-            Poll::Pending
-        })
-        .await;
     }
 }

@@ -39,26 +39,19 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
         if systems.iter().any(|(measured, _)| measured == name) {
             continue;
         }
-        if *name == SystemName::Open {
-            systems.push((*name, Plan { security: Security::None, ..plan.clone() }));
-            continue;
-        }
-        if let (Bench::Ps, Some(training), SystemName::Grpc) = (plan.bench, &plan.training, *name) {
-            let first = training.variants[0];
-            systems
-                .extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, plan.with_variant(Variant { fuse, ..first }))));
-            continue;
-        }
-        if let (Bench::Ps, Some(training), SystemName::Whole) = (plan.bench, &plan.training, *name) {
-            systems.push((*name, plan.with_variant(training.variants[0]).with_whole_tables()));
-            continue;
-        }
-        if plan.bench == Bench::Fuse && *name == SystemName::Grpc {
-            // gRPC can do both, whatever Sealane is to do.
-            systems.extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, Plan { fuse, ..plan.clone() })));
-            continue;
-        }
-        systems.push((*name, plan.clone()));
+        let first = plan.training.as_ref().map(|training| training.variants[0]);
+        // gRPC can do both, whatever Sealane is to do.
+        let both = [Fuse::Off, Fuse::Receive];
+        let plans = match (plan.bench, *name, first) {
+            (_, SystemName::Open, _) => vec![Plan { security: Security::None, ..plan.clone() }],
+            (Bench::Ps, SystemName::Grpc, Some(first)) => {
+                both.map(|fuse| plan.with_variant(Variant { fuse, ..first })).into()
+            }
+            (Bench::Ps, SystemName::Whole, Some(first)) => vec![plan.with_variant(first).with_whole_tables()],
+            (Bench::Fuse, SystemName::Grpc, _) => both.map(|fuse| Plan { fuse, ..plan.clone() }).into(),
+            _ => vec![plan.clone()],
+        };
+        systems.extend(plans.into_iter().map(|plan| (*name, plan)));
     }
     systems
 }

@@ -13,14 +13,16 @@ pub(super) mod training;
 
 use std::error::Error;
 use std::future::{pending, ready};
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{io, net};
 
 use futures_util::stream::{self, Stream, StreamExt};
 use hyper_util::rt::TokioIo;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
@@ -52,7 +54,7 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
     System::with_peer(job, program, |peer| {
         let stream = sockets::connect(peer.ports()[0], job.plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
-        Ok(system(job, || adopt(stream))?.with_congestion(congestion))
+        Ok(system(job, || adopt(stream, TcpStream::from_std))?.with_congestion(congestion))
     })
 }
 
@@ -63,7 +65,7 @@ pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, 
     System::with_peer(&job, program, |_| {
         let stream =
             unix::net::UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
-        system(&job, || adopt_unix(stream))
+        system(&job, || adopt(stream, UnixStream::from_std))
     })
 }
 
@@ -113,7 +115,7 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
     announce(&[sockets::port(&listener)?])?;
     let stream = sockets::accept(&listener)?;
-    serve_connection(plan, || adopt(stream))
+    serve_connection(plan, || adopt(stream, TcpStream::from_std))
 }
 
 /// The producer's side over a Unix socket: serves one consumer until the process is ended.
@@ -121,7 +123,7 @@ pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
     let listener = UnixListener::bind(job.meeting_place()?).map_err(BenchError::io("listen at a Unix socket"))?;
     announce(&[])?;
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
-    serve_connection(&job.plan, || adopt_unix(stream))
+    serve_connection(&job.plan, || adopt(stream, UnixStream::from_std))
 }
 
 /// Serves what `adopt` makes a connection of the runtime that it is called in.
@@ -150,20 +152,10 @@ fn ps(plan: &Plan) -> Arc<Ps> {
 /// What a request names as its host; nothing looks it up.
 const ORIGIN: &str = "http://producer";
 
-/// A standard socket for the runtime that this is called in.
-pub(super) fn adopt(stream: net::TcpStream) -> Result<TcpStream, BenchError> {
-    stream
-        .set_nonblocking(true)
-        .and_then(|()| TcpStream::from_std(stream))
-        .map_err(BenchError::io("hand a socket to gRPC"))
-}
-
-/// As [`adopt`], for a Unix socket.
-fn adopt_unix(stream: unix::net::UnixStream) -> Result<UnixStream, BenchError> {
-    stream
-        .set_nonblocking(true)
-        .and_then(|()| UnixStream::from_std(stream))
-        .map_err(BenchError::io("hand a socket to gRPC"))
+/// A standard socket for the runtime that this is called in, which `from_std` makes its own.
+pub(super) fn adopt<S: AsFd, C>(stream: S, from_std: fn(S) -> io::Result<C>) -> Result<C, BenchError> {
+    let adopted = SockRef::from(&stream).set_nonblocking(true).and_then(|()| from_std(stream));
+    adopted.map_err(BenchError::io("hand a socket to gRPC"))
 }
 
 /// A channel over one connection; when that is lost, so is the channel.

@@ -55,7 +55,7 @@ fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel
             if channels.is_empty() {
                 congestion = sockets::congestion(&stream)?;
             }
-            channels.push(runtime.block_on(async { open(adopt(stream)?).await })?);
+            channels.push(runtime.block_on(async { open(adopt(stream, TcpStream::from_std)?).await })?);
         }
     }
     Ok((channels, congestion))

@@ -143,7 +143,8 @@ enum Command {
         #[arg(long, value_name = "BYTES", default_value = "4MiB")]
         size: Sizes,
 
-        /// Tensors in flight at once; the raw baseline copies over shm between that many buffers
+        /// Tensors in flight at once; the raw baseline streams without a window over tcp, and over shm copies between that many
+        /// buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
     },

@@ -21,11 +21,28 @@ use crate::plan::{Bench, Fuse, Plan};
 use crate::system::System;
 use crate::systems::sockets;
 use channel::{MemoryChannel, NAME, TcpChannel};
-use producer::RawProducer;
+use producer::{RawConsumer, RawProducer};
+
+/// Bytes of large tensors that are asked for at once, and how many: with all requests in a socket's buffer, whoever waits until they
+/// are written does not wait for whoever waits until the answers are.
+const AHEAD_BYTES: usize = 8 << 20;
+const AHEAD_MAX: usize = 256;
 
 pub(super) use channel::Channel;
 pub(super) use many::{ZEROS, fan_in, serve_many};
-pub(super) use producer::RawConsumer;
+
+/// The bare operation over a channel. Large tensors are asked for so far ahead that there is always something to send, as in a stream
+/// that nobody asks for.
+pub(super) fn system(
+    name: &'static str,
+    variant: impl Into<String>,
+    plan: &Plan,
+    channel: impl Channel + 'static,
+) -> System {
+    let ahead = if plan.bench == Bench::Bandwidth { (AHEAD_BYTES / plan.size_bytes).min(AHEAD_MAX) } else { 1 };
+    let ahead = Plan { window: plan.window.max(ahead), ..plan.clone() };
+    System::new(name, variant, &ahead, RawConsumer::new(channel, plan))
+}
 
 /// Raw sockets, the producer in a process of its own.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
@@ -34,13 +51,13 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
         let stream = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-        Ok(System::new(NAME, variant(plan), plan, RawConsumer::new(channel, plan)).with_congestion(congestion))
+        Ok(system(NAME, variant(plan), plan, channel).with_congestion(congestion))
     })
 }
 
 /// Queues of bytes, both sides in the calling thread.
 pub(super) fn in_memory(plan: &Plan) -> System {
-    System::new(NAME, "memory", plan, RawConsumer::new(MemoryChannel::new(RawProducer::new(plan)), plan))
+    system(NAME, "memory", plan, MemoryChannel::new(RawProducer::new(plan)))
 }
 
 /// The producer's side over TCP: serves one consumer until that closes the connection.
@@ -73,7 +90,7 @@ fn variant(plan: &Plan) -> String {
     match (plan.bench, plan.fuse) {
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, _) => format!("{waiting}, fused writes"),
-        (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),
+        (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
         (Bench::Fuse, _) => format!("{waiting}, one request"),
         _ => waiting.to_owned(),
     }

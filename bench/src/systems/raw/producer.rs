@@ -123,7 +123,7 @@ impl RawProducer {
 const MESSAGES_A_STEP: u64 = 2;
 
 /// The consumer of any raw measurement.
-pub(in crate::systems) struct RawConsumer<C> {
+pub(super) struct RawConsumer<C> {
     channel: C,
     flow: Flow,
     words: Words,
@@ -133,7 +133,7 @@ pub(in crate::systems) struct RawConsumer<C> {
 }
 
 impl<C: Channel> RawConsumer<C> {
-    pub(in crate::systems) fn new(channel: C, plan: &Plan) -> Self {
+    pub(super) fn new(channel: C, plan: &Plan) -> Self {
         Self {
             channel,
             flow: Flow::default(),

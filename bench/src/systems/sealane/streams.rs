@@ -14,7 +14,7 @@ use crate::limits::STALL_LIMIT;
 use crate::peer::PeerJob;
 use crate::plan::{Plan, SystemName};
 use crate::system::System;
-use crate::systems::raw::{self, Channel, RawConsumer};
+use crate::systems::raw::{self, Channel};
 
 /// What the producer listens by.
 const LISTENER: &str = "bench";
@@ -59,7 +59,7 @@ pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<S
     let stream = Streams::of(task).connect(PS, LISTENER, options()).wait();
     let stream = stream.map_err(BenchError::sealane("dial a stream"))?;
     let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
-    Ok(System::new(SystemName::Stream.as_str(), "blocking", plan, RawConsumer::new(channel, plan)))
+    Ok(raw::system(SystemName::Stream.as_str(), "blocking", plan, channel))
 }
 
 /// Answers the consumer's stream until it ends.

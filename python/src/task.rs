@@ -198,12 +198,7 @@ impl Task {
         let peer: Box<str> = peer.into();
         self.connected()?.begin_all(keys, tensors, move |task, keys, tensors| {
             let tensors = keys.iter().copied().zip(tensors);
-            All::new(match timeout {
-                None => task.send_all(&peer, step, tensors),
-                timeout => tensors
-                    .map(|(key, tensor)| task.send_with(&peer, step, key, tensor, SendOptions { timeout }))
-                    .collect(),
-            })
+            All::new(task.send_all_with(&peer, step, tensors, SendOptions { timeout }))
         })
     }
 

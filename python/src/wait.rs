@@ -189,7 +189,14 @@ pub(crate) fn outcome<C: UnderWay>(
                 py.check_signals()?;
                 ended = py.detach(|| wait(waiter, call, slice));
             }
-            (ended, _) => return ended.expect("what was not submitted has failed").or_raise(py),
+            (ended, _) => {
+                let ended = ended.expect("what was not submitted has failed");
+                if ended.is_err() {
+                    // It may have waited for room, and no handler has run meanwhile.
+                    py.check_signals()?;
+                }
+                return ended.or_raise(py);
+            }
         }
     }
 }

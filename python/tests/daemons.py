@@ -1,13 +1,16 @@
 """Daemons of the tests: real processes with ports and directories of their own, and the tasks that attach to them."""
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import sealane
@@ -99,6 +102,26 @@ class Daemon:
 
     def log(self):
         return (self.directory / "log").read_text()
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """It stands still meanwhile. Who waits for it for longer than ``STUCK`` fails, and does not hang: it goes on by then."""
+        go_on = threading.Event()
+
+        def hold():
+            in_time = go_on.wait(STUCK)
+            self.process.send_signal(signal.SIGCONT)
+            return in_time
+
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            holding = threads.submit(hold)
+            try:
+                yield
+            finally:
+                go_on.set()
+        assert holding.result(), f"what was to end soon waited for more than {STUCK} seconds"
 
     def kill(self):
         self.process.kill()

@@ -421,30 +421,26 @@ def test_signal_handlers_run_while_the_main_thread_waits(own_daemon, call, idle_
 
 def test_many_calls_to_a_daemon_that_stands_still_end_together_and_can_be_interrupted(own_daemon):
     # Far more than its ring has room for.
-    many = {str(number): np.ones(4) for number in range(600)}
-    with own_daemon.attach(WORKER) as worker:
-        own_daemon.process.send_signal(signal.SIGSTOP)
-        os.waitpid(own_daemon.process.pid, os.WUNTRACED)
-        # It ends much later than all of them may, and sooner than they would one after the other.
-        last = worker.recv_async(PS, 1, "last", timeout=30)
+    many = {str(number): np.ones(4) for number in range(3000)}
+
+    def interrupt(_signal, _frame):
+        raise Interrupted
+
+    with own_daemon.attach(WORKER) as worker, own_daemon.stopped():
+        last = worker.recv_async(PS, 1, "last", timeout=math.inf)
         with pytest.raises(sealane.Error):
             worker.send_all(PS, 1, many, timeout=1)
         with pytest.raises(sealane.Error):
             worker.recv_all(PS, 2, list(many), timeout=1)
-        assert not last.done()
-
-        def interrupt(_signal, _frame):
-            raise Interrupted
-
         former = signal.signal(signal.SIGALRM, interrupt)
         try:
-            with pytest.raises(Interrupted):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                last.result()
+            for call in (lambda: worker.send_all(PS, 3, many, timeout=math.inf), last.result):
+                with pytest.raises(Interrupted):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+                    call()
         finally:
             signal.signal(signal.SIGALRM, former)
         assert not last.done()
-        own_daemon.process.send_signal(signal.SIGCONT)
 
 
 def test_control_c(own_daemon):

@@ -1,6 +1,7 @@
 """Streams of bytes: files for threads, and asyncio's streams."""
 
 import asyncio
+import concurrent.futures
 import io
 
 import pytest
@@ -208,6 +209,28 @@ def test_who_waits_hears_that_it_was_closed(ends, ps, key):
     assert len(errors) == 2
     with pytest.raises(sealane.Unavailable, match="closed unfinished"):
         accepted.read(1)
+
+
+def test_a_daemon_that_stands_still_does_not_hold_up_who_has_streams(own_daemon):
+    with own_daemon.attach(PS) as ps, own_daemon.attach(WORKER) as worker:
+        with streams.listen(ps, "streams") as listener:
+            dialed = [streams.connect(worker, PS, "streams") for _ in range(200)]
+            accepted = [listener.accept() for _ in dialed]
+        accepted[0].write(b"before")
+        assert dialed[0].read(1) == b"b"
+        with own_daemon.stopped(), concurrent.futures.ThreadPoolExecutor() as threads:
+            # Its ring is full then.
+            with pytest.raises(sealane.Error):
+                worker.send_all(PS, 1, {str(number): b"text" for number in range(3000)}, timeout=1)
+            wrote = threads.map(lambda stream: stream.write(b"text"), dialed[:100])
+            dropped = threads.submit(dialed.__delitem__, slice(100, None))
+            assert dialed[0].read(5) == b"efore"
+            assert list(wrote) == [4] * 100
+            dropped.result()
+        assert [stream.read(4) for stream in accepted[:100]] == [b"text"] * 100
+        for stream in accepted[100:]:
+            with pytest.raises(sealane.Unavailable, match="reset by its other end"):
+                stream.read(1)
 
 
 def test_asyncio_hears_of_a_reset(ps, worker, key):

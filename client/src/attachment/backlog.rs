@@ -1,5 +1,6 @@
 //! Calls that wait in this process: for room in a ring, as records in order of arrival, and for room in the arena, as tensors.
-//! Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for records that are not calls.
+//! Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for records that are not calls. What is done
+//! [at once](super::at_once) waits here for room in a ring whether or not other calls do; bounded by the table of calls.
 //!
 //! Nothing signals that a daemon has read, or that memory was freed: every thread that polls the rings also forwards waiting
 //! calls, and the driver polls while there are any.
@@ -17,6 +18,7 @@ use super::{
     aftermath::Aftermath,
     calls::Calls,
     link::{Link, Peer, Unsubmitted},
+    loss::is_at_once,
     memory::Memory,
     submit::{Purpose, is_small, table_full, too_large},
 };
@@ -116,8 +118,7 @@ impl Waiting {
         } else if self.count >= bounds.calls_max.saturating_add(BACKLOG_ORDERS_MAX) {
             return Err(Unsubmitted::Refused(full_of_calls(bounds, 1)));
         }
-        self.count += 1;
-        self.bytes += bytes;
+        self.more(bytes);
         Ok(())
     }
 
@@ -137,9 +138,15 @@ impl Waiting {
         Ok(())
     }
 
+    fn more(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
     fn less(&mut self, bytes: u64) {
         self.count -= 1;
         self.bytes -= bytes;
+        self.attended &= !self.is_empty();
     }
 
     /// Those that are still wanted stay.
@@ -168,7 +175,11 @@ impl Link {
     pub(super) fn postpone(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
         let Link { waiting, segments, outgoing, .. } = self;
         let stored = Stored::of(outgoing);
-        waiting.admit(submission.starts().is_some(), stored.bytes())?;
+        if is_at_once() {
+            waiting.more(stored.bytes());
+        } else {
+            waiting.admit(submission.starts().is_some(), stored.bytes())?;
+        }
         segments[usize::from(segment)].waiting.push_back(stored);
         Ok(Way::Backlog)
     }
@@ -291,9 +302,6 @@ impl Held<'_> {
             return self.lose(&fault);
         }
         if !self.has_backlog() {
-            if let Line::Up(link) = &mut self.line {
-                link.waiting.attended = false;
-            }
             self.note();
         }
     }
@@ -499,5 +507,21 @@ impl Attachment {
         let Line::Up(link) = &held.line else { return Ok(()) };
         link.waiting.room_for(bounds, calls, bytes(link.arena.range()))?;
         if held.calls.have_room_for(calls) { Ok(()) } else { Err(table_full()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_after_all_others_have_gone_is_attended_to_anew() {
+        let mut waiting = Waiting::new(Some(Backlog::default()));
+        (0..2).for_each(|_| assert!(waiting.admit(true, 10).is_ok()));
+        waiting.attended = true;
+        waiting.less(10);
+        assert!(waiting.attended);
+        waiting.less(10);
+        assert!(!waiting.attended);
     }
 }

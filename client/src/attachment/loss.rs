@@ -21,11 +21,17 @@ use crate::{
 };
 
 thread_local! {
-    /// This thread waits for no daemon.
+    /// This thread waits for nothing.
     static AT_ONCE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does what holds up others: calls in it do not wait for a daemon that is being restarted, they fail.
+/// True if this thread does what holds up others.
+pub(super) fn is_at_once() -> bool {
+    AT_ONCE.get()
+}
+
+/// Does what holds up others: calls in it do not wait in this thread. While a daemon is being restarted they fail; for room in a ring
+/// they wait in this process.
 pub(crate) fn at_once<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -77,7 +83,7 @@ impl Attachment {
         let left = |timeout| Some(now.after(timeout).from(Tick::now().before(BEHIND_MAX))?.min(timeout));
         let left = timeout.and_then(left);
         let patience = left.map_or(patience, |left| left.min(patience));
-        let patience = if AT_ONCE.get() { Duration::ZERO } else { patience };
+        let patience = if is_at_once() { Duration::ZERO } else { patience };
         loop {
             let error = match self.attach_again() {
                 Ok(mut held) => {

@@ -4,16 +4,19 @@
 mod scenarios;
 
 use std::{
+    future::Future,
     io::{Read, Write},
+    pin::pin,
     task::{Context, Waker},
+    time::Duration,
 };
 
-use sealane::{Acceptor, Code, Stream, StreamOptions, Streams, Task, Tensor};
+use sealane::{Acceptor, Code, RecvOptions, Stream, StreamOptions, Streams, Task, Tensor};
 use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{bytes, directory, peers, tensor, to, to_as},
+    fixture::{TASK, bytes, directory, peers, tensor, to, to_as},
 };
 
 macro_rules! between_clients {
@@ -178,4 +181,44 @@ fn who_fills_the_backlog_of_a_listener_gives_way_to_others() {
         let accepted = listener.accept().wait().unwrap();
         assert_eq!(accepted.peer(), if place < BACKLOG - 1 { greedy.name() } else { other.name() });
     }
+}
+
+#[test]
+fn streams_wait_for_no_room_in_the_ring_of_a_daemon_that_hangs() {
+    const MANY: usize = 40;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let (listening, dialing) = (Streams::of(&ps), Streams::of(&worker));
+    let options = StreamOptions { timeout: Some(LONG / 2), ..StreamOptions::default() };
+    let listener = listening.listen("bytes", options).unwrap();
+    let dial = || dialing.connect(ps.name(), "bytes", options);
+    let (dialed, accepted) = (dial().wait().unwrap(), listener.accept().wait().unwrap());
+    (&accepted).write_all(b"before").unwrap();
+    (&dialed).read_exact(&mut [0]).unwrap();
+    // It ends much later than all that follows may, and sooner than if each waited for room.
+    let last = RecvOptions { timeout: Some(Duration::from_secs(20)), ..RecvOptions::default() };
+    let mut last = pin!(worker.recv_with(TASK, 1, "last", last));
+    let mut is_under_way = || last.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(is_under_way());
+    daemon.until_under_way(3);
+    let held = daemon.hold();
+    while worker.cleanup(2).is_ok() {}
+    let mut others = Vec::new();
+    for _ in 0..MANY {
+        others.push(dial());
+        drop(dial());
+        (&dialed).write_all(b"text").unwrap();
+        assert!(is_under_way());
+    }
+    let mut came = [0; 5];
+    (&dialed).read_exact(&mut came).unwrap();
+    assert_eq!(&came, b"efore");
+    drop(held);
+    // All of it goes out when the daemon reads.
+    others.into_iter().for_each(|other| drop(other.wait().unwrap()));
+    dialed.finish().wait().unwrap();
+    let mut came = String::new();
+    (&accepted).read_to_string(&mut came).unwrap();
+    assert_eq!(came, "text".repeat(MANY));
 }

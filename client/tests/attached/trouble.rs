@@ -11,8 +11,8 @@ use std::{
 
 use bytes::Bytes;
 use sealane::{
-    Attach, Buffer, Code, Error, Polling, RecvOptions, RowsOptions, SendOptions, ShardedTable, Sharding, Slicing,
-    SumRows, TableRows, Tensor,
+    AcceptOptions, Attach, Buffer, Code, Error, Polling, RecvOptions, RowsOptions, SendOptions, ShardedTable, Sharding,
+    Slicing, SumRows, TableRows, Tensor,
 };
 
 use crate::{
@@ -210,6 +210,7 @@ fn a_daemon_that_hangs_is_waited_for_once_whatever_is_asked_of_however_many_owne
     let mut last = pin!(task.recv_with(TASK, 1, "last", options));
     let mut is_under_way = || last.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
     assert!(is_under_way());
+    let acceptor = task.acceptor("q", AcceptOptions::default());
     daemon.until_under_way(1);
     let _held = daemon.hold();
     while task.cleanup(2).is_ok() {}
@@ -222,6 +223,8 @@ fn a_daemon_that_hangs_is_waited_for_once_whatever_is_asked_of_however_many_owne
     full(task.pull_rows(&table, &ids, &RowsOptions::default()).wait().unwrap_err().error);
     let slicing = Slicing::even(meta(4000), [task.name(); 40]).unwrap();
     full(task.withdraw_slices("w", &slicing).unwrap_err());
+    let mut accepting = pin!(acceptor.accept().fail_if_gone(&owners));
+    assert!(accepting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(is_under_way());
 }
 

@@ -164,15 +164,28 @@ impl<C: UnderWay> Call<C> {
 
     /// Cancels the call if it is in progress.
     fn cancel(&self, py: Python<'_>) -> bool {
-        let given_up = py.detach(|| {
+        py.detach(|| {
             let mut state = self.lock();
-            matches!(*state, CallState::UnderWay(..)).then(|| std::mem::replace(&mut *state, CallState::Cancelled))
-        });
-        if given_up.is_some() {
-            // Those who wait for it are told.
-            self.wakeups.clone().wake();
+            let given_up =
+                matches!(*state, CallState::UnderWay(..)).then(|| std::mem::replace(&mut *state, CallState::Cancelled));
+            drop(state);
+            if given_up.is_some() {
+                // Those who wait for it are told.
+                self.wakeups.clone().wake();
+            }
+            given_up.is_some()
+        })
+    }
+}
+
+impl<C: UnderWay> Drop for Call<C> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if matches!(state, CallState::UnderWay(..)) && !self.made.is_over() {
+            // One that is given up may wait for its memory.
+            let given_up = std::mem::replace(state, CallState::Cancelled);
+            Python::attach(|py| py.detach(|| drop(given_up)));
         }
-        given_up.is_some()
     }
 }
 

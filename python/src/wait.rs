@@ -183,22 +183,27 @@ pub(crate) fn outcome<C: UnderWay>(
         Ok(submitted) => wait(waiter, call.insert(submitted), slice),
         Err(error) => Some(Err(error)),
     });
-    loop {
+    let outcome = loop {
         match (ended, &mut call) {
             (None, Some(call)) => {
-                py.check_signals()?;
+                if let Err(raised) = py.check_signals() {
+                    break Err(raised);
+                }
                 ended = py.detach(|| wait(waiter, call, slice));
             }
             (ended, _) => {
                 let ended = ended.expect("what was not submitted has failed");
-                if ended.is_err() {
-                    // It may have waited for room, and no handler has run meanwhile.
-                    py.check_signals()?;
-                }
-                return ended.or_raise(py);
+                // It may have waited for room, and no handler has run meanwhile.
+                let handled = if ended.is_err() { py.check_signals() } else { Ok(()) };
+                break handled.and_then(|()| ended.or_raise(py));
             }
         }
+    };
+    if outcome.is_err() {
+        // What is given up may wait for its memory.
+        py.detach(|| drop(call));
     }
+    outcome
 }
 
 /// The outcome, if it comes in time.

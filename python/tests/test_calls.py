@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -441,6 +442,27 @@ def test_many_calls_to_a_daemon_that_stands_still_end_together_and_can_be_interr
         finally:
             signal.signal(signal.SIGALRM, former)
         assert not last.done()
+
+
+@pytest.mark.parametrize("give_up", ["drop", "cancel", "fail"])
+def test_recvs_that_are_given_up_wait_once_for_a_daemon_that_stands_still_and_python_goes_on(own_daemon, give_up):
+    with own_daemon.attach(WORKER) as worker, own_daemon.stopped():
+        # Memory that the daemon may still write.
+        out = {str(number): worker.empty(1000) for number in range(100)}
+        receiving = [] if give_up == "fail" else [worker.recv_async(PS, 1, key, out=out[key]) for key in out]
+
+        def fail():
+            with pytest.raises(sealane.Error):
+                worker.recv_all(PS, 1, out, out=out, timeout=0.01)
+
+        def cancel():
+            assert all([each.cancel() for each in receiving])
+
+        thread, turns = in_thread({"drop": receiving.clear, "cancel": cancel, "fail": fail}[give_up]), 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        assert turns > 10
 
 
 def test_control_c(own_daemon):

@@ -85,6 +85,8 @@ pub(super) struct Segment {
     unannounced: bool,
     /// It was told that this client goes.
     said_goodbye: bool,
+    /// How far the shard had read when it was waited for in vain.
+    stood_at: Option<u64>,
 }
 
 /// Credit for a queue that is to be granted.
@@ -143,6 +145,7 @@ impl Link {
                 waiting: VecDeque::new(),
                 unannounced: false,
                 said_goodbye: false,
+                stood_at: None,
             }
         };
         Link {
@@ -273,6 +276,18 @@ impl Link {
     pub(super) fn close(&mut self, segment: u16, closing: Closing) -> Result<(), Box<str>> {
         self.segments[usize::from(segment)].closings.push(closing);
         self.flush()
+    }
+
+    /// A shard was waited for in vain.
+    pub(super) fn note_vain_wait(&mut self, segment: u16) {
+        let segment = &mut self.segments[usize::from(segment)];
+        segment.stood_at = segment.end.submissions.behind();
+    }
+
+    /// A shard was waited for in vain, and has read nothing since.
+    pub(super) fn stands_still(&self, segment: u16) -> bool {
+        let segment = &self.segments[usize::from(segment)];
+        segment.stood_at.is_some() && segment.stood_at == segment.end.submissions.behind()
     }
 
     /// What the plans take that are open with a shard.

@@ -309,7 +309,7 @@ impl Attachment {
                 held.lose(&fault);
             }
             if borrows {
-                held.wait_for_release(call);
+                held.wait_for_release(segment, call);
             }
         }
         held.cancel_those_set_aside();

@@ -283,8 +283,8 @@ impl Held<'_> {
     }
 
     /// Waits until the daemon lets go of the memory of a recv that was given up, which is its caller's to write again after
-    /// that: what comes then may be torn, and is not kept.
-    pub(super) fn wait_for_release(&mut self, call: u32) {
+    /// that: what comes then may be torn, and is not kept. Of many that are given up, one waits for a shard that reads nothing.
+    pub(super) fn wait_for_release(&mut self, segment: u16, call: u32) {
         let until = Instant::now() + LET_GO_MAX;
         loop {
             self.pump();
@@ -292,6 +292,12 @@ impl Held<'_> {
                 return;
             }
             if Instant::now() >= until {
+                if let Line::Up(link) = &mut self.line {
+                    link.note_vain_wait(segment);
+                }
+                return self.calls.distrust(call);
+            }
+            if matches!(&self.line, Line::Up(link) if link.stands_still(segment)) {
                 return self.calls.distrust(call);
             }
             self.chores();

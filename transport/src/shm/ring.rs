@@ -132,6 +132,12 @@ impl<M: RingMemory> Writer<M> {
         Ok(())
     }
 
+    /// How far the reader has come, as it says, where it has not read all.
+    pub fn behind(&self) -> Option<u64> {
+        let head = self.memory.head().load(Ordering::Relaxed);
+        (head != self.tail).then_some(head)
+    }
+
     /// Slots that the reader has freed, by a fresh look.
     ///
     /// # Errors

@@ -97,9 +97,9 @@ pub const NAME_BYTES_MAX: usize = 512;
 /// costs more than the copy.
 pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 
-/// Small pushes that came in one frame are handed over in its memory if they have so many bytes or fewer on average. Larger ones lie in
-/// memory of their own, which is aligned: to copy them once more would cost more than to hand over each.
-pub const BATCHED_TENSOR_BYTES: u64 = 1024;
+/// Pushes of up to so many bytes are kept and accepted in the memory of their frame. To copy larger ones once more would cost more than to
+/// handle each by itself.
+pub const BATCHED_TENSOR_BYTES: usize = 1024;
 
 /// An outbox with this many staged bytes takes no more until the link has written: bounds a turn's write, and memory.
 /// 64 B tensors gain nothing past 64 KiB (`bench rate`: 2.9 M/s with 4 KiB, 4.4 with 16, 4.5-4.7 from there on), plans of 8 KB

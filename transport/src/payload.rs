@@ -44,6 +44,16 @@ impl Payload {
         }
     }
 
+    /// True if the memory is lent, and given back when it is dropped.
+    #[inline]
+    pub fn is_lent(&self) -> bool {
+        match self {
+            Payload::Owned(buffer) => buffer.lender().is_some(),
+            Payload::Shared(buffer) => buffer.lender().is_some(),
+            Payload::Bytes(_) => false,
+        }
+    }
+
     /// The device's memory that the bytes are in, if they are.
     #[inline]
     pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {

@@ -22,7 +22,7 @@ use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
 use crate::tensor::{Tensor, TensorBatch, TensorMeta};
-use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushWant, Pushes, WireError};
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushRecord, PushWant, Pushes, WireError};
 
 /// A stream that the peer has begun: give it credit with [`Session::grant`] when its queue has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -254,18 +254,22 @@ impl Acceptor {
         Some(handle)
     }
 
-    /// The small tensors of a frame but for those that came before; `None` if they are to be taken in one by one: those that are not so
-    /// small, and those for which there is no credit, which is told of the one that has none.
+    /// The small tensors of a frame but for those that came before; `None` if they are to be taken in one by one: if the first is not so
+    /// small, as most often all of a frame are alike, or if there is no credit, which is told of the one that has none.
     fn take_together(&mut self, handle: Handle, pushes: &Pushes<'_>) -> Result<Option<TensorBatch>, WireError> {
         let Some(stream) = self.get(handle) else { return Ok(None) };
         let Some(passed) = stream.next.checked_sub(pushes.first) else { return Ok(None) };
+        let is_small = |(_, payload): PushRecord<'_>| payload.len() <= BATCHED_TENSOR_BYTES;
+        if !pushes.records.iter().next().transpose()?.is_some_and(is_small) {
+            return Ok(None);
+        }
         let batch = TensorBatch::copy_of(pushes.records, passed)?;
         let (count, bytes) = (batch.len() as u64, batch.payload_bytes() as u64);
         // The last one may be larger than what is left of the credit.
         let before_last = batch.bytes_before_last() as u64;
         let has_credit =
             stream.next + count <= stream.granted_messages && stream.bytes + before_last < stream.granted_bytes;
-        if count == 0 || !has_credit || bytes > count * BATCHED_TENSOR_BYTES {
+        if count == 0 || !has_credit {
             return Ok(None);
         }
         (stream.next, stream.bytes, stream.rewound) = (stream.next + count, stream.bytes + bytes, false);

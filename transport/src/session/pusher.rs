@@ -14,7 +14,7 @@ use super::control::{Control, ControlQueue};
 use super::{Awaited, Event, Roster, Session};
 use crate::arena::{Arena, Handle};
 use crate::error::{Code, Error, Late, Operation};
-use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
+use crate::limits::{BATCHED_TENSOR_BYTES, INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
 use crate::payload::Payload;
@@ -893,8 +893,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 };
                 let tensor: &Tensor = next.borrow();
                 let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
-                let fits = payload.len() <= INLINE_PAYLOAD_BYTES.min(limit)
-                    && (count == 0 || !records.is_full(meta.len() + payload.len()));
+                // Lent memory is its owner's again when the push has ended, and no sooner.
+                let is_small = payload.len() <= BATCHED_TENSOR_BYTES.min(limit) && !payload.is_lent();
+                let fits = is_small && (count == 0 || !records.is_full(meta.len() + payload.len()));
                 let Some(payload) = payload.host_bytes().filter(|_| fits) else { break Some(next) };
                 records.push(meta, payload);
                 (count, bytes) = (count + 1, bytes + payload.len() as u64);

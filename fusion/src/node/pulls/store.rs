@@ -228,7 +228,9 @@ impl PublishedStore {
     #[inline]
     fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
         // What is larger may be a table with locks.
-        let bytes = tensor.payload().host_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX)?;
+        let payload =
+            Some(tensor.payload()).filter(|payload| payload.len() <= INLINE_BYTES_MAX && !payload.is_lent())?;
+        let bytes = payload.host_bytes()?;
         let slot = self.follows(task, key).or_else(|| self.find(task, key).1)?;
         let before = self.slots[slot as usize].as_mut()?;
         let Payload::Owned(buffer) = &mut before.payload else { return None };

@@ -63,7 +63,7 @@ pub use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, Volatil
 pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{
-    DType, Element, Pushable, Shape, Tensor, TensorBatch, TensorMeta, TensorView, TypeCode,
+    DType, Element, IntoTensor, Shape, Tensor, TensorBatch, TensorMeta, TensorView, TypeCode,
 };
 pub use sealane_transport::{
     Code, Error, Keys, Operation, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sealane_runtime::Buffer;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tray};
 
 use super::deadline;
@@ -22,7 +22,7 @@ impl LocalTask {
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are.
-    pub fn publish(&self, key: &str, version: i64, tensor: impl Pushable) -> Result<(), Error> {
+    pub fn publish(&self, key: &str, version: i64, tensor: impl IntoTensor) -> Result<(), Error> {
         self.engine.with_node(|node, _| node.publish(self.local, key, version, tensor))
     }
 
@@ -30,7 +30,7 @@ impl LocalTask {
     ///
     /// # Errors
     /// Those of [`publish`](Self::publish): the first. The others are published.
-    pub fn publish_many<'k, T: Pushable>(
+    pub fn publish_many<'k, T: IntoTensor>(
         &self,
         version: i64,
         tensors: impl IntoIterator<Item = (&'k str, T)>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::ShardRef;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Tensor};
 
 use super::deadline;
@@ -65,7 +65,7 @@ impl LocalPair {
     /// Small ones are copied, and may be given by reference.
     pub fn push_many<T>(&self, queue: &str, tensors: T) -> LocalSending
     where
-        T: IntoIterator<Item: Pushable>,
+        T: IntoIterator<Item: IntoTensor>,
         T::IntoIter: ExactSizeIterator,
     {
         let (pair, timeout) = (self.pair, self.engine.settings.request_timeout);

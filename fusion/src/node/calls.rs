@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
 use super::Node;
@@ -155,7 +155,7 @@ impl Node {
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
-    pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: impl Pushable) -> Result<(), Error> {
+    pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: impl IntoTensor) -> Result<(), Error> {
         self.publish_all(local, version, [(key, tensor)])
     }
 
@@ -163,7 +163,7 @@ impl Node {
     ///
     /// # Errors
     /// Those of [`publish`](Self::publish): the first. The others are published.
-    pub fn publish_all<K: AsRef<str>, T: Pushable>(
+    pub fn publish_all<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         local: u16,
         version: i64,
@@ -233,7 +233,7 @@ impl Node {
     }
 
     /// Pushes tensors into a queue of the pair's peer. The waiter hears when the queue has taken all of them.
-    pub fn push<T: ExactSizeIterator<Item: Pushable>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
+    pub fn push<T: ExactSizeIterator<Item: IntoTensor>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
         let PushRequest { pair, queue, tensors, deadline, waiter } = push;
         let Context { pairs, reporter, draining: is_draining, .. } = &mut self.context;
         if *is_draining && matches!(waiter, SendWaiter::Client(_)) {

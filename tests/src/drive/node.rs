@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use sealane_fusion::node::{
     ClientCall, ClientOutcome, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, Pushable, Tensor, TensorView};
+use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, IntoTensor, Tensor, TensorView};
 use sealane_transport::Handle;
 
 use super::keys;
@@ -116,7 +116,7 @@ pub(super) fn single_pushes(wire: impl Wire, tensors: usize, steps: i64) -> Resu
     )
 }
 
-fn push_all<T: Pushable>(
+fn push_all<T: IntoTensor>(
     wire: impl Wire,
     (tensors, steps): (usize, i64),
     tensor: impl Fn() -> T,

@@ -176,20 +176,20 @@ impl Tensor {
     }
 }
 
-/// A tensor to push, or a reference to one: small ones are copied where they are, so that only larger ones need be owned.
-pub trait Pushable: Borrow<Tensor> {
+/// A tensor, or a reference to one: who copies small ones needs no more than that.
+pub trait IntoTensor: Borrow<Tensor> {
     /// The tensor itself.
     fn into_tensor(self) -> Tensor;
 }
 
-impl Pushable for Tensor {
+impl IntoTensor for Tensor {
     fn into_tensor(self) -> Tensor {
         self
     }
 }
 
 /// Another handle to the same tensor, as [`Tensor::share`] gives it.
-impl Pushable for &Tensor {
+impl IntoTensor for &Tensor {
     fn into_tensor(self) -> Tensor {
         self.share()
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::session::{Named, PullAsk, Store, Wait};
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Tray};
 
@@ -122,7 +122,7 @@ impl Pulls {
     ///
     /// # Errors
     /// The first: InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
-    pub(super) fn publish<K: AsRef<str>, T: Pushable>(
+    pub(super) fn publish<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         local: u16,
         version: i64,

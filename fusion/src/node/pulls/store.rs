@@ -13,7 +13,7 @@ use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
 use sealane_transport::session::Store;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::tray::Stored;
 use sealane_transport::tray::next_stamp;
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
@@ -255,7 +255,7 @@ impl PublishedStore {
         task: u16,
         key: &str,
         version: i64,
-        tensor: impl Pushable,
+        tensor: impl IntoTensor,
         ready: &mut Vec<Watcher>,
     ) -> Result<(), Error> {
         let slot = match self.overwrite(task, key, version, tensor.borrow()) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::earliest;
 use sealane_transport::session::ReceiveMemory;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Handle, Tensor};
 
 use super::{Load, Pushes};
@@ -26,7 +26,7 @@ pub(super) struct LocalPush {
 
 impl Pushes {
     /// Pushes into a queue of a task of this node.
-    pub(in crate::node) fn push_here<T: ExactSizeIterator<Item: Pushable>>(
+    pub(in crate::node) fn push_here<T: ExactSizeIterator<Item: IntoTensor>>(
         &mut self,
         now: Instant,
         acceptor: u16,

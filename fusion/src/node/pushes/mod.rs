@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_transport::session::PushAsk;
-use sealane_transport::tensor::Pushable;
+use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Meta, Payload};
 
@@ -126,7 +126,7 @@ impl Pushes {
     }
 
     /// Pushes into a queue of the peer that a session is with.
-    pub(super) fn push_there<T: ExactSizeIterator<Item: Pushable>>(
+    pub(super) fn push_there<T: ExactSizeIterator<Item: IntoTensor>>(
         &mut self,
         now: Instant,
         session: Handle,

@@ -3,7 +3,7 @@
 
 use sealane_runtime::Buffer;
 
-use super::{Entry, What};
+use super::stream::{Entry, What};
 use crate::payload::Meta;
 use crate::wire::{PushRecords, PushRecordsBuf};
 

@@ -37,6 +37,11 @@ use clap::Parser;
 use flags::{LogFlags, LogFormat};
 use settings::Environment;
 
+/// Between its fork and its exec a child has every open file of this process, so what a test has closed or unlocked lives on in it for
+/// a moment. A test that starts processes holds this for writing meanwhile, one that asserts what is closed for reading.
+#[cfg(test)]
+static OPEN_FILES: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
 /// A program of Sealane: its arguments, and what it does with them.
 pub trait Program: Parser {
     /// What it logs: what its flags say, and the filter where they and the environment name none.

@@ -84,6 +84,7 @@ mod tests {
 
     #[test]
     fn one_that_ends_can_be_started_again() {
+        let _copied = crate::OPEN_FILES.write();
         let mut next = NextDaemon { program: Ok("/bin/false".into()), arguments: Vec::new(), child: None };
         next.start();
         while next.child.is_some() {

@@ -352,6 +352,7 @@ mod tests {
 
     #[test]
     fn one_daemon_serves_at_a_path_and_leaves_nothing() {
+        let _closed = crate::OPEN_FILES.read();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("made").join("s");
         let socket = Claim::take(&path).unwrap().listen(false).unwrap();
@@ -367,6 +368,7 @@ mod tests {
 
     #[test]
     fn what_a_dead_daemon_left_is_replaced() {
+        let _closed = crate::OPEN_FILES.read();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         drop(UnixListener::bind(&path).unwrap());

@@ -97,6 +97,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_written_or_replaced_has_changed_and_its_neighbours_do_not_matter() {
+        let _closed = crate::OPEN_FILES.read();
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("keys")).unwrap();
@@ -128,6 +129,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_replaced_can_be_watched_again() {
+        let _closed = crate::OPEN_FILES.read();
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("inner");
         fs::create_dir(&inner).unwrap();

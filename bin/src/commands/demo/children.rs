@@ -285,6 +285,7 @@ mod tests {
         let mut children = Children::none().unwrap();
         for (index, script) in scripts.iter().enumerate() {
             let job = Job::example(Part::Worker, index);
+            let _copied = crate::OPEN_FILES.write();
             children.start_task(&job, Command::new("sh").args(["-c", script])).unwrap();
         }
         children.doing = "in step 3".to_owned();

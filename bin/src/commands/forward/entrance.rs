@@ -154,6 +154,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_has_its_mode_and_takes_the_place_of_one_that_nobody_listens_at() {
+        let _closed = crate::OPEN_FILES.read();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         drop(Left::bind(&path).unwrap());

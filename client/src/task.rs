@@ -744,7 +744,8 @@ impl Task {
     }
 
     /// Frees everything that is left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The
-    /// step's number may be used again.
+    /// step's number may be used again. A small tensor of it may have been sent already: a recv that the other side makes before it
+    /// hears of this gets it.
     ///
     /// # Errors
     /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.

@@ -118,6 +118,18 @@ pub(crate) const ROW_REQUESTS_BYTES_MAX: usize = 16 << 20;
 /// have not ended.
 pub(crate) const ROW_RETRIES_SLACK: usize = 16;
 
+/// How long a recv waits for its tensor before it asks for it, where the tensor most often comes ahead: what an error costs in time that
+/// a request would have brought, and longer than a round trip takes.
+pub(crate) const QUIET_TIME: Duration = Duration::from_millis(1);
+
+/// How long before its deadline a tensor that was sent ahead is to come back, and half of its time at most: longer than the answer takes
+/// anywhere. Then its sender hears at the deadline that nobody has asked for it, and not that its delivery is unknown.
+pub(crate) const REVOKE_TIME: Duration = Duration::from_millis(100);
+
+/// Most bytes of tensors on a shard that peers have sent ahead and no recv has taken, with their keys: those of the credit of 64 peers.
+/// Further ones go back, and wait for their requests.
+pub(crate) const KEPT_AHEAD_BYTES_MAX: usize = 64 << 20;
+
 /// A parked request is dropped this long after its deadline, in case the peer never cancels it.
 pub(crate) const PARKED_GRACE: Duration = Duration::from_secs(1);
 

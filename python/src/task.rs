@@ -993,7 +993,8 @@ impl Task {
         py.detach(|| self.connected()?.task.abort(step, reason)).or_raise(py)
     }
 
-    /// Frees everything that is left of a step: waiting tensors, requests, and the record of an abort.
+    /// Frees everything that is left of a step: waiting tensors, requests, and the record of an abort. A small tensor of it that has been
+    /// sent already goes to a recv that the other side makes before it hears of this.
     fn cleanup(&self, py: Python<'_>, step: i64) -> PyResult<()> {
         py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
     }

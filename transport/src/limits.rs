@@ -101,6 +101,19 @@ pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 /// handle each by itself.
 pub const BATCHED_TENSOR_BYTES: usize = 1024;
 
+/// Tensors of up to so many bytes are sent ahead of their requests. To copy larger ones twice would cost more than a request does.
+pub const AHEAD_TENSOR_BYTES: usize = 4 * 1024;
+
+/// Most bytes of tensors that are sent ahead to a peer on one session, with their keys and metadata, and of which it has not said what
+/// became of them: 1,000 requests of a hundred bytes in flight need a tenth of it.
+pub const AHEAD_BYTES_MAX: usize = 1 << 20;
+
+/// What each of them counts besides: so that tensors of no bytes are bounded too.
+pub const AHEAD_RECORD_BYTES: usize = 64;
+
+/// Most releases of tensors sent ahead in one frame.
+pub const AHEAD_RELEASES_PER_FRAME: usize = 512;
+
 /// An outbox with this many staged bytes takes no more until the link has written: bounds a turn's write, and memory.
 /// 64 B tensors gain nothing past 64 KiB (`bench rate`: 2.9 M/s with 4 KiB, 4.4 with 16, 4.5-4.7 from there on), plans of 8 KB
 /// tensors a tenth with each doubling (`bench fuse`: 5.2, 5.6, 6.4 GB/s with 64 KiB, 256 KiB, 1 MiB), at so much memory a busy link.

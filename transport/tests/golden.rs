@@ -6,7 +6,7 @@ use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::lane::lane;
 use sealane_transport::limits::*;
 use sealane_transport::link::Receiver;
-use sealane_transport::session::{Ask, Event, Roster, Session};
+use sealane_transport::session::{AheadAsk, Ask, Event, Roster, Session};
 use sealane_transport::wire::{Greeting, Hello};
 use sealane_transport::{Meta, SessionLimits};
 
@@ -133,6 +133,18 @@ fn the_example_is_what_is_said() {
     assert_says("released", &released);
     assert!(worker.hears(now, &released).is_none());
     assert!(!worker.session.has_output() && !worker.session.wants_link());
+
+    let (meta, payload) = ([2, 32, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], 3.0_f32.to_le_bytes());
+    let (producer, consumer, step, payload) = (0, 0, 3, (&payload[..]).into());
+    let ask = AheadAsk { producer, consumer, step, key: "b", meta: &meta, payload, deposit: (), alone: false };
+    server.session.send_ahead(ask).unwrap();
+    let ahead = server.says(now);
+    assert_says("ahead", &ahead);
+    assert!(worker.hears(now, &ahead).is_none());
+    let back = worker.says(now);
+    assert_says("ahead-release", &back);
+    let Some(Event::BackFromAhead(back)) = server.hears(now, &back) else { panic!("not returned") };
+    assert_eq!((&*back.key, &back.buffer[..]), ("b", &3.0_f32.to_le_bytes()[..]));
 }
 
 #[test]
@@ -145,6 +157,9 @@ fn the_limits_are_those_of_the_code() {
         ("key", KEY_BYTES_MAX, " bytes"),
         ("metadata", META_BYTES_MAX, " bytes"),
         ("entries in a release", RELEASES_PER_FRAME, ""),
+        ("entries in an ahead release", AHEAD_RELEASES_PER_FRAME, ""),
+        ("a tensor that is sent ahead", AHEAD_TENSOR_BYTES, " bytes"),
+        ("tensors sent ahead and not released", AHEAD_BYTES_MAX, " bytes"),
         ("reason", REASON_BYTES_MAX, " bytes"),
         ("entries in the release log", RELEASE_LOG_MAX, ""),
         ("releases before an acknowledgement", RELEASE_ACK_EVERY as usize, ""),
@@ -170,6 +185,9 @@ fn the_limits_are_those_of_the_code() {
         assert!(DOCUMENT.contains(&row), "WIRE.md lacks the row {row}");
     }
     let prose = DOCUMENT.split_whitespace().collect::<Vec<_>>().join(" ");
+    let ahead =
+        format!("{AHEAD_BYTES_MAX} bytes on their way, of which each tensor takes its key, metadata and payload and");
+    assert!(prose.contains(&format!("{ahead} {AHEAD_RECORD_BYTES} bytes more")));
     let defaults = SessionLimits::default();
     assert!(prose.contains(&format!("payloads of more than {} bytes (its setting)", defaults.chunk_bytes)));
     let (answers, pushes) = (ANSWER_TRANSFERS_MAX, TRANSFERS_MAX - ANSWER_TRANSFERS_MAX);

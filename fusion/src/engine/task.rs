@@ -192,7 +192,8 @@ impl Task {
     }
 
     /// Frees everything left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The step's
-    /// number may be used again.
+    /// number may be used again. A small tensor of it may have been sent already: a recv that the other side makes before it hears of
+    /// this gets it.
     ///
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.

@@ -16,7 +16,9 @@ impl Context {
                 false => format!("{name}, a task of this engine: {missing}"),
             };
         }
-        let standing = known.session.and_then(|session| peers.get(session)).map(|peer| peer.standing(now));
+        // Where this side has never asked, the peer may have.
+        let session = known.session.or(known.asked_here.map(|(session, _)| session));
+        let standing = session.and_then(|session| peers.get(session)).map(|peer| peer.standing(now));
         let standing = standing.as_deref().unwrap_or("not connected");
         format!("{name} at {}: {standing}, and {missing}", pairs.peer_address(known.peer))
     }

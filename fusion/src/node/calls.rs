@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
+use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tray, Unreceived};
 
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
@@ -29,10 +29,8 @@ impl Node {
         } else if let Some(producer_pair) = mirror {
             return exchange.recv_here(now, recv, producer_pair, context);
         } else {
-            match self.session_of(recv.pair) {
-                Ok(session) => return self.exchange.recv_there(now, session, recv, &mut self.context),
-                Err(error) => error,
-            }
+            let session = self.session_of(recv.pair);
+            return self.exchange.recv_there(now, session, recv, &mut self.context);
         };
         let unreceived = Unreceived { error, destination: recv.destination };
         self.context.reporter.finish_recv(recv.waiter, Err(unreceived));
@@ -85,7 +83,7 @@ impl Node {
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         match self.exchange.follow(ticket) {
             Ticket::Rows(lookup) => self.lookups.cancel(lookup),
-            _ => self.exchange.cancel(ticket, &mut self.context.peers),
+            _ => self.exchange.cancel(ticket, &mut self.context),
         }
     }
 
@@ -112,8 +110,17 @@ impl Node {
 
     /// Keeps a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
     /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
-    /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
-    pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {
+    /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was. A small tensor may be given by reference: most
+    /// often it is copied as it leaves.
+    pub fn send(
+        &mut self,
+        pair: u32,
+        step: i64,
+        key: &str,
+        tensor: impl IntoTensor,
+        deadline: Instant,
+        waiter: SendWaiter,
+    ) {
         self.exchange.send(MatchKey { pair, step, key }, tensor, deadline, waiter, &mut self.context);
     }
 
@@ -138,6 +145,9 @@ impl Node {
         let Node { exchange, context, .. } = self;
         for &pair in context.pairs.of_task(local) {
             exchange.end_here_of(pair, step, &error, &mut context.reporter);
+        }
+        for pair in context.pairs.of_task(local).to_vec() {
+            exchange.end_there_of(pair, step, &error, context);
         }
         if let Some(number) = context.pairs.number_of_local(local) {
             exchange.aborted(None, (step, number), reason, context);

@@ -23,20 +23,24 @@ pub enum RecvWaiter {
     },
     /// A pull of this node, which ends with a pull buffer instead.
     Pull(Handle),
+    /// A recv of this node's that has asked its peer, by the node's name for it.
+    Asked(Handle),
 }
 
 /// Names a request until it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ticket {
-    /// One that is asked of a peer: the session and its id there.
+    /// One for rows that is asked of a peer: the session and its id there.
     Peer {
         /// The session.
         session: Handle,
         /// The request's id there.
         request: Handle,
     },
-    /// One that is asked of a task of this node.
+    /// A recv from a task of this node.
     Local(Handle),
+    /// A recv from a task of another.
+    There(Handle),
     /// One for rows of a table of a task of this node.
     Rows(Handle),
 }

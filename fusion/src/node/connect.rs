@@ -293,6 +293,7 @@ impl Node {
     }
 
     pub(super) fn drop_link(&mut self, now: Instant, handle: Handle, error: &LinkError) {
+        self.exchange.release_taken(&mut self.context);
         let Context { peers, settings, reporter, .. } = &mut self.context;
         if !peers.detach(now, handle, error, (settings, &mut reporter.counters)) {
             return;
@@ -333,6 +334,7 @@ impl Node {
         }
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
         self.exchange.end_all_here(&stops, &mut self.context);
+        self.exchange.end_there(None, &stops, &mut self.context);
         self.lookups.end_of(None, true, &stops, &mut self.context);
         self.pulls.end_local(|_| true, &stops, &mut self.context.reporter);
         self.pushes.end_local(|_| true, &stops, &mut self.context);

@@ -44,6 +44,13 @@ impl Context {
         self.want_link(now, session);
     }
 
+    /// True if a pair's local task has asked on the link that the session has now: the peer knows that it may send ahead.
+    #[inline]
+    pub(super) fn has_asked(&self, pair: u32, session: Handle) -> bool {
+        let Some(with) = self.peers.session(session) else { return false };
+        with.is_attached() && self.pairs[pair].asked_there == Some((session, with.epoch()))
+    }
+
     /// The error of a call that does not wait for a local task which has left, if it has.
     #[inline]
     pub(super) fn gone(&self, producer: u16, fail_if_gone: bool) -> Option<Error> {

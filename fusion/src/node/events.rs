@@ -50,6 +50,16 @@ impl Node {
                     }
                     Err(unanswered) => Err(Unreceived { error: unanswered.error, destination: unanswered.destination }),
                 };
+                let waiter = match waiter {
+                    RecvWaiter::Asked(recv) => {
+                        let bytes = outcome.as_ref().ok().map(|tensor| tensor.payload().len());
+                        match exchange.there().answered(recv, bytes) {
+                            Some(waiter) => waiter,
+                            None => return,
+                        }
+                    }
+                    waiter => waiter,
+                };
                 context.reporter.finish_recv(waiter, outcome);
             }
             Event::Settled { deposit, tensor, taken } => {
@@ -58,6 +68,11 @@ impl Node {
                 let tensor = (TensorMeta::from_own_wire(meta), payload);
                 exchange.settled_as(deposit, tensor, (bytes, taken, way), context);
             }
+            Event::TakenAhead { deposit } => {
+                let way = context.peers.way_of(handle);
+                exchange.taken_ahead(deposit, way, context);
+            }
+            Event::BackFromAhead(back) => exchange.back_from_ahead(*back, context),
             Event::Pulled { waiter, tray } => pulls.arrived(handle, waiter, tray, context),
             Event::Pushed { .. } => unreachable!("pushes are received by the node itself"),
             Event::PushEnded { deposit, count, outcome } => {

@@ -234,6 +234,7 @@ impl Node {
         self.context.presence.expect_all_again();
         // No send can come for these any more, and nothing is published for the others.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
+        self.exchange.revoke_all_ahead(&mut self.context);
         self.pulls.refuse_waiting(&mut self.context);
         self.lookups.refuse_waiting(&mut self.context);
     }

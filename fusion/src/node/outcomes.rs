@@ -37,7 +37,7 @@ impl Outcomes {
             RecvWaiter::Channel(sender) => !sender.is_closed(),
             RecvWaiter::Batch { batch, .. } => self.batches.listens(*batch),
             // Cancelling one of these takes it out of the session as well.
-            RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) => true,
+            RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) | RecvWaiter::Asked(_) => true,
         }
     }
 
@@ -51,6 +51,7 @@ impl Outcomes {
             RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
             RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
+            RecvWaiter::Asked(_) => unreachable!("it is told as the recv that has asked"),
         }
     }
 

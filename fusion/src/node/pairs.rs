@@ -37,6 +37,10 @@ pub(super) struct Pair {
     pub(super) mirror: Option<u32>,
     /// The session that it used last, which may be gone.
     pub(super) session: Option<Handle>,
+    /// The session and link on which the local task last asked the peer.
+    pub(super) asked_there: Option<(Handle, u32)>,
+    /// The session and link on which the peer last asked the local task.
+    pub(super) asked_here: Option<(Handle, u32)>,
 }
 
 /// See the module.
@@ -214,7 +218,8 @@ impl Pairs {
         let (owned, lane) = (shard_of(lane, shards) == shard, lane_by(lane, shard, shards));
         let pair = self.pairs.len() as u32;
         let local_name = names.0.as_str().into();
-        self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });
+        let (mirror, session, asked_there, asked_here) = (None, None, None, None);
+        self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror, session, asked_there, asked_here });
         self.numbers.insert((local, peer), pair);
         self.peer_tasks[peer as usize].pairs.push(pair);
         if self.of_tasks.len() <= usize::from(local) {
@@ -269,6 +274,18 @@ impl Pairs {
     /// The pair uses this session from now on.
     pub(super) fn set_session(&mut self, pair: u32, session: Handle) {
         self.pairs[pair as usize].session = Some(session);
+    }
+
+    /// The local task of a pair has asked on this session's link.
+    #[inline]
+    pub(super) fn note_asked(&mut self, pair: u32, session: Handle, epoch: u32) {
+        self.pairs[pair as usize].asked_there = Some((session, epoch));
+    }
+
+    /// The peer of a pair has.
+    #[inline]
+    pub(super) fn note_asked_here(&mut self, pair: u32, session: Handle, epoch: u32) {
+        self.pairs[pair as usize].asked_here = Some((session, epoch));
     }
 
     /// The pairs that `pick` chooses find another session than this.

@@ -135,6 +135,11 @@ impl Node {
             misplaced.requests
         {
             let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
+            if let RecvWaiter::Asked(recv) = waiter {
+                let session = self.session_of(pair);
+                self.exchange.ask_again(now, (recv, session), destination, &mut self.context);
+                continue;
+            }
             let Manner { fused, fail_if_gone } = manner;
             let moved = if let Some(rows) = rows {
                 let (rows, min_version) = (rows.as_rows(), step);

@@ -3,16 +3,16 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Asked, Sink, Untaken};
+use sealane_transport::session::{Asked, CameAhead, KeyOf, Sink, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::trace::Moment;
-use sealane_transport::wire::WireError;
+use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Handle, Payload, Tensor};
 
 use super::cells::RecvWaiter;
 use super::exchange::{Asker, Exchange};
 use super::outcomes::unheard;
-use super::pairs::Pairs;
+use super::pairs::{Pairs, STRANGER};
 use super::peers::PeerSession;
 use super::pushes::Arrivals;
 use super::reporter::Reporter;
@@ -45,6 +45,13 @@ impl Rx<'_> {
     }
 }
 
+impl Rx<'_> {
+    /// The pair that a key is of; `None` for a task that the map does not name.
+    fn pair_of(&mut self, of: KeyOf<'_>) -> Option<u32> {
+        (of.producer != STRANGER).then(|| self.pairs.pair_of(of.consumer, of.producer))
+    }
+}
+
 impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
     fn asked(&mut self, session: &mut PeerSession, asked: &Asked, key: &[u8]) -> Result<(), WireError> {
@@ -54,6 +61,13 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
+        let waiter = match waiter {
+            RecvWaiter::Asked(recv) => match self.exchange.there().answered(recv, Some(buffer.len())) {
+                Some(waiter) => waiter,
+                None => return false,
+            },
+            waiter => waiter,
+        };
         if !self.reporter.outcomes.listens(&waiter) {
             // A fused receive to which nobody listens ends with its last, as any does.
             self.reporter.outcomes.finish_recv(waiter, Err(unheard().into()));
@@ -74,6 +88,36 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
             self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
             self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
         }
+    }
+
+    #[inline]
+    fn came_ahead(&mut self, session: &mut PeerSession, tensor: &CameAhead<'_>) -> Result<Option<Fate>, WireError> {
+        let Rx { exchange, pairs, reporter, asker, arrivals, .. } = self;
+        let from = (asker.session, session, &mut *asker.last_pair);
+        let (fate, since) = exchange.came_ahead(from, tensor, (pairs, reporter, arrivals.memory))?;
+        if let Some(since) = since {
+            self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
+        }
+        Ok(fate)
+    }
+
+    fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {
+        let pair = self.pair_of(of)?;
+        self.exchange.there().revoked(self.asker.session, number, pair, of)
+    }
+
+    fn held(&mut self, of: KeyOf<'_>) {
+        if let Some(pair) = self.pair_of(of) {
+            self.exchange.there().held(pair, of);
+        }
+    }
+
+    #[inline]
+    fn taken_ahead(&mut self, deposit: Handle) {
+        let Some((sender, bytes)) = self.exchange.ahead().taken(deposit) else { return };
+        self.reporter.count_sent(bytes);
+        self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
+        self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
     }
 
     #[inline]

@@ -1,5 +1,6 @@
 //! Nodes face to face, in one thread and on a time that the test sets: what sends and recvs are promised, case by case.
 
+mod ahead;
 mod connecting;
 mod credit;
 mod ending;

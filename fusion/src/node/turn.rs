@@ -23,6 +23,7 @@ impl Node {
         if self.exchange.is_copying() {
             work += self.exchange.copy_on(&mut self.context);
         }
+        work += self.ask_at_last(now);
         work += self.pulls.wake(&mut self.context);
         if self.pulls.is_copying() {
             work += self.pulls.copy_on(&mut self.context);
@@ -32,7 +33,19 @@ impl Node {
             self.timeouts(now);
             work += 1;
         }
-        work
+        work + self.exchange.release_taken(&mut self.context)
+    }
+
+    /// Asks for what has not come ahead.
+    #[inline]
+    fn ask_at_last(&mut self, now: Instant) -> usize {
+        let mut asked = 0;
+        while let Some((recv, pair)) = self.exchange.next_to_ask(now) {
+            let session = self.session_of(pair);
+            self.exchange.ask_at_last(now, recv, session, &mut self.context);
+            asked += 1;
+        }
+        asked
     }
 
     fn timeouts(&mut self, now: Instant) {
@@ -190,6 +203,7 @@ impl Node {
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
         self.context.peers.dirty() > 0
+            || self.exchange.has_taken()
             || self.exchange.is_copying()
             || self.pulls.is_copying()
             || self.lookups.is_copying()

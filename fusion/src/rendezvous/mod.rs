@@ -286,6 +286,12 @@ impl<S> Table<S> {
         }
     }
 
+    /// True if nothing waits under a key, as most often nothing does anywhere.
+    #[inline]
+    pub fn is_free(&self, at: MatchKey<'_>) -> bool {
+        self.index.is_empty() || self.slot(at).entry.is_none()
+    }
+
     /// Looks the slot of a match key up.
     #[inline]
     pub fn slot(&self, at: MatchKey<'_>) -> Slot {
@@ -365,6 +371,16 @@ impl<S> Table<S> {
         Some(entry)
     }
 
+    /// Why no further tensor may wait here, if `others` do elsewhere, and none may.
+    #[inline]
+    pub fn full(&self, others: usize) -> Option<Error> {
+        let pending = self.pending_sends + others;
+        (pending >= self.pending_sends_max).then(|| {
+            let reason = format!("{pending} tensors wait to be received or released");
+            Error::full("fusion.deposited_tensors_max", reason)
+        })
+    }
+
     /// Sends a tensor, or finds the request that waits for it.
     ///
     /// # Errors
@@ -377,9 +393,8 @@ impl<S> Table<S> {
         sender: S,
         deadline: Instant,
     ) -> Result<Sent, (Error, S)> {
-        if self.pending_sends >= self.pending_sends_max {
-            let reason = format!("{} tensors wait to be received or released", self.pending_sends);
-            return Err((Error::full("fusion.deposited_tensors_max", reason), sender));
+        if let Some(error) = self.full(0) {
+            return Err((error, sender));
         }
         let hash = self.hash(at.into());
         let Self { entries, index, hasher, steps, .. } = self;
@@ -395,9 +410,7 @@ impl<S> Table<S> {
         };
         let entry = entries.get_mut(handle).expect("the index holds live entries");
         let State::Wanted(by) = entry.state else {
-            let reason =
-                format!("a tensor for step {} key '{}' is already waiting; one send matches one recv", at.step, at.key);
-            return Err((Error::invalid(reason), sender));
+            return Err((sent_twice(at), sender));
         };
         entry.state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
         self.count_pending(deadline);
@@ -570,6 +583,14 @@ fn enter<'a, S>(
     slot.insert(handle);
     steps.add(handle, (at.pair, at.step));
     (handle, entry)
+}
+
+/// Why a second tensor under the same key is refused.
+pub fn sent_twice(at: MatchKey<'_>) -> Error {
+    Error::invalid(format!(
+        "a tensor for step {} key '{}' is already waiting; one send matches one recv",
+        at.step, at.key
+    ))
 }
 
 /// Why a second request for the same tensor is refused.

@@ -39,7 +39,7 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
                 now,
                 RecvRequest { pair, step, key, deadline, destination, waiter, fused: false, fail_if_gone: false },
             );
-            two.nodes[PS].send(pairs[PS], step, key, tensor.share(), deadline, SendWaiter::Nobody);
+            two.nodes[PS].send(pairs[PS], step, key, &tensor, deadline, SendWaiter::Nobody);
         }
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);

@@ -3,11 +3,13 @@
 use sealane_runtime::VolatileSlice;
 use sealane_transport::Handle;
 use sealane_transport::limits::{
-    FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, ROW_IDS_MAX,
-    SET_KEYS_MAX, TABLE_KEY_BYTES_MAX,
+    AHEAD_RELEASES_PER_FRAME, AHEAD_TENSOR_BYTES, FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX,
+    REASON_BYTES_MAX, RELEASES_PER_FRAME, ROW_IDS_MAX, SET_KEYS_MAX, TABLE_KEY_BYTES_MAX,
 };
 use sealane_transport::named_rows::OfTable;
-use sealane_transport::wire::{FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse, text};
+use sealane_transport::wire::{
+    AheadFrame, AheadRecord, FRAME_HEADER_BYTES, Frame, FrameWriter, PullFrame, PushFrame, WireError, parse, text,
+};
 
 use super::assert_says;
 
@@ -97,6 +99,28 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
         Frame::Chunk(chunk) => writer.chunk(*chunk),
         Frame::Pull(frame) => return write_pull(frame, writer),
         Frame::Push(frame) => return write_push(frame, writer),
+        Frame::Ahead(frame) => return write_ahead(frame, writer),
+    }
+    Ok(true)
+}
+
+fn write_ahead(frame: &AheadFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireError> {
+    match frame {
+        AheadFrame::Tensors(ahead) => {
+            for record in ahead.records.iter() {
+                let AheadRecord { key, meta, payload } = record?;
+                assert!(key.len() <= KEY_BYTES_MAX && payload.len() <= AHEAD_TENSOR_BYTES);
+                assert!(meta.is_none_or(|meta| meta.len() <= META_BYTES_MAX));
+            }
+            writer.ahead(ahead);
+        }
+        AheadFrame::Release(release) => {
+            let ends = release.iter().collect::<Result<Vec<_>, _>>()?;
+            assert!(ends.len() <= AHEAD_RELEASES_PER_FRAME);
+            writer.ahead_release(release.sequence, ends.into_iter());
+        }
+        AheadFrame::Revoke { number, ends, key } => writer.ahead_revoke(*number, *ends, key),
+        AheadFrame::Held { ends, key } => writer.ahead_held(*ends, key),
     }
     Ok(true)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sealane_fusion::node::Ticket;
 use sealane_fusion::{Code, RecvOutcome, SendOutcome, Tensor};
 
+use super::climate::PEER_TIMEOUT;
 use super::workload::{Spot, Told};
 
 /// Where a producer's node stands: its process, and the sessions that it has reset. While neither changes, a tensor
@@ -150,10 +151,12 @@ impl Ledger {
         self.farewells.insert(host);
     }
 
-    /// True if the producer cleaned the step up between the send and the recv.
+    /// True if the producer cleaned the step up between the send and the recv, and for so long that the consumer's side has heard so, or
+    /// has lost the link: it may have had the tensor already, ahead of the recv.
     pub(super) fn is_stale(&self, send: &Send, recv: &Recv) -> bool {
         let cleaned = self.cleaned.get(&(send.at.producer, send.at.step));
-        cleaned.is_some_and(|times| times.iter().any(|&when| send.issued < when && when < recv.issued))
+        let is_between = |when: Duration| send.issued < when && when + PEER_TIMEOUT < recv.issued;
+        cleaned.is_some_and(|times| times.iter().any(|&when| is_between(when)))
     }
 
     pub(super) fn is_touched(&self, at: Spot) -> bool {

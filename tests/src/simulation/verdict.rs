@@ -9,7 +9,8 @@
 //!   From then on three more things are legal: the tensor is delivered again to another recv; the send fails although
 //!   the tensor was delivered; the tensor is delivered although the send failed, since a reset on the producer's side
 //!   does not stop the bytes that are on their way.
-//! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked afterwards.
+//! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked when the word of it had come, or
+//!   the link was lost on which it did not.
 //! - A recv to which nobody listens any more takes no tensor; a fused receive keeps those that it has.
 //!
 //! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`,

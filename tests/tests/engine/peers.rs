@@ -125,9 +125,12 @@ fn lateness_of_a_send_on_its_way() -> Duration {
     until(&ps, "the request arrives", |counters| counters.parked == 1);
     // The worker's shard neither reads nor releases meanwhile.
     let (go_on, told) = std::sync::mpsc::channel::<()>();
+    let (stands_still, begun) = std::sync::mpsc::channel::<()>();
     let held = worker.on_shard(0, async move |_| {
+        stands_still.send(()).unwrap();
         let _ = told.recv_timeout(LONG / 2);
     });
+    begun.recv().unwrap();
     let timeout = Duration::from_millis(50);
     let (started, options) = (Instant::now(), SendOptions { timeout: Some(timeout) });
     let error = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), options).wait().unwrap_err();

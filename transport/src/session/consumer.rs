@@ -21,7 +21,7 @@ use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
 use crate::trace::{self, Moment, Recorder};
-use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
+use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
 #[derive(Debug)]
@@ -280,6 +280,12 @@ impl<W> Consumer<W> {
         }
     }
 
+    /// A tensor that came ahead has ended.
+    #[inline]
+    pub(super) fn release_ahead(&mut self, number: u64, fate: Fate) {
+        self.releases.push_ahead(number, fate);
+    }
+
     pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {
         self.releases.stage(outbox);
     }
@@ -526,16 +532,16 @@ impl<W> Consumer<W> {
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
-        self.check_flood(response.id)?;
+        self.check_flood(response.id.to_bits())?;
         let place = self.place(response, outbox, memory, events);
         let what = (LandingOf::Response, Meta::from_slice(response.meta));
         let bytes = (response.payload_bytes, response.transfer);
         Ok(Landing::new((response.id, response.token), what, place, bytes))
     }
 
-    fn check_flood(&self, id: Handle) -> Result<(), WireError> {
+    pub(super) fn check_flood(&self, id: u64) -> Result<(), WireError> {
         if self.releases.is_flooded(self.requests_max) {
-            return Err(WireError::BadValue { what: "answer past all requests", found: id.to_bits() });
+            return Err(WireError::BadValue { what: "answer past all requests", found: id });
         }
         Ok(())
     }
@@ -719,7 +725,7 @@ impl<W> Consumer<W> {
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<(), WireError> {
         let SmallResponse { id, token, meta, payload } = *small;
-        self.check_flood(id)?;
+        self.check_flood(id.to_bits())?;
         let response = Response { id, token, payload_bytes: payload.len() as u64, transfer: 0, meta };
         let mut buffer = match self.place(&response, None, memory, events) {
             Place::Buffer(buffer) => buffer,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::arena::Handle;
 use crate::limits::CONTROL_QUEUE_MAX;
 use crate::outbox::Outbox;
-use crate::wire::{Abort, Failure, PullFailure, PushFailure};
+use crate::wire::{Abort, Ends, Failure, PullFailure, PushFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
@@ -26,6 +26,15 @@ pub(super) enum Control {
         reason: String,
     },
     PushClose(Handle),
+    AheadRevoke {
+        number: u64,
+        ends: Ends,
+        key: Box<str>,
+    },
+    AheadHeld {
+        ends: Ends,
+        key: Box<str>,
+    },
     /// A stream is not taken in: neither is the push that it begins with.
     StreamRefused {
         stream: Handle,
@@ -73,6 +82,14 @@ impl ControlQueue {
         self.answers.push_back(control);
     }
 
+    /// Adds one if there is one.
+    #[inline]
+    pub(super) fn extend_answers(&mut self, control: Option<Control>) {
+        if let Some(control) = control {
+            self.push_answer(control);
+        }
+    }
+
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.answers.is_empty() && self.conclusions.is_empty()
@@ -112,6 +129,8 @@ impl Control {
                 writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
             }
             Control::PushClose(stream) => writer.push_close(*stream),
+            Control::AheadRevoke { number, ends, key } => writer.ahead_revoke(*number, *ends, key),
+            Control::AheadHeld { ends, key } => writer.ahead_held(*ends, key),
             Control::StreamRefused { stream, code, reason } => {
                 writer.push_failure(&PushFailure { stream: *stream, code: *code, number: 0, reason });
             }

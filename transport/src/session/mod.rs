@@ -28,6 +28,7 @@
 //! [`SessionLimits`] and `limits.rs`.
 
 mod acceptor;
+mod ahead;
 mod consumer;
 mod control;
 mod landings;
@@ -61,6 +62,8 @@ use crate::tray::Tray;
 
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
+use ahead::SentAhead;
+pub use ahead::{AheadAsk, AheadBack, CameAhead};
 use consumer::Consumer;
 pub use consumer::{Ask, Manner};
 use control::{Control, ControlQueue};
@@ -71,7 +74,7 @@ use puller::Puller;
 pub use pusher::PushAsk;
 use pusher::Pusher;
 pub use quota::{Charges, PeerQuota, RowCharges};
-pub use receive::{Inbound, ReceiveMemory, Sink, Untaken};
+pub use receive::{Inbound, KeyOf, ReceiveMemory, Sink, Untaken};
 use server::Server;
 pub use server::{EmptyStore, Named, Store, Wait};
 
@@ -101,6 +104,13 @@ pub enum Event<W, D> {
         /// True if the consumer has it, false if it goes back to where it was.
         taken: bool,
     },
+    /// A tensor of this side that was [sent ahead](Session::send_ahead) was taken.
+    TakenAhead {
+        /// What [`AheadAsk`] came with.
+        deposit: D,
+    },
+    /// Such a tensor is back.
+    BackFromAhead(Box<AheadBack<D>>),
     /// A pull of this side ended: each place of the pull buffer is filled or failed.
     Pulled {
         /// What [`PullAsk`] came with.
@@ -267,8 +277,13 @@ pub struct Session<W, D> {
     puller: Puller<W>,
     server: Server,
     pusher: Pusher<D>,
+    ahead: SentAhead<D>,
     acceptor: Acceptor,
     landings: Landings,
+    /// Number of the next tensor that may come ahead.
+    ahead_next: u64,
+    /// What those cost together that are kept here.
+    kept_ahead: usize,
     /// Whose turn it is to be staged first: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
@@ -311,8 +326,11 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             puller: Puller::new(&limits),
             server: Server::new(&limits, &quota),
             pusher: Pusher::new(&limits),
+            ahead: SentAhead::new(),
             acceptor: Acceptor::new(&quota),
             landings: Landings::default(),
+            ahead_next: 0,
+            kept_ahead: 0,
             parts_first: false,
             events: VecDeque::new(),
             undecided: 0,
@@ -404,13 +422,13 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// Tensors handed to the peer and not yet released.
     pub fn unreleased(&self) -> usize {
-        self.producer.unreleased()
+        self.producer.unreleased() + self.ahead.len()
     }
 
     /// True if the two sides do not yet agree on what was lent: a tensor was handed to the peer and not released, or
     /// one of the peer's was released and the peer has not said that it knows.
     pub fn has_loans(&self) -> bool {
-        self.producer.unreleased() > 0 || self.consumer.has_releases()
+        self.unreleased() > 0 || self.consumer.has_releases()
     }
 
     /// True if a link is wanted: there is something to ask or to release.
@@ -454,6 +472,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.puller.suspend(&mut landings);
         self.consumer.suspend(landings);
         self.producer.suspend();
+        self.ahead.suspend();
+        // The owner forgets what came ahead and was kept: the peer takes it back.
+        self.kept_ahead = 0;
         self.pusher.suspend();
         self.acceptor.suspend();
         let slots = self.server.suspend();
@@ -470,7 +491,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.puller.end_asked(error, &mut self.events);
         self.forget_pushes(error);
         self.producer.take_back_all(&mut self.events);
-        self.epoch = 0;
+        self.ahead.take_back_all(&mut self.events);
+        (self.epoch, self.ahead_next) = (0, 0);
     }
 
     /// The peer is the same process, but does not remember this session: every tensor handed to it and not released goes
@@ -482,7 +504,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         let error = Error::unavailable(&self.peer, "it lost its record of earlier pushes, which may have arrived");
         self.forget_pushes(&error);
         self.producer.take_back_all(&mut self.events);
-        self.epoch = 0;
+        self.ahead.take_back_all(&mut self.events);
+        (self.epoch, self.ahead_next) = (0, 0);
     }
 
     /// The owner forgets the peer: its streams of pushes have ended.
@@ -583,6 +606,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     #[inline]
     fn is_idle(&self) -> bool {
         let answers = self.producer.is_idle() && self.server.is_idle() && !self.acceptor.has_news();
+        let answers = answers && self.ahead.is_idle();
         let asks = self.consumer.is_idle() && !self.puller.can_ask() && self.pusher.is_idle();
         answers && asks && self.control.is_empty() && !self.outbox.has_chunks()
     }
@@ -591,6 +615,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
         let (outbox, producer, server) = (&self.outbox, &self.producer, &self.server);
         let answers = producer.has_answers(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
+        let answers = answers || !self.ahead.is_idle();
         let asks = asks || (self.going_away.is_none() && self.pusher.has_output(outbox));
         self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || asks)
     }
@@ -633,6 +658,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             // Chunks are next, few at a time: the rest passes between them.
             let more = !self.control.is_empty() && self.control.stage(&mut self.outbox)
                 || self.outbox.has_chunks() && self.outbox.stage_chunk()
+                || self.ahead.stage(&mut self.outbox)
                 || self.stage_answers(store, one_message)
                 || self.stage_questions(now, one_message)
                 || !self.control.is_empty() && self.control.stage_conclusion(&mut self.outbox);

@@ -16,7 +16,7 @@ use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
-use crate::wire::{Failure, RESPONSE_ENTRY_BYTES, Response};
+use crate::wire::{Failure, RESPONSE_ENTRY_BYTES, Response, WireError};
 
 struct Served<D> {
     /// The peer's id of the request.
@@ -305,31 +305,50 @@ impl<D> Producer<D> {
         }
     }
 
-    /// Takes in releases; `None` if their numbers cannot be, else whether an acknowledgement is due.
+    /// How many of the releases that begin with this number were seen before.
+    ///
+    /// # Errors
+    /// It cannot be.
+    #[inline]
+    pub(super) fn seen_before(&self, sequence: u64) -> Result<usize, WireError> {
+        let seen = self.release_seen.checked_sub(sequence);
+        seen.map(|seen| seen as usize).ok_or(WireError::BadValue { what: "release number", found: sequence })
+    }
+
+    #[cfg(test)]
+    pub(super) fn release_seen(&self) -> u64 {
+        self.release_seen
+    }
+
+    /// One more was seen.
+    #[inline]
+    pub(super) fn count_release(&mut self) {
+        self.release_seen += 1;
+    }
+
+    /// Takes in a release.
+    #[inline]
     pub(super) fn release<W>(
         &mut self,
-        sequence: u64,
-        entries: impl Iterator<Item = (Handle, bool)>,
+        (token, taken): (Handle, bool),
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
-    ) -> Option<bool> {
-        if sequence > self.release_seen {
-            return None;
+    ) {
+        match sink {
+            Some(sink) if taken => self.take(token, *sink, events),
+            _ => self.settle(token, taken, events),
         }
-        let seen_before = (self.release_seen - sequence) as usize;
-        for (token, taken) in entries.skip(seen_before) {
-            self.release_seen += 1;
-            match sink {
-                Some(sink) if taken => self.take(token, *sink, events),
-                _ => self.settle(token, taken, events),
-            }
-        }
-        let due = self.acknowledge_next || self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
-        if due {
+    }
+
+    /// The number before which all releases were seen, if the peer is to be told.
+    #[inline]
+    pub(super) fn acknowledgement(&mut self) -> Option<u64> {
+        let is_due = self.acknowledge_next || self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
+        is_due.then(|| {
             self.acknowledge_next = false;
             self.release_acknowledged = self.release_seen;
-        }
-        Some(due)
+            self.release_seen
+        })
     }
 
     /// A tensor was taken: its owner hears so at once, unless the link still has the payload.
@@ -419,10 +438,6 @@ impl<D> Producer<D> {
         }
         self.release_seen = 0;
         self.release_acknowledged = 0;
-    }
-
-    pub(super) fn release_seen(&self) -> u64 {
-        self.release_seen
     }
 }
 

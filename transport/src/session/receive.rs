@@ -5,14 +5,18 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Awaited, Event, RowsAsked, Session};
+use super::{Asked, Awaited, CameAhead, Event, RowsAsked, Session};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
+use crate::limits::AHEAD_BYTES_MAX;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorBatch};
-use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, RowsRequest, WireError};
+use crate::wire::{
+    self, Ahead, AheadFrame, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release, Request, Response,
+    RowsRequest, WireError,
+};
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
@@ -47,6 +51,28 @@ pub trait Sink<W, D> {
     /// A tensor of this side was taken by its consumer.
     fn taken(&mut self, deposit: D, payload: Payload);
 
+    /// A small tensor came ahead of its request: what became of it, or `None` if it is kept, and
+    /// [released](Session::release_ahead) later.
+    ///
+    /// # Errors
+    /// The key is to be kept, and is no text.
+    fn came_ahead(&mut self, _session: &mut Session<W, D>, _tensor: &CameAhead<'_>) -> Result<Option<Fate>, WireError> {
+        Ok(Some(Fate::Returned))
+    }
+
+    /// The peer wants such a tensor back: what it cost, if it was kept and is not any more.
+    fn revoked(&mut self, _number: u64, _of: KeyOf<'_>) -> Option<usize> {
+        None
+    }
+
+    /// A tensor of the peer's with this key waits for its request.
+    fn held(&mut self, _of: KeyOf<'_>) {}
+
+    /// A tensor of this side that was [sent ahead](Session::send_ahead) was taken.
+    fn taken_ahead(&mut self, _deposit: D) {
+        unreachable!("none was sent")
+    }
+
     /// A push came, within the credit of its stream.
     ///
     /// # Errors
@@ -62,6 +88,19 @@ pub trait Sink<W, D> {
     fn pushed_together(&mut self, _stream: Handle, _tensors: TensorBatch) {
         unreachable!("each comes by itself")
     }
+}
+
+/// A key, and whose it is.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyOf<'a> {
+    /// The peer's task, by the owner's number.
+    pub producer: u32,
+    /// The task of this side, by its index in this side's list.
+    pub consumer: u16,
+    /// The step.
+    pub step: i64,
+    /// The key.
+    pub key: &'a str,
 }
 
 /// Why a push was not taken.
@@ -131,6 +170,18 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(Some(number))
     }
 
+    /// Which of its tasks sends, by the owner's number; checks that the task of this side is there. `None` without a link.
+    fn sending(&self, ends: Ends) -> Result<Option<u32>, WireError> {
+        let Some(attached) = &self.attached else { return Ok(None) };
+        let Some(&number) = attached.roster.numbers.get(usize::from(ends.producer)) else {
+            return Err(WireError::BadValue { what: "sending task", found: u64::from(ends.producer) });
+        };
+        if ends.consumer >= self.tasks {
+            return Err(WireError::BadValue { what: "task of a tensor sent ahead", found: u64::from(ends.consumer) });
+        }
+        Ok(Some(number))
+    }
+
     /// False for a request that is answered already: as on an earlier link, or because the peer has too many.
     #[inline]
     fn admit(&mut self, id: Handle) -> bool {
@@ -162,6 +213,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         match frame {
             Frame::Request(_) | Frame::Requests(_) | Frame::Rows(_) => unreachable!("the caller takes these in"),
             Frame::Response(_) | Frame::Responses(_) | Frame::Chunk(_) => unreachable!("the caller lands these"),
+            Frame::Ahead(_) => unreachable!("the caller takes these in"),
             Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
             Frame::Failure(failure) => {
@@ -179,7 +231,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                     return Err(WireError::BadValue { what: "acknowledged release number", found: sequence });
                 }
             }
-            Frame::Resumed => self.producer.take_back_stale(&mut self.events),
+            Frame::Resumed => {
+                self.producer.take_back_stale(&mut self.events);
+                self.ahead.take_back_stale(&mut self.events);
+            }
             Frame::Abort(abort) => {
                 let Some(attached) = &self.attached else { return Ok(()) };
                 let Some(&peer_task) = attached.roster.numbers.get(usize::from(abort.task)) else {
@@ -284,13 +339,90 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
     }
 
     fn released(&mut self, release: &Release<'_>) -> Result<(), WireError> {
-        let session = &mut *self.session;
-        let entries = release.entries.iter();
-        match session.producer.release(release.sequence, entries, &mut self.sink, &mut session.events) {
-            Some(false) => {}
-            Some(true) => session.control.push_answer(Control::Released(session.producer.release_seen())),
-            None => return Err(WireError::BadValue { what: "release number", found: release.sequence }),
+        let Session { producer, events, control, .. } = &mut *self.session;
+        let seen_before = producer.seen_before(release.sequence)?;
+        for entry in release.entries.iter().skip(seen_before) {
+            producer.count_release();
+            producer.release(entry, &mut self.sink, events);
         }
+        control.extend_answers(producer.acknowledgement().map(Control::Released));
+        Ok(())
+    }
+
+    /// The same of tensors that were sent ahead.
+    fn released_ahead(&mut self, release: &AheadRelease<'_>) -> Result<(), WireError> {
+        let Session { producer, ahead, events, control, .. } = &mut *self.session;
+        let seen_before = producer.seen_before(release.sequence)?;
+        for entry in release.iter().skip(seen_before) {
+            producer.count_release();
+            ahead.ended(entry?, &mut self.sink, events)?;
+        }
+        control.extend_answers(producer.acknowledgement().map(Control::Released));
+        Ok(())
+    }
+
+    /// Takes in a frame about tensors that are sent ahead.
+    #[inline]
+    fn ahead(&mut self, frame: AheadFrame<'_>) -> Result<(), WireError> {
+        match frame {
+            AheadFrame::Tensors(ahead) => self.came_ahead(&ahead),
+            AheadFrame::Release(release) => self.released_ahead(&release),
+            AheadFrame::Revoke { number, ends, key } => {
+                let Some(of) = self.key_of(ends, key)? else { return Ok(()) };
+                if let Some(cost) = self.sink.as_mut().and_then(|sink| sink.revoked(number, of)) {
+                    self.session.release_ahead(number, cost, Fate::Returned);
+                }
+                Ok(())
+            }
+            AheadFrame::Held { ends, key } => {
+                if let Some(of) = self.key_of(ends, key)?
+                    && let Some(sink) = &mut self.sink
+                {
+                    sink.held(of);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Whose a key is; `None` without a link.
+    fn key_of<'k>(&self, ends: Ends, key: &'k str) -> Result<Option<KeyOf<'k>>, WireError> {
+        let producer = self.session.sending(ends)?;
+        Ok(producer.map(|producer| KeyOf { producer, consumer: ends.consumer, step: ends.step, key }))
+    }
+
+    #[inline]
+    fn came_ahead(&mut self, ahead: &Ahead<'_>) -> Result<(), WireError> {
+        let session = &mut *self.session;
+        let Some(producer) = session.sending(ahead.ends)? else { return Ok(()) };
+        if ahead.first < session.ahead_next {
+            return Err(WireError::BadValue { what: "number of a tensor sent ahead", found: ahead.first });
+        }
+        session.consumer.check_flood(ahead.first)?;
+        let Ends { step, consumer, .. } = ahead.ends;
+        let (mut number, mut meta): (u64, &[u8]) = (ahead.first, &[]);
+        for record in ahead.records.iter() {
+            let record = record?;
+            meta = record.meta.unwrap_or(meta);
+            let came = CameAhead { number, producer, consumer, step, key: record.key, meta, payload: record.payload };
+            let fate = match &mut self.sink {
+                Some(sink) => sink.came_ahead(session, &came)?,
+                None => Some(Fate::Returned),
+            };
+            match fate {
+                Some(fate) => session.consumer.release_ahead(number, fate),
+                None => {
+                    session.kept_ahead += came.cost();
+                    if session.kept_ahead > AHEAD_BYTES_MAX {
+                        let found = session.kept_ahead as u64;
+                        return Err(WireError::BadValue { what: "bytes of tensors sent ahead", found });
+                    }
+                }
+            }
+            number = number.checked_add(1).ok_or(WireError::BadValue { what: "number of a tensor", found: number })?;
+        }
+        session.came.tensors += number - ahead.first;
+        session.ahead_next = number;
         Ok(())
     }
 }
@@ -340,6 +472,10 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
                 }
                 Frame::Release(release) => {
                     self.released(&release)?;
+                    continue;
+                }
+                Frame::Ahead(frame) => {
+                    self.ahead(frame)?;
                     continue;
                 }
                 Frame::Request(Request { id, step, timeout_ms, consumer, producer, if_gone, key }) => {

@@ -3,12 +3,37 @@
 use std::collections::VecDeque;
 
 use crate::arena::Handle;
-use crate::limits::{RELEASE_LOG_MAX, RELEASES_PER_FRAME};
+use crate::limits::{AHEAD_RELEASES_PER_FRAME, RELEASE_LOG_MAX, RELEASES_PER_FRAME};
 use crate::outbox::Outbox;
+use crate::wire::{AheadEnd, Fate};
+
+#[derive(Clone, Copy)]
+enum Entry {
+    /// A tensor that was asked for, and whether it was taken.
+    Asked(Handle, bool),
+    /// Tensors that were sent ahead.
+    Ahead(AheadEnd),
+}
+
+impl Entry {
+    fn asked(&self) -> Option<(Handle, bool)> {
+        match *self {
+            Entry::Asked(token, taken) => Some((token, taken)),
+            Entry::Ahead(_) => None,
+        }
+    }
+
+    fn ahead(&self) -> Option<AheadEnd> {
+        match *self {
+            Entry::Ahead(end) => Some(end),
+            Entry::Asked(..) => None,
+        }
+    }
+}
 
 #[derive(Default)]
 pub(super) struct ReleaseLog {
-    entries: VecDeque<(Handle, bool)>,
+    entries: VecDeque<Entry>,
     /// Number of the first entry.
     first: u64,
     /// Entries at the front that went out on this link.
@@ -17,7 +42,21 @@ pub(super) struct ReleaseLog {
 
 impl ReleaseLog {
     pub(super) fn push(&mut self, token: Handle, taken: bool) {
-        self.entries.push_back((token, taken));
+        self.entries.push_back(Entry::Asked(token, taken));
+    }
+
+    /// One that was sent ahead: most often it is the next after the last of these.
+    #[inline]
+    pub(super) fn push_ahead(&mut self, number: u64, fate: Fate) {
+        if self.has_unsent()
+            && let Some(Entry::Ahead(last)) = self.entries.back_mut()
+            && (last.first + u64::from(last.count), last.fate) == (number, fate)
+            && last.count < u32::MAX
+        {
+            last.count += 1;
+            return;
+        }
+        self.entries.push_back(Entry::Ahead(AheadEnd { first: number, count: 1, fate }));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -37,13 +76,24 @@ impl ReleaseLog {
         self.sent < self.entries.len()
     }
 
-    /// Stages one frame of releases.
+    /// Stages one frame of releases: those of one kind.
     pub(super) fn stage(&mut self, outbox: &mut Outbox) {
-        let count = (self.entries.len() - self.sent).min(RELEASES_PER_FRAME);
         let sequence = self.first + self.sent as u64;
-        let entries = self.entries.range(self.sent..self.sent + count).copied();
-        outbox.stage(|writer| writer.release(sequence, entries));
-        self.sent += count;
+        let unsent = self.entries.range(self.sent..);
+        self.sent += match unsent.clone().next() {
+            Some(Entry::Ahead(_)) => {
+                let ends = unsent.take(AHEAD_RELEASES_PER_FRAME).map_while(Entry::ahead);
+                let count = ends.clone().count();
+                outbox.stage(|writer| writer.ahead_release(sequence, ends));
+                count
+            }
+            _ => {
+                let entries = unsent.take(RELEASES_PER_FRAME).map_while(Entry::asked);
+                let count = entries.clone().count();
+                outbox.stage(|writer| writer.release(sequence, entries));
+                count
+            }
+        };
     }
 
     /// The producer has seen all before `sequence`; false if that cannot be.

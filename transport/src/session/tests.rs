@@ -264,6 +264,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
             }
             Frame::Pull(frame) => format!("{frame:?}"),
             Frame::Push(frame) => format!("{frame:?}"),
+            Frame::Ahead(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
             Frame::Rows(rows) => {
                 let of_table = |table: OfTable<'_>| format!("rows {} of {}", table.ids.len(), table.key);

@@ -3,6 +3,7 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::ahead::AheadFrame;
 use super::group::{Requests, Responses};
 use super::pull::PullFrame;
 use super::push::PushFrame;
@@ -46,6 +47,10 @@ pub(super) const KIND_PUSH_CLOSE: u8 = 28;
 const KIND_CHUNK: u8 = 29;
 pub(super) const KIND_PUSH_WANT: u8 = 30;
 const KIND_ROWS: u8 = 31;
+pub(super) const KIND_AHEAD: u8 = 32;
+pub(super) const KIND_AHEAD_RELEASE: u8 = 33;
+pub(super) const KIND_AHEAD_REVOKE: u8 = 34;
+pub(super) const KIND_AHEAD_HELD: u8 = 35;
 
 /// In the code of a request, of several, of a request for rows and of a pull: it fails if the task that it asks is gone.
 pub(super) const FAILS_IF_GONE: u8 = 1;
@@ -252,6 +257,7 @@ pub enum Frame<'a> {
     GoAway(GoAway<'a>),
     Pull(PullFrame<'a>),
     Push(PushFrame<'a>),
+    Ahead(AheadFrame<'a>),
     Chunk(Chunk),
 }
 
@@ -335,6 +341,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_PUSH_OPEN..=KIND_PUSH_CLOSE | KIND_PUSH_WANT => {
             Frame::Push(PushFrame::read(header.kind, (header.code, transfer), id, body)?)
         }
+        KIND_AHEAD..=KIND_AHEAD_HELD => Frame::Ahead(AheadFrame::read(header.kind, header.id.get(), body)?),
         KIND_CHUNK => Frame::Chunk(Chunk { transfer, bytes: header.id.get() }),
         unknown => return Err(WireError::UnknownKind(unknown)),
     };
@@ -435,13 +442,13 @@ impl FrameWriter<'_> {
 
     /// Writes the releases that `entries` yields, at most [`RELEASES_PER_FRAME`].
     #[inline]
-    pub fn release(&mut self, sequence: u64, entries: impl ExactSizeIterator<Item = (Handle, bool)>) {
-        debug_assert!(entries.len() <= RELEASES_PER_FRAME);
-        self.header(KIND_RELEASE, 0, sequence, entries.len() * 8);
+    pub fn release(&mut self, sequence: u64, entries: impl Iterator<Item = (Handle, bool)>) {
+        let start = self.begin(KIND_RELEASE, sequence);
         for (token, taken) in entries {
             let entry = token.to_bits() << 1 | u64::from(!taken);
             self.0.extend_from_slice(&entry.to_le_bytes());
         }
+        self.end(start);
     }
 
     /// Writes the acknowledgement of releases.

@@ -9,9 +9,9 @@ use crate::limits::{HELLO_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, TASKS_PER
 /// The first eight bytes of every link.
 pub const MAGIC: [u8; 8] = *b"SEALANE\n";
 /// Oldest wire version that this side speaks.
-pub const VERSION_MIN: u16 = 4;
+pub const VERSION_MIN: u16 = 5;
 /// Newest wire version that this side speaks.
-pub const VERSION_MAX: u16 = 4;
+pub const VERSION_MAX: u16 = 5;
 /// Bytes before a greeting's body.
 pub const PREFACE_BYTES: usize = size_of::<Preface>();
 

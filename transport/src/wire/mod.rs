@@ -3,12 +3,14 @@
 //! `WIRE.md` in this crate is the specification; this module is its only parser and serializer. Numbers are
 //! little-endian and unaligned; every length is checked before it is used to index or allocate.
 
+mod ahead;
 mod frame;
 mod greeting;
 mod group;
 mod pull;
 mod push;
 
+pub use ahead::{Ahead, AheadEnd, AheadFrame, AheadRecord, AheadRecords, AheadRecordsBuf, AheadRelease, Ends, Fate};
 pub use frame::{
     Abort, Chunk, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response,
     RowsRequest, parse,

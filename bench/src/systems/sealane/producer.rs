@@ -1,11 +1,13 @@
-//! The producer's side, on its shard: for every lane of the consumer, the tensor of the next step is always deposited already;
-//! for plans, every tensor is published once.
+//! The producer's side, on its shard: for every lane of the consumer, a large tensor of the next step is always deposited already, and
+//! waits for its request; a small one, which is sent ahead of that, is sent when the one before it was released, so that what is measured
+//! is a way there and back. For plans, every tensor is published once.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 
 use bytes::Bytes;
 use sealane_fusion::{Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta};
+use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 
 use super::consumer;
 use super::engine::{self, PS, WORKER, key_of, lanes, on_shard};
@@ -37,18 +39,25 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
         if plan.fuse == Fuse::Plan {
             return publish(&ps, 0, &parameters);
         }
-        drop(shard.shard().spawn(told("the producer ended", serve(ps.pair(WORKER)?, parameters))));
+        let by_step = plan.bench == Bench::Fuse;
+        drop(shard.shard().spawn(told("the producer ended", serve(ps.pair(WORKER)?, parameters, by_step))));
         Ok(())
     })
 }
 
-/// Deposits the tensors of every lane, `AHEAD` steps ahead: the next as soon as the one that was deposited first is released. One
-/// consumer would wait while all tensors of a step are deposited at once, as [`deposit_ahead`] does for many.
-async fn serve(pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error> {
+/// Deposits the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was deposited first
+/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is.
+async fn serve(pair: LocalPair, parameters: Vec<Parameter>, by_step: bool) -> Result<(), Error> {
     let mut sent: VecDeque<LocalSending> = VecDeque::new();
+    let steps = steps_ahead(&parameters);
     for step in 0.. {
+        if by_step && steps == 1 {
+            for sending in sent.drain(..) {
+                sending.await?;
+            }
+        }
         for parameter in &parameters {
-            if sent.len() == AHEAD * parameters.len()
+            if sent.len() == steps * parameters.len()
                 && let Some(first) = sent.pop_front()
             {
                 first.await?;
@@ -59,8 +68,13 @@ async fn serve(pair: LocalPair, parameters: Vec<Parameter>) -> Result<(), Error>
     Ok(())
 }
 
-/// Steps whose tensors are deposited ahead: the one that is asked for and the next.
+/// Steps whose tensors are deposited at most: the one that is asked for and the next.
 pub(super) const AHEAD: usize = 2;
+
+/// Steps whose tensors are deposited: of small ones, which do not wait to be asked for, the one that is received next.
+fn steps_ahead(parameters: &[Parameter]) -> usize {
+    if parameters.iter().any(|parameter| parameter.bytes() <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
+}
 
 /// A tensor of a ps.
 pub(super) struct Parameter {
@@ -89,6 +103,13 @@ impl Parameter {
         Ok(Self { key: key_of(number), meta, memory: Memory::Slab(shard.clone(), size_bytes) })
     }
 
+    fn bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Slab(_, size_bytes) => *size_bytes,
+            Memory::Kept(bytes) => bytes.len(),
+        }
+    }
+
     pub(super) fn tensor(&self) -> Result<Tensor, Error> {
         match &self.memory {
             Memory::Slab(shard, size_bytes) => Tensor::new(self.meta.clone(), shard.allocate(*size_bytes)?),
@@ -108,20 +129,21 @@ pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) ->
     ps.publish_many(version, parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
 }
 
-/// Deposits the tensors of step after step, `AHEAD` of them, each when `ready` lets it.
+/// Deposits the tensors of step after step, as many as [`steps_ahead`] says, each when `ready` lets it.
 pub(super) async fn deposit_ahead(
     pair: &LocalPair,
     parameters: &[Parameter],
     mut ready: impl AsyncFnMut(i64),
 ) -> Result<(), Error> {
     let mut deposited = VecDeque::with_capacity(AHEAD);
+    let steps = steps_ahead(parameters);
     for step in 0.. {
         ready(step).await;
         // When the last of a step was released, the others are about to be.
         let last = parameters.iter().try_fold(None, |_, parameter| parameter.send(pair, step).map(Some))?;
         let Some(last) = last else { return Ok(()) };
         deposited.push_back(last);
-        if deposited.len() == AHEAD
+        if deposited.len() == steps
             && let Some(first) = deposited.pop_front()
         {
             first.await?;

@@ -54,11 +54,29 @@ struct Copy {
 }
 
 /// Where a tensor goes.
-enum Place {
+pub(super) enum Place {
     /// Into this memory.
     Memory { to: Buffer, is_brought: bool },
     /// To the consumer as it is.
     AsItIs,
+}
+
+impl Place {
+    /// Puts a tensor there, and gives it back as it lies there.
+    ///
+    /// # Errors
+    /// A device cannot copy it; the memory comes back.
+    pub(super) fn fill(self, payload: Payload) -> Result<Payload, Unreceived> {
+        let Place::Memory { mut to, is_brought } = self else { return Ok(payload) };
+        debug_assert!(to.len() >= payload.len(), "the tensor would be cut off");
+        to.truncate(payload.len());
+        if !is_of_device(&payload, Some(&to)) {
+            to.volatile_mut().copy_from(payload.volatile());
+        } else if let Err(error) = payload.copy_to(&mut to, 0..payload.len()) {
+            return Err(Unreceived { error: error.into(), destination: is_brought.then_some(to) });
+        }
+        Ok(to.into())
+    }
 }
 
 /// The recvs of this node's tasks whose producer is one too.
@@ -526,7 +544,7 @@ fn is_of_device(payload: &Payload, destination: Option<&Buffer>) -> bool {
 
 /// Where a tensor goes, or why it does not.
 #[inline]
-fn place(
+pub(super) fn place(
     memory: &Memory,
     limit: u64,
     consumer: u16,

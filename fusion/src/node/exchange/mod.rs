@@ -1,15 +1,18 @@
 //! Where sends and recvs meet: the rendezvous, the recvs of tasks of this very node, and the steps that have ended.
 
+mod ahead;
 pub(super) mod batches;
+mod large_keys;
 mod matches;
 mod steps;
+mod there;
 
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::KEY_BYTES_MAX;
-use sealane_transport::session::{Ask, Asked, Manner, Unanswered};
+use sealane_transport::session::{Ask, Asked, Unanswered};
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
@@ -25,9 +28,11 @@ use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
 use crate::presence::{self, Presence};
 use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table, Unsent};
+use ahead::SentAhead;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
-use sealane_transport::tensor::{Tensor, TensorMeta};
+use sealane_transport::tensor::{IntoTensor, TensorMeta};
+use there::There;
 
 /// A recv, as a task of this shard asks it.
 #[derive(Debug)]
@@ -67,7 +72,9 @@ pub(super) struct Exchange {
     table: Table<Sender>,
     ended: EndedSteps,
     local: LocalRecvs,
-    /// Requests that went to another session than their tickets say.
+    there: There,
+    ahead: SentAhead,
+    /// Requests for rows that went to another session than their tickets say.
     moved: HashMap<Ticket, Ticket>,
 }
 
@@ -77,13 +84,15 @@ impl Exchange {
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
+            there: There::new(),
+            ahead: SentAhead::new(),
             moved: HashMap::new(),
         }
     }
 
-    /// Tensors that wait or are lent.
+    /// Tensors that wait or are lent, or were sent ahead.
     pub(super) fn pending_sends(&self) -> usize {
-        self.table.pending_sends()
+        self.table.pending_sends() + self.ahead.len()
     }
 
     /// Requests that wait here.
@@ -96,10 +105,21 @@ impl Exchange {
         &mut self.table
     }
 
-    /// When [`expire`](Self::expire) must come at the latest.
+    /// Recvs from tasks of other nodes, and what came before theirs.
+    pub(super) fn there(&mut self) -> &mut There {
+        &mut self.there
+    }
+
+    /// Who has sent ahead.
+    pub(super) fn ahead(&mut self) -> &mut SentAhead {
+        &mut self.ahead
+    }
+
+    /// When [`expire`](Self::expire) must come at the latest, or a recv is to [ask](Self::next_to_ask).
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.table.next_deadline(), self.local.next_deadline()])
+        let (there, ahead) = (self.there.next_deadline(), self.ahead.next_deadline());
+        earliest([self.table.next_deadline(), self.local.next_deadline(), there, ahead])
     }
 
     /// Why a recv ends before it begins, if it does.
@@ -111,45 +131,22 @@ impl Exchange {
         (is_draining && matches!(recv.waiter, RecvWaiter::Client(_))).then(draining)
     }
 
-    /// Asks the peer of a session for a tensor.
-    #[inline]
-    pub(super) fn recv_there(
-        &mut self,
-        now: Instant,
-        session: Handle,
-        recv: RecvRequest<'_>,
-        context: &mut Context,
-    ) -> Option<Ticket> {
-        let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
-        let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
-        let ask = Ask { consumer, producer, step, key, deadline, destination, waiter };
-        let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_as(now, ask, Manner { fused, fail_if_gone }) {
-            Ok(request) => {
-                context.asked(now, session, deadline);
-                Some(Ticket::Peer { session, request })
-            }
-            Err((Unanswered { error, destination }, waiter)) => {
-                context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
-                None
-            }
-        }
-    }
-
     /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
-    pub(super) fn cancel(&mut self, ticket: Ticket, peers: &mut Peers) -> bool {
+    pub(super) fn cancel(&mut self, ticket: Ticket, context: &mut Context) -> bool {
         let (session, request) = match ticket {
             Ticket::Peer { session, request } => (session, request),
             Ticket::Local(handle) => return self.cancel_here(handle),
+            Ticket::There(handle) => return self.cancel_there(handle, context),
             Ticket::Rows(_) => unreachable!("the node looks for rows"),
         };
+        let peers = &mut context.peers;
         match peers.session_mut(session).and_then(|with| with.cancel(request)) {
             Some(_) => {
                 peers.mark_dirty(session);
                 true
             }
             // It may no longer be where its ticket says.
-            None => self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, peers)),
+            None => self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, context)),
         }
     }
 
@@ -197,7 +194,7 @@ impl Exchange {
         let moved = &self.moved;
         let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
-            Ticket::Local(_) | Ticket::Rows(_) => false,
+            Ticket::Local(_) | Ticket::There(_) | Ticket::Rows(_) => false,
         };
         let ended = |mut ticket: Ticket| {
             while let Some(next) = moved.get(&ticket) {
@@ -216,7 +213,7 @@ impl Exchange {
     pub(super) fn send(
         &mut self,
         at: MatchKey<'_>,
-        tensor: Tensor,
+        tensor: impl IntoTensor,
         deadline: Instant,
         waiter: SendWaiter,
         context: &mut Context,
@@ -233,12 +230,19 @@ impl Exchange {
         if context.draining && matches!(waiter, SendWaiter::Client(_)) {
             return context.reporter.finish_send(waiter, Err(draining()));
         }
+        let since = context.reporter.clock;
         if context.pairs[pair].mirror.is_none() {
-            return self.keep(at, tensor.into_parts(), deadline, waiter, context);
+            return match self.send_ahead(at, tensor, deadline, waiter, context) {
+                Ok(()) => {}
+                Err((tensor, waiter)) => {
+                    let tensor = tensor.into_tensor().into_parts();
+                    self.keep(at, tensor, deadline, Sender { waiter, since }, context);
+                }
+            };
         }
         let slot = self.table.slot(at);
-        match self.send_here((at, slot), tensor.into_parts(), context) {
-            Some(back) => self.keep(at, back, deadline, waiter, context),
+        match self.send_here((at, slot), tensor.into_tensor().into_parts(), context) {
+            Some(back) => self.keep(at, back, deadline, Sender { waiter, since }, context),
             None => context.reporter.finish_send(waiter, Ok(())),
         }
     }
@@ -249,11 +253,13 @@ impl Exchange {
         at: MatchKey<'_>,
         tensor: (TensorMeta, Payload),
         deadline: Instant,
-        waiter: SendWaiter,
+        sender: Sender,
         context: &mut Context,
     ) {
+        if let Some(error) = self.table.full(self.ahead.len()) {
+            return context.reporter.finish_send(sender.waiter, Err(error));
+        }
         let MatchKey { step, key, .. } = at;
-        let sender = Sender { waiter, since: context.reporter.clock };
         let bytes = tensor.1.len() as u64;
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
         match self.table.send(at, tensor, sender, deadline) {
@@ -299,6 +305,7 @@ impl Exchange {
             session.refuse(asked.id, &Error::invalid(reason));
             return Ok(());
         }
+        pairs.note_asked_here(pair, asker.session, session.epoch());
         if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
             session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
             return Ok(());
@@ -372,6 +379,7 @@ impl Exchange {
     /// The link of a session is gone: what its peer waits for it will ask again.
     pub(super) fn withdraw_session(&mut self, session: Handle) {
         self.table.withdraw_session(session);
+        self.forget_kept(session);
     }
 
     /// Hands a tensor to a request that waited for it.
@@ -453,6 +461,7 @@ impl Exchange {
             context.reporter.finish_send(sender.waiter, Err(error));
         }
         self.expire_here(now, context);
+        self.expire_ahead(now, context);
     }
 
     /// Panics unless the table agrees with itself, with who waits here, and with the sessions of those who wait elsewhere.
@@ -463,6 +472,7 @@ impl Exchange {
             Parked::Peer { session, .. } => context.peers.session(session).is_some(),
         });
         self.local.check_invariants(|entry| self.table.local_at(entry), &context.pairs);
+        self.check_there(context);
         self.ended.check_invariants();
         context.reporter.outcomes.batches.check_invariants();
         for (ticket, to) in &self.moved {

@@ -55,6 +55,7 @@ impl Exchange {
                 Some(with) => with.end_requests(step, local, Some(peer_task), &error),
                 None => self.end_here_of(pair, step, &error, &mut context.reporter),
             }
+            self.end_there_of(pair, step, &error, context);
         }
         for (pair, _) in pairs {
             self.end_step(pair, step, reason, context);
@@ -66,6 +67,8 @@ impl Exchange {
         let error = Error::Aborted { step, reason: reason.into() };
         let ended = self.table.end_step(pair, step, &error);
         self.tell_ended(ended, &error, context);
+        self.end_ahead(|of, its_step| (of, its_step) == (pair, step), &error, context);
+        self.give_back_of(pair, step, context);
     }
 
     /// Frees all tensors of a local task and refuses the requests that wait for them.
@@ -73,6 +76,9 @@ impl Exchange {
         let pairs = &context.pairs;
         let ended = self.table.end_pairs(|pair| pairs[pair].local == local, error);
         self.tell_ended(ended, error, context);
+        let of_task: Vec<u32> = context.pairs.of_task(local).to_vec();
+        self.end_ahead(|pair, _| of_task.contains(&pair), error, context);
+        self.end_there(Some(local), error, context);
     }
 
     fn tell_ended(&mut self, ended: Ended<Sender>, error: &Error, context: &mut Context) {
@@ -109,5 +115,6 @@ impl Exchange {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             context.reporter.finish_send(unsent.sender.waiter, Err(error));
         }
+        self.end_all_ahead(reason, context);
     }
 }

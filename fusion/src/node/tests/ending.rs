@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");
 
+/// Bytes of a tensor that is not sent ahead of its request.
+const LARGE: usize = sealane_transport::limits::AHEAD_TENSOR_BYTES + 1;
+
 fn with_limits(session: SessionLimits) -> Net {
     Net::new([NodeSettings { session: session.clone(), ..ps() }, NodeSettings { session, ..worker() }])
 }
@@ -45,7 +48,8 @@ fn late(net: &mut Net, waiter: SendWaiter) -> Asked {
     net.rest();
     assert_eq!((asked.bytes(), warm.outcome()), (vec![1], Ok(())));
     let (pair, deadline) = (net.number(0, "ps:1", "worker:1"), net.now + SOON);
-    net.nodes[0].send(pair, 1, "w", Tensor::from_elements(&[1], &[7_u8]).unwrap(), deadline, waiter);
+    let large = Tensor::from_elements(&[LARGE as u64], &[7_u8; LARGE]).unwrap();
+    net.nodes[0].send(pair, 1, "w", large, deadline, waiter);
     net.pass(SOON / 2);
     let asked = net.recv(WORKER, "ps:1", "w");
     net.nodes[1].turn(net.now);
@@ -77,7 +81,7 @@ fn a_send_on_its_way_at_its_deadline_ends_then_and_its_books_are_settled_later()
             assert_eq!((next.bytes(), anew.outcome()), (vec![8], Ok(())), "what came back is nobody's");
         } else {
             net.rest();
-            assert_eq!(asked.bytes(), [7]);
+            assert_eq!(asked.bytes(), [7; LARGE]);
         }
         net.rest();
         net.nothing_is_left();
@@ -95,7 +99,7 @@ fn a_client_hears_at_the_deadline_of_its_send_and_later_that_its_memory_is_back(
     assert_eq!((*told, error.code()), (call, Code::DeadlineExceeded));
     outcomes.clear();
     net.rest();
-    assert_eq!(asked.bytes(), [7]);
+    assert_eq!(asked.bytes(), [7; LARGE]);
     net.nodes[0].swap_client_outcomes(&mut outcomes);
     assert!(matches!(outcomes.make_contiguous(), [(told, ClientOutcome::Returned)] if *told == call), "{outcomes:?}");
 }

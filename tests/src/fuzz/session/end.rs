@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Slab};
-use sealane_transport::limits::{KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
+use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
 use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::session::{
-    Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
+    AheadAsk, Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
 };
 use sealane_transport::tray::Stored;
 use sealane_transport::wire::WireError;
@@ -104,6 +104,8 @@ pub(super) struct End<'s> {
     parked: Vec<Handle>,
     sets: Vec<(Handle, usize)>,
     streams: Vec<Handle>,
+    /// Numbers of the tensors that were sent ahead.
+    ahead: Vec<u64>,
     /// The peer's streams.
     opened: Vec<Handle>,
     waits: Vec<Wait>,
@@ -123,6 +125,7 @@ impl<'s> End<'s> {
             parked: Vec::new(),
             sets: Vec::new(),
             streams: Vec::new(),
+            ahead: Vec::new(),
             opened: Vec::new(),
             waits: Vec::new(),
             published: Published::default(),
@@ -193,7 +196,7 @@ impl<'s> End<'s> {
     /// The limits hold, whatever was heard.
     pub(super) fn check(&self) {
         assert!(self.session.requests() <= 3 * CALLS_MAX);
-        assert!(self.session.unreleased() <= CALLS_MAX);
+        assert!(self.session.unreleased() <= CALLS_MAX + self.ahead.len());
         assert!(self.parked.len() <= CALLS_MAX);
     }
 
@@ -277,11 +280,25 @@ impl<'s> End<'s> {
                 }
             }
             14 => self.session.abort(script.below(STEPS) as i64, consumer, "over"),
-            _ => {
-                if script.byte() == 0 {
-                    self.session.go_away("enough");
+            _ => match script.byte() {
+                0 => self.session.go_away("enough"),
+                1..128 => {
+                    let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
+                    let (payload, deposit) = (vec![7; bytes], self.deposits.begin());
+                    let (meta, payload) = (vector(bytes as u64), (&payload[..]).into());
+                    let (consumer, producer, alone) = (peer_task, consumer, script.yes());
+                    let ask = AheadAsk { producer, consumer, step, key, meta: &meta, payload, deposit, alone };
+                    match self.session.send_ahead(ask) {
+                        Ok(number) => self.ahead.push(number),
+                        Err(deposit) => self.deposits.end(deposit),
+                    }
                 }
-            }
+                _ => {
+                    if !self.ahead.is_empty() {
+                        self.session.revoke_ahead(script.one_of(&self.ahead));
+                    }
+                }
+            },
         }
     }
 
@@ -375,7 +392,11 @@ impl<'s> End<'s> {
                         Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
                     }
                 }
-                Event::Settled { deposit, .. } => self.deposits.end(deposit),
+                Event::Settled { deposit, .. } | Event::TakenAhead { deposit } => self.deposits.end(deposit),
+                Event::BackFromAhead(back) => {
+                    assert!(back.key.len() <= KEY_BYTES_MAX && back.buffer.len() <= AHEAD_TENSOR_BYTES);
+                    self.deposits.end(back.deposit);
+                }
                 Event::Pulled { waiter, tray } => {
                     self.pulls.end(waiter);
                     assert!(tray.is_complete());

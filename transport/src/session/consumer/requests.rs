@@ -120,6 +120,15 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Some((wanted.waiter?, wanted.destination))
     }
 
+    /// Cancels a request whose tensor is not arriving at this moment; its destination. `None` if it may be, or if the request has ended.
+    pub fn cancel_unanswered(&mut self, handle: Handle) -> Option<Option<Buffer>> {
+        let wanted = self.consumer.wanted.get(handle)?;
+        if wanted.announced || (wanted.brought && wanted.destination.is_none()) {
+            return None;
+        }
+        self.cancel(handle).map(|(_, destination)| destination)
+    }
+
     /// True until the request of that handle has ended or was taken out.
     pub fn is_waiting(&self, handle: Handle) -> bool {
         self.consumer.wanted.get(handle).is_some()

@@ -1,0 +1,354 @@
+//! Small tensors that are sent ahead of their requests, and recvs that wait for them without a word.
+
+use sealane_transport::LinkError;
+use sealane_transport::limits::AHEAD_BYTES_MAX;
+
+use super::super::{ClientCall, ClientOutcome};
+use super::*;
+use crate::limits::{QUIET_TIME, REVOKE_TIME};
+use std::collections::VecDeque;
+
+const PS: (usize, &str) = (0, "ps:1");
+const WORKER: (usize, &str) = (1, "worker:1");
+
+/// Nodes that have exchanged a tensor on their link, so that further ones go ahead.
+fn met() -> Net {
+    let mut net = Net::pair();
+    for _ in 0..2 {
+        let (sent, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
+    }
+    net
+}
+
+impl Net {
+    /// Messages that a node has sent.
+    fn said(&self, index: usize) -> u64 {
+        self.nodes[index].context.peers.iter().map(|peer| peer.session.sent().messages).sum()
+    }
+
+    fn cut(&mut self) {
+        for index in 0..self.nodes.len() {
+            for peer in self.nodes[index].context.peers.select(|peer| peer.has_link()) {
+                self.nodes[index].lose(self.now, peer, &LinkError::Closed);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_message_brings_a_tensor_and_one_says_so_whoever_comes_first() {
+    for recv_first in [false, true] {
+        let mut net = met();
+        let before = (net.said(0), net.said(1));
+        let mut asked = recv_first.then(|| net.recv(WORKER, "ps:1", "w"));
+        net.rest();
+        assert_eq!((net.said(0), net.said(1)), before, "a recv waits without a word");
+        let sent = net.send(PS, "worker:1", "w", &[7]);
+        net.rest();
+        assert!(recv_first || sent.waits());
+        let asked = asked.take().unwrap_or_else(|| net.recv(WORKER, "ps:1", "w"));
+        net.rest();
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
+        assert_eq!((net.said(0) - before.0, net.said(1) - before.1), (1, 1));
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn many_tensors_share_a_message_and_keep_their_bytes() {
+    let mut net = met();
+    let keys: Vec<_> = (0..100_u8).map(|number| format!("w{number}")).collect();
+    let asked: Vec<_> = keys.iter().step_by(2).map(|key| net.recv(WORKER, "ps:1", key)).collect();
+    let before = net.said(0);
+    let sent: Vec<_> =
+        (0..100).map(|number| net.send(PS, "worker:1", &keys[number], &vec![number as u8; number])).collect();
+    net.rest();
+    assert!(net.said(0) - before < 5, "they have two bytes to a hundred");
+    let rest: Vec<_> = keys.iter().skip(1).step_by(2).map(|key| net.recv(WORKER, "ps:1", key)).collect();
+    net.rest();
+    for (number, asked) in (0..100).step_by(2).zip(asked).chain((1..100).step_by(2).zip(rest)) {
+        assert_eq!(asked.bytes(), vec![number as u8; number]);
+    }
+    assert!(sent.iter().all(|sent| sent.outcome() == Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_recv_asks_when_nothing_has_come_for_a_while_and_whichever_comes_first_is_taken() {
+    let mut net = met();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert_eq!(net.nodes[0].counters().parked, 1);
+    // It is the answer to the request, or what came ahead while the request was on its way.
+    let crossing = net.recv(WORKER, "ps:1", "v");
+    net.now += QUIET_TIME;
+    let sends = (net.send(PS, "worker:1", "w", &[7]), net.send(PS, "worker:1", "v", &[8]));
+    net.rest();
+    assert_eq!((asked.bytes(), crossing.bytes()), (vec![7], vec![8]));
+    assert_eq!((sends.0.outcome(), sends.1.outcome()), (Ok(()), Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_tensor_that_is_too_large_has_its_recv_ask_at_once() {
+    let mut net = met();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    let sent = net.send(PS, "worker:1", "w", &[7; 5000]);
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![7; 5000], Ok(())));
+    let (sent, asked) = (net.send(PS, "worker:1", "v", &[7; 5000]), {
+        net.rest();
+        net.recv(WORKER, "ps:1", "v")
+    });
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![7; 5000], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn past_the_credit_tensors_wait_for_their_requests() {
+    let mut net = met();
+    let count = AHEAD_BYTES_MAX / 4096 + 10;
+    let sent: Vec<_> =
+        (0..count).map(|number| net.send(PS, "worker:1", &format!("w{number}"), &[number as u8; 4096])).collect();
+    net.rest();
+    let asked: Vec<_> = (0..count).map(|number| net.recv(WORKER, "ps:1", &format!("w{number}"))).collect();
+    net.rest();
+    assert!(asked.last().unwrap().waits(), "it has not been asked for");
+    net.pass(QUIET_TIME);
+    for (number, asked) in asked.iter().enumerate() {
+        assert_eq!(asked.bytes(), [number as u8; 4096]);
+    }
+    assert!(sent.iter().all(|sent| sent.outcome() == Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_send_that_nobody_wants_comes_back_at_its_deadline() {
+    let mut net = met();
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    net.pass(SOON - Duration::from_millis(1));
+    assert!(sent.waits());
+    net.pass(Duration::from_millis(1));
+    let error = sent.error();
+    let whom = "worker:1 at 10.0.0.2:7000: connected, and nobody there has asked for it";
+    assert_eq!(error.to_string(), format!("send of step 1 key 'w' waited 5s and its deadline passed: {whom}"));
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert!(asked.waits(), "it is no more");
+    assert!(net.send(PS, "worker:1", "w", &[8]).waits());
+    net.rest();
+    assert_eq!(asked.bytes(), [8]);
+    net.nothing_is_left();
+}
+
+#[test]
+fn who_cannot_hear_what_became_of_a_send_is_told_so() {
+    let call = ClientCall { client: Handle::from_bits(1 << 32), call: Handle::from_bits(7) };
+    let mut net = met();
+    let (pair, deadline) = (net.number(0, "ps:1", "worker:1"), net.now + SOON);
+    let tensor = Tensor::from_elements(&[1], &[7_u8]).unwrap();
+    net.nodes[0].send(pair, 1, "w", tensor, deadline, SendWaiter::Client(call));
+    net.rest();
+    // The peer stands still.
+    for time in [SOON - REVOKE_TIME, REVOKE_TIME] {
+        assert!(!net.nodes[0].has_client_outcomes());
+        net.now += time;
+        net.nodes[0].turn(net.now);
+    }
+    let mut outcomes = VecDeque::new();
+    net.nodes[0].swap_client_outcomes(&mut outcomes);
+    let [(_, ClientOutcome::Late(error))] = outcomes.make_contiguous() else { panic!("{outcomes:?}") };
+    assert!(error.to_string().contains("delivery unknown") && error.to_string().contains("'w'"), "{error}");
+    outcomes.clear();
+    net.rest();
+    net.nodes[0].swap_client_outcomes(&mut outcomes);
+    assert!(matches!(outcomes.make_contiguous(), [(_, ClientOutcome::Returned)]), "{outcomes:?}");
+    net.nothing_is_left();
+}
+
+#[test]
+fn one_send_meets_one_recv() {
+    let mut net = met();
+    let first = net.send(PS, "worker:1", "w", &[1]);
+    let second = net.send(PS, "worker:1", "w", &[2]);
+    net.rest();
+    assert_eq!(second.error().code(), Code::InvalidArgument);
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!((asked.bytes(), first.outcome()), (vec![1], Ok(())));
+    let (waiting, refused) = (net.recv(WORKER, "ps:1", "w"), net.recv(WORKER, "ps:1", "w"));
+    assert_eq!(refused.error().code(), Code::InvalidArgument);
+    assert!(waiting.waits());
+}
+
+#[test]
+fn a_recv_that_is_given_up_leaves_its_tensor_to_the_next() {
+    let mut net = met();
+    let given_up = net.recv(WORKER, "ps:1", "w");
+    assert!(net.nodes[1].cancel(given_up.ticket.unwrap()));
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    net.rest();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_lost_link_loses_nothing_and_doubles_nothing() {
+    // The link is lost before the frame leaves, before it is read, while the tensor is kept, and before its release has come.
+    for turns in 0..4 {
+        for recv_first in [false, true] {
+            let mut net = met();
+            let asked = recv_first.then(|| net.recv(WORKER, "ps:1", "w"));
+            let sent = net.send(PS, "worker:1", "w", &[7]);
+            (0..turns).for_each(|turn| _ = net.nodes[turn % 2].turn(net.now));
+            net.cut();
+            let asked = asked.unwrap_or_else(|| net.recv(WORKER, "ps:1", "w"));
+            net.pass(QUIET_TIME);
+            net.pass(Duration::from_secs(1));
+            assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "{turns} {recv_first}");
+            let again = net.recv(WORKER, "ps:1", "w");
+            net.pass(QUIET_TIME);
+            assert!(again.waits(), "it came once: {turns} {recv_first}");
+        }
+    }
+}
+
+#[test]
+fn what_a_recv_has_taken_counts_though_the_link_is_lost_before_its_sender_hears() {
+    let mut net = met();
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    net.rest();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.cut();
+    assert_eq!(asked.bytes(), [7]);
+    net.pass(Duration::from_secs(1));
+    assert_eq!(sent.outcome(), Ok(()));
+    let again = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert!(again.waits());
+}
+
+#[test]
+fn a_step_that_ends_on_either_side_frees_what_was_sent_ahead() {
+    for by_sender in [false, true] {
+        for cleaned in [false, true] {
+            let mut net = met();
+            let sent = net.send(PS, "worker:1", "w", &[7]);
+            net.rest();
+            let (index, task) = if by_sender { (0, "ps:1") } else { (1, "worker:1") };
+            let local = net.nodes[index].local_task(task).unwrap();
+            if cleaned {
+                net.nodes[index].cleanup(local, 1);
+            } else {
+                net.nodes[index].abort(local, 1, "enough");
+            }
+            net.rest();
+            let asked = net.recv(WORKER, "ps:1", "w");
+            net.pass(QUIET_TIME);
+            match (by_sender, cleaned) {
+                (false, true) => assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "it was sent"),
+                (true, true) => {
+                    assert_eq!(sent.error().code(), Code::Aborted);
+                    let anew = net.send(PS, "worker:1", "w", &[8]);
+                    net.rest();
+                    assert_eq!((asked.bytes(), anew.outcome()), (vec![8], Ok(())));
+                }
+                (_, false) => {
+                    assert_eq!((sent.error().code(), asked.error().code()), (Code::Aborted, Code::Aborted));
+                }
+            }
+            net.nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn what_a_process_has_sent_goes_with_it() {
+    let mut net = met();
+    let local = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].meet_client(local);
+    let (kept, unsent) = (net.send(PS, "worker:1", "w", &[7]), {
+        net.rest();
+        net.send(PS, "worker:1", "v", &[7])
+    });
+    net.nodes[0].forget_client(local, "its process ended");
+    net.nodes[0].meet_client(local);
+    let anew = [net.send(PS, "worker:1", "w", &[8]), net.send(PS, "worker:1", "v", &[8])];
+    net.rest();
+    assert!([kept, unsent].iter().all(|sent| sent.outcome().is_err()));
+    for (key, sent) in ["w", "v"].iter().zip(anew) {
+        let asked = net.recv(WORKER, "ps:1", key);
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![8], Ok(())));
+    }
+    net.nothing_is_left();
+}
+
+#[test]
+fn what_came_for_a_process_waits_with_its_sender_for_the_next() {
+    let mut net = met();
+    let local = net.nodes[1].local_task("worker:1").unwrap();
+    net.nodes[1].meet_client(local);
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    let waiting = net.recv(WORKER, "ps:1", "v");
+    net.rest();
+    net.nodes[1].forget_client(local, "its process ended");
+    assert!(waiting.outcome().is_err());
+    net.nodes[1].meet_client(local);
+    net.rest();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn draining_takes_back_what_nobody_has_taken() {
+    let mut net = met();
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    net.rest();
+    assert_eq!(net.nodes[0].under_way(), 1);
+    net.nodes[0].drain();
+    net.rest();
+    assert_eq!((net.nodes[0].under_way(), sent.waits()), (0, true));
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
+}
+
+#[test]
+fn memory_that_is_too_short_comes_back_and_so_does_the_tensor() {
+    for recv_first in [false, true] {
+        let mut net = met();
+        let short = || Some(Buffer::from_vec(vec![0; 9]));
+        let asked = recv_first.then(|| net.recv_into(WORKER, "ps:1", "w", short()));
+        let sent = net.send(PS, "worker:1", "w", &[6; 10]);
+        net.rest();
+        let asked = asked.unwrap_or_else(|| net.recv_into(WORKER, "ps:1", "w", short()));
+        net.rest();
+        let unreceived = asked.outcome().unwrap_err();
+        assert_eq!(unreceived.error.to_string(), "the destination has 9 bytes, the tensor needs 10");
+        assert_eq!((unreceived.destination.unwrap().len(), sent.waits()), (9, true));
+        let asked = net.recv(WORKER, "ps:1", "w");
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![6; 10], Ok(())));
+    }
+}
+
+#[test]
+fn an_engine_that_stops_tells_all_who_wait() {
+    let mut net = met();
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    net.rest();
+    net.nodes[0].shut_down(net.now, "the test is over");
+    assert_eq!(sent.error().code(), Code::Aborted);
+    let mut net = met();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.nodes[1].shut_down(net.now, "the test is over");
+    assert_eq!(asked.error().code(), Code::Unavailable);
+}

@@ -4,9 +4,10 @@
 //! of them spins but the daemon's shard.
 
 use std::io::{self, Read, Write};
+use std::time::Instant;
 
 use ::sealane::{Stream, StreamOptions, Streams, Task};
-use sealane_fusion::Engine;
+use sealane_fusion::{Code, Engine};
 
 use super::engine::{Measured, PS};
 use crate::error::BenchError;
@@ -56,8 +57,14 @@ fn options() -> StreamOptions {
 }
 
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
-    let stream = Streams::of(task).connect(PS, LISTENER, options()).wait();
-    let stream = stream.map_err(BenchError::sealane("dial a stream"))?;
+    let (streams, begun) = (Streams::of(task), Instant::now());
+    let stream = loop {
+        match streams.connect(PS, LISTENER, options()).wait() {
+            // The producer has streams by now, and is about to listen.
+            Err(error) if error.code() == Code::NotFound && begun.elapsed() < STALL_LIMIT => std::thread::yield_now(),
+            stream => break stream.map_err(BenchError::sealane("dial a stream"))?,
+        }
+    };
     let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
     Ok(raw::system(SystemName::Stream.as_str(), "blocking", plan, channel))
 }

@@ -294,13 +294,17 @@ impl Exchange {
         }
     }
 
-    /// Ends every one: the engine stops.
+    /// The engine stops: those that come back before it has end with this. Of the others it is not known whether they are taken, as of a
+    /// tensor that is lent.
     pub(super) fn end_all_ahead(&mut self, reason: &str, context: &mut Context) {
-        for deposit in self.ahead.sends.select(|_| true) {
-            let Some((mut ahead, lent)) = self.ahead.remove(deposit) else { continue };
-            let error = Error::Aborted { step: ahead.step, reason: reason.into() };
-            drop(lent);
-            context.reporter.finish_send(ahead.take_sender().waiter, Err(error));
+        for (_, ahead) in self.ahead.sends.iter_mut() {
+            ahead.barred = Some(Box::new(Error::Aborted { step: ahead.step, reason: reason.into() }));
+            if ahead.revoke_at.take().is_some()
+                && let Some(peer) = context.peers.get_mut(ahead.session)
+            {
+                peer.session.revoke_ahead(ahead.number);
+                context.peers.mark_dirty(ahead.session);
+            }
         }
     }
 }

@@ -766,7 +766,8 @@ sealane_error *sealane_abort(sealane_task *task,
 
 /**
  * Frees everything left of a step of this task: waiting tensors, waiting requests, and the record of an abort. The step's
- * number may be used again.
+ * number may be used again. A recv of a peer that is made before the word of it has come there may still get a small tensor (4 KiB)
+ * that was sent.
  */
 sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);

@@ -185,7 +185,8 @@ pub unsafe extern "C" fn sealane_abort(task: *mut sealane_task, step: i64, reaso
 }
 
 /// Frees everything left of a step of this task: waiting tensors, waiting requests, and the record of an abort. The step's
-/// number may be used again.
+/// number may be used again. A recv of a peer that is made before the word of it has come there may still get a small tensor (4 KiB)
+/// that was sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> *mut sealane_error {
     entry(|| {

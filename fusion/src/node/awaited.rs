@@ -17,7 +17,7 @@ impl Context {
             };
         }
         // Where this side has never asked, the peer may have.
-        let session = known.session.or(known.asked_here.map(|(session, _)| session));
+        let session = known.session.or(known.asked_here);
         let standing = session.and_then(|session| peers.get(session)).map(|peer| peer.standing(now));
         let standing = standing.as_deref().unwrap_or("not connected");
         format!("{name} at {}: {standing}, and {missing}", pairs.peer_address(known.peer))

@@ -260,6 +260,7 @@ impl Node {
             peers.link_opened(now, handle, settings, &mut reporter.counters);
         }
         self.settle_events(handle);
+        self.exchange.note_repeated(handle, &mut self.context.pairs);
         self.context.peers.mark_dirty(handle);
         self.context.peers.mark_hot(handle);
         self.context.reschedule(handle);
@@ -299,6 +300,7 @@ impl Node {
             return;
         }
         self.exchange.withdraw_session(handle);
+        self.context.pairs.forget_asked(handle);
         self.lookups.withdraw_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");

@@ -47,8 +47,8 @@ impl Context {
     /// True if a pair's local task has asked on the link that the session has now: the peer knows that it may send ahead.
     #[inline]
     pub(super) fn has_asked(&self, pair: u32, session: Handle) -> bool {
-        let Some(with) = self.peers.session(session) else { return false };
-        with.is_attached() && self.pairs[pair].asked_there == Some((session, with.epoch()))
+        self.pairs[pair].asked_there == Some(session)
+            && self.peers.session(session).is_some_and(|with| with.is_attached())
     }
 
     /// The error of a call that does not wait for a local task which has left, if it has.

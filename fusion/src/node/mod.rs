@@ -206,7 +206,10 @@ impl Node {
     /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
     pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         let grown = !more.is_empty();
-        let before = self.context.pairs.set_map(map, more)?;
+        let (before, moved) = self.context.pairs.set_map(map, more)?;
+        for pair in moved {
+            self.exchange.leave_ahead(pair, &mut self.context);
+        }
         // Who was believed to be at an address has to show anew that it is those too who were added there.
         let pairs = &self.context.pairs;
         let gains = |address: &TransportAddress| {

@@ -37,10 +37,10 @@ pub(super) struct Pair {
     pub(super) mirror: Option<u32>,
     /// The session that it used last, which may be gone.
     pub(super) session: Option<Handle>,
-    /// The session and link on which the local task last asked the peer.
-    pub(super) asked_there: Option<(Handle, u32)>,
-    /// The session and link on which the peer last asked the local task.
-    pub(super) asked_here: Option<(Handle, u32)>,
+    /// The session on whose link the local task has asked the peer, where that serves it: what comes ahead comes there.
+    pub(super) asked_there: Option<Handle>,
+    /// The session on whose link the peer has asked the local task: what goes ahead goes there.
+    pub(super) asked_here: Option<Handle>,
 }
 
 /// See the module.
@@ -250,7 +250,8 @@ impl Pairs {
         (0..self.pairs.len() as u32).for_each(|pair| self.find_mirror(pair));
     }
 
-    /// Takes more tasks, and a new map in place of the one that this gives back. Pairs find their sessions anew.
+    /// Takes more tasks, and a new map in place of the one that this gives back, with the pairs whose peers have moved. Pairs find their
+    /// sessions anew.
     ///
     /// # Errors
     /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
@@ -258,17 +259,23 @@ impl Pairs {
         &mut self,
         map: Arc<EndpointMap>,
         more: Vec<(TaskName, u16)>,
-    ) -> Result<Arc<EndpointMap>, Error> {
+    ) -> Result<(Arc<EndpointMap>, Vec<u32>), Error> {
         let tasks = [self.tasks.as_slice(), &more].concat();
         check_tasks(&tasks)?;
         self.tasks = tasks;
+        let mut moved = Vec::new();
         for task in &mut self.peer_tasks {
-            if let Some(address) = map.resolve(task.name.as_str()) {
+            if let Some(address) = map.resolve(task.name.as_str()).filter(|address| **address != task.address) {
                 task.address = address.clone();
+                moved.extend(&task.pairs);
             }
         }
         self.pairs.iter_mut().for_each(|pair| pair.session = None);
-        Ok(std::mem::replace(&mut self.map, map))
+        for &pair in &moved {
+            let pair = &mut self.pairs[pair as usize];
+            (pair.asked_there, pair.asked_here) = (None, None);
+        }
+        Ok((std::mem::replace(&mut self.map, map), moved))
     }
 
     /// The pair uses this session from now on.
@@ -278,14 +285,22 @@ impl Pairs {
 
     /// The local task of a pair has asked on this session's link.
     #[inline]
-    pub(super) fn note_asked(&mut self, pair: u32, session: Handle, epoch: u32) {
-        self.pairs[pair as usize].asked_there = Some((session, epoch));
+    pub(super) fn note_asked(&mut self, pair: u32, session: Handle) {
+        self.pairs[pair as usize].asked_there = Some(session);
     }
 
     /// The peer of a pair has.
     #[inline]
-    pub(super) fn note_asked_here(&mut self, pair: u32, session: Handle, epoch: u32) {
-        self.pairs[pair as usize].asked_here = Some((session, epoch));
+    pub(super) fn note_asked_here(&mut self, pair: u32, session: Handle) {
+        self.pairs[pair as usize].asked_here = Some(session);
+    }
+
+    /// The link of a session is gone: nothing goes ahead on the next before it is asked for there.
+    pub(super) fn forget_asked(&mut self, session: Handle) {
+        for pair in &mut self.pairs {
+            pair.asked_there.take_if(|asked| *asked == session);
+            pair.asked_here.take_if(|asked| *asked == session);
+        }
     }
 
     /// The pairs that `pick` chooses find another session than this.

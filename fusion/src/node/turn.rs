@@ -33,6 +33,10 @@ impl Node {
             self.timeouts(now);
             work += 1;
         }
+        while let Some(handle) = self.exchange.next_revoked() {
+            self.settle_events(handle);
+            work += 1;
+        }
         work + self.exchange.release_taken(&mut self.context)
     }
 
@@ -204,6 +208,7 @@ impl Node {
     pub fn has_work(&self) -> bool {
         self.context.peers.dirty() > 0
             || self.exchange.has_taken()
+            || self.exchange.has_revoked()
             || self.exchange.is_copying()
             || self.pulls.is_copying()
             || self.lookups.is_copying()

@@ -16,7 +16,7 @@ use crate::limits::{AHEAD_BYTES_MAX, AHEAD_RECORD_BYTES, AHEAD_TENSOR_BYTES};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
 use crate::spares;
-use crate::wire::{Ahead, AheadEnd, AheadRecordsBuf, Ends, Fate, WireError};
+use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecordsBuf, Ends, Fate, RecordPlace, WireError};
 
 /// A small tensor, to be sent before it is asked for.
 #[derive(Debug)]
@@ -81,13 +81,20 @@ impl CameAhead<'_> {
     }
 }
 
+/// One tensor of a frame.
+struct Record<D> {
+    place: RecordPlace,
+    /// Taken when it has ended.
+    deposit: Option<D>,
+}
+
 /// Tensors that leave in one frame.
 struct Sent<D> {
     first: u64,
     ends: Ends,
-    records: AheadRecordsBuf,
-    /// One of each; taken when its tensor has ended.
-    deposits: Vec<Option<D>>,
+    written: AheadRecordsBuf,
+    /// Each of them; none once all have ended.
+    records: Vec<Record<D>>,
     /// Those that have not ended.
     left: usize,
     /// What they count, until all have ended.
@@ -98,7 +105,7 @@ struct Sent<D> {
 
 impl<D> Sent<D> {
     fn end(&self) -> u64 {
-        self.first + self.deposits.len() as u64
+        self.first + self.records.len() as u64
     }
 }
 
@@ -111,21 +118,31 @@ pub(super) struct SentAhead<D> {
     unsent: usize,
     /// What all frames count.
     bytes: usize,
-    /// Memory for the deposits of the next frames.
-    spare: Vec<Vec<Option<D>>>,
+    /// Frames of which all have ended, between others: closed together, so that a peer that ends the last first costs no more.
+    gaps: usize,
+    /// Memory for what is kept of the tensors of the next frames.
+    spare: Vec<Vec<Record<D>>>,
 }
 
-/// Frames for whose deposits a session keeps memory: as many as are on their way when it is busy.
-const SPARE_DEPOSITS_MAX: usize = 8;
+/// Frames for whose tensors a session keeps memory: as many as are on their way when it is busy.
+const SPARE_RECORDS_MAX: usize = 8;
+
+/// Gaps are closed when there are so many more than half of the frames.
+const GAPS_SLACK: usize = 16;
 
 impl<D> SentAhead<D> {
     pub(super) fn new() -> Self {
-        Self { frames: VecDeque::new(), next: 0, unsent: 0, bytes: 0, spare: Vec::new() }
+        Self { frames: VecDeque::new(), next: 0, unsent: 0, bytes: 0, gaps: 0, spare: Vec::new() }
     }
 
     /// Those that have not ended.
     pub(super) fn len(&self) -> usize {
         self.frames.iter().map(|frame| frame.left).sum()
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// True if there is nothing to send.
@@ -143,21 +160,21 @@ impl<D> SentAhead<D> {
             return Err(deposit);
         }
         let number = self.next;
-        let is_open = |frame: &&mut Sent<D>| frame.ends == ends && !alone && !frame.records.is_full(bytes);
+        let is_open = |frame: &&mut Sent<D>| frame.ends == ends && !alone && !frame.written.is_full(bytes);
         let open = if self.unsent > 0 { self.frames.back_mut().filter(is_open) } else { None };
         let frame = match open {
             Some(frame) => frame,
             None => {
-                let deposits = self.spare.pop().unwrap_or_default();
-                let records = AheadRecordsBuf::within(spares::take());
-                let frame = Sent { first: number, ends, records, deposits, left: 0, bytes: 0, is_stale: false };
+                let records = self.spare.pop().unwrap_or_default();
+                let written = AheadRecordsBuf::within(spares::take());
+                let frame = Sent { first: number, ends, written, records, left: 0, bytes: 0, is_stale: false };
                 self.unsent += 1;
                 self.frames.push_back(frame);
                 self.frames.back_mut().expect("just entered")
             }
         };
-        frame.records.push(key, meta, payload);
-        frame.deposits.push(Some(deposit));
+        let place = frame.written.push(key, meta, payload);
+        frame.records.push(Record { place, deposit: Some(deposit) });
         (frame.left, frame.bytes) = (frame.left + 1, frame.bytes + cost);
         self.bytes += cost;
         self.next += 1;
@@ -171,76 +188,86 @@ impl<D> SentAhead<D> {
             return false;
         }
         let frame = &self.frames[self.frames.len() - self.unsent];
-        let ahead = Ahead { first: frame.first, ends: frame.ends, records: frame.records.records() };
+        let ahead = Ahead { first: frame.first, ends: frame.ends, records: frame.written.records() };
         outbox.stage(|writer| writer.ahead(&ahead));
-        outbox.count_small(frame.deposits.len() as u64);
+        outbox.count_small(frame.records.len() as u64);
         self.unsent -= 1;
         true
     }
 
-    /// The frame that has the tensor of this number, or else the one behind it.
-    fn frame_at(&self, number: u64) -> usize {
-        // Most often it is the first.
-        match self.frames.front() {
+    /// The frame that has the tensor of this number, and its place there, if it has not gone.
+    #[inline]
+    fn find(&self, number: u64) -> Option<(usize, usize)> {
+        // Most often it is in the first.
+        let index = match self.frames.front() {
             Some(front) if front.end() > number => 0,
             _ => self.frames.partition_point(|frame| frame.end() <= number),
-        }
+        };
+        let place = number.checked_sub(self.frames.get(index)?.first)?;
+        Some((index, place as usize))
     }
 
+    /// All of a frame have ended.
     fn remove(&mut self, index: usize) {
-        if index >= self.frames.len() - self.unsent {
-            self.unsent -= 1;
+        let is_unsent = index >= self.frames.len() - self.unsent;
+        let Some(frame) = self.frames.get_mut(index) else { return };
+        self.bytes -= std::mem::take(&mut frame.bytes);
+        spares::give_back(&mut std::mem::take(&mut frame.written).into_memory());
+        let mut records = std::mem::take(&mut frame.records);
+        records.clear();
+        if self.spare.len() < SPARE_RECORDS_MAX {
+            self.spare.push(records);
         }
-        let Some(Sent { records, mut deposits, bytes, .. }) = self.frames.remove(index) else { return };
-        self.bytes -= bytes;
-        spares::give_back(&mut records.into_memory());
-        deposits.clear();
-        if self.spare.len() < SPARE_DEPOSITS_MAX {
-            self.spare.push(deposits);
+        if is_unsent {
+            self.frames.remove(index);
+            self.unsent -= 1;
+            return;
+        }
+        self.gaps += 1;
+        while self.frames.front().is_some_and(|front| front.left == 0) {
+            self.frames.pop_front();
+            self.gaps -= 1;
+        }
+        if self.gaps > self.frames.len() / 2 + GAPS_SLACK {
+            self.frames.retain(|frame| frame.left > 0);
+            self.gaps = 0;
         }
     }
 
     /// The peer has said what became of some.
     ///
     /// # Errors
-    /// They have not all been sent.
+    /// They have not all been sent, or have ended before.
     pub(super) fn ended<W>(
         &mut self,
         AheadEnd { first, count, fate }: AheadEnd,
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<(), WireError> {
-        let end = first.saturating_add(u64::from(count));
-        let sent = self.frames.len() - self.unsent;
-        let known = self.frames.get(sent).map_or(self.next, |frame| frame.first);
-        if end > known {
-            return Err(WireError::BadValue { what: "number of a tensor sent ahead", found: end });
-        }
+        let wrong = |number| WireError::BadValue { what: "number of a tensor sent ahead", found: number };
+        let end = first.checked_add(u64::from(count)).ok_or(wrong(first))?;
         let mut number = first;
-        loop {
-            let index = self.frame_at(number);
-            let Some(frame) = self.frames.get_mut(index).filter(|frame| frame.first < end) else { return Ok(()) };
-            let start = number.max(frame.first);
-            number = end.min(frame.end());
-            let of = (start - frame.first) as usize..(number - frame.first) as usize;
-            if fate == Fate::Taken {
-                for deposit in frame.deposits[of].iter_mut().filter_map(Option::take) {
-                    frame.left -= 1;
-                    match sink {
-                        Some(sink) => sink.taken_ahead(deposit),
-                        None => events.push_back(Event::TakenAhead { deposit }),
+        while number < end {
+            let sent = self.frames.len() - self.unsent;
+            let (index, from) = self.find(number).filter(|(index, _)| *index < sent).ok_or(wrong(number))?;
+            let frame = &mut self.frames[index];
+            let to = frame.records.len().min(from + (end - number) as usize);
+            for record in &mut frame.records[from..to] {
+                let deposit = record.deposit.take().ok_or(wrong(number))?;
+                (frame.left, number) = (frame.left - 1, number + 1);
+                match sink {
+                    _ if fate != Fate::Taken => {
+                        events.push_back(back(&frame.written, record.place, deposit, fate == Fate::Duplicate));
                     }
+                    Some(sink) => sink.taken_ahead(deposit),
+                    None => events.push_back(Event::TakenAhead { deposit }),
                 }
-            } else {
-                frame.give_back(of, fate == Fate::Duplicate, events);
             }
             if frame.left == 0 {
                 self.remove(index);
             }
-            if number == end {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     /// The link is gone.
@@ -251,10 +278,9 @@ impl<D> SentAhead<D> {
 
     /// The peer has said all that it knows of those that were sent on earlier links: the others have not been taken.
     pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
+        // The first is never a gap.
         while self.frames.front().is_some_and(|frame| frame.is_stale) {
-            let frame = &mut self.frames[0];
-            frame.give_back(0..frame.deposits.len(), false, events);
-            self.remove(0);
+            self.give_back(0, events);
         }
     }
 
@@ -264,58 +290,44 @@ impl<D> SentAhead<D> {
         self.take_back_stale(events);
     }
 
+    /// Gives those of a frame back that have not ended.
+    fn give_back<W>(&mut self, index: usize, events: &mut VecDeque<Event<W, D>>) {
+        let Some(frame) = self.frames.get_mut(index).filter(|frame| frame.left > 0) else { return };
+        for record in &mut frame.records {
+            let deposit = record.deposit.take();
+            events.extend(deposit.map(|deposit| back(&frame.written, record.place, deposit, false)));
+        }
+        frame.left = 0;
+        self.remove(index);
+    }
+
     /// Has a tensor come back: from the peer, or at once with those of its frame if that has not left.
     fn revoke<W>(&mut self, number: u64, events: &mut VecDeque<Event<W, D>>) -> Option<Control> {
-        let index = self.frame_at(number);
-        let unsent = self.frames.len() - self.unsent;
-        let frame = self.frames.get_mut(index).filter(|frame| frame.first <= number)?;
-        let place = (number - frame.first) as usize;
-        frame.deposits[place].as_ref()?;
-        if index >= unsent {
-            frame.give_back(0..frame.deposits.len(), false, events);
-            self.remove(index);
+        let (index, place) = self.find(number)?;
+        let frame = &self.frames[index];
+        let Record { place, deposit: Some(_) } = frame.records[place] else { return None };
+        if index >= self.frames.len() - self.unsent {
+            self.give_back(index, events);
             return None;
         }
-        let key = frame.key_at(place)?.into();
-        Some(Control::AheadRevoke { number, ends: frame.ends, key })
+        let key = frame.written.records().at(place).ok()?.key;
+        Some(Control::AheadRevoke { number, ends: frame.ends, key: String::from_utf8_lossy(key).into() })
     }
 
     fn key_of(&self, number: u64) -> Option<String> {
-        let frame = self.frames.get(self.frame_at(number)).filter(|frame| frame.first <= number)?;
-        frame.key_at((number - frame.first) as usize)
+        let (index, place) = self.find(number)?;
+        let frame = &self.frames[index];
+        let key = frame.written.records().at(frame.records[place].place).ok()?.key;
+        Some(String::from_utf8_lossy(key).into())
     }
 }
 
-impl<D> Sent<D> {
-    fn key_at(&self, place: usize) -> Option<String> {
-        let record = self.records.records().iter().nth(place)?.ok()?;
-        Some(String::from_utf8_lossy(record.key).into())
-    }
-
-    /// Gives those in a range of places back that have not ended.
-    #[cold]
-    fn give_back<W>(&mut self, of: std::ops::Range<usize>, is_duplicate: bool, events: &mut VecDeque<Event<W, D>>) {
-        let mut last: &[u8] = &[];
-        for (place, record) in self.records.records().iter().enumerate().take(of.end) {
-            let Ok(record) = record else { return debug_assert!(false, "written here") };
-            last = record.meta.unwrap_or(last);
-            if place < of.start {
-                continue;
-            }
-            if let Some(deposit) = self.deposits[place].take() {
-                self.left -= 1;
-                let key = String::from_utf8_lossy(record.key).into();
-                let (meta, buffer) = (Meta::from_slice(last), Buffer::copy_of(record.payload));
-                events.push_back(Event::BackFromAhead(Box::new(AheadBack {
-                    deposit,
-                    is_duplicate,
-                    key,
-                    meta,
-                    buffer,
-                })));
-            }
-        }
-    }
+/// A tensor that no recv has taken, read out of its frame.
+#[cold]
+fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, deposit: D, is_duplicate: bool) -> Event<W, D> {
+    let AheadRecord { key, meta, payload } = written.records().at(place).expect("written here");
+    let (key, meta) = (String::from_utf8_lossy(key).into(), Meta::from_slice(meta.unwrap_or_default()));
+    Event::BackFromAhead(Box::new(AheadBack { deposit, is_duplicate, key, meta, buffer: Buffer::copy_of(payload) }))
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
@@ -350,7 +362,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn hold(&mut self, (producer, consumer): (u16, u32), step: i64, key: &str) {
         if let Some(attached) = &self.attached
             && let Some(consumer) = attached.roster.place_of(consumer)
-            && !self.control.is_full()
+            && self.control.has_room()
         {
             self.control.push(Control::AheadHeld { ends: Ends { step, producer, consumer }, key: key.into() });
         }

@@ -55,7 +55,8 @@ pub(super) enum Control {
 
 #[derive(Default)]
 pub(super) struct ControlQueue {
-    /// What this side says by itself: bounded by its own requests, and by those of the peer that it had parked.
+    /// What this side says by itself: bounded by its own requests and sends, and by the requests of the peer that it had parked; for
+    /// the rest see [`has_room`](Self::has_room).
     queue: VecDeque<Control>,
     /// What the peer's frames made this side say: bounded by [`CONTROL_QUEUE_MAX`].
     answers: VecDeque<Control>,
@@ -99,6 +100,11 @@ impl ControlQueue {
     /// does not count: else two sides that both end a step could stop reading each other.
     pub(super) fn is_full(&self) -> bool {
         self.answers.len() >= CONTROL_QUEUE_MAX
+    }
+
+    /// True if this side may say more that nothing it was asked bounds.
+    pub(super) fn has_room(&self) -> bool {
+        self.queue.len() < CONTROL_QUEUE_MAX
     }
 
     /// Stages the first frame but a conclusion; false if there is none.

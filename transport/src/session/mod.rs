@@ -701,7 +701,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Ends `step` for `task` (its index in this side's task list) at the peer too. A peer that reads so little that a queue
     /// of such messages is full is not told: its requests end by their deadlines.
     pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
-        if self.attached.is_some() && !self.control.is_full() {
+        if self.attached.is_some() && self.control.has_room() {
             self.control.push(Control::Abort { step, task, reason: reason.into() });
         }
     }

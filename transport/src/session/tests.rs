@@ -1,5 +1,6 @@
 //! The session by itself: bytes in, bytes out, time as an argument. No socket, no clock, no thread.
 
+mod ahead;
 mod alive;
 mod answering;
 mod asking;

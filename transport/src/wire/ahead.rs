@@ -106,19 +106,21 @@ impl<'a> AheadRecords<'a> {
             if rest.is_empty() {
                 return Ok(None);
             }
-            let (entry, tail) = fixed::<Entry>("tensor sent ahead", rest)?;
-            let (key, tail) = split("key", tail, usize::from(entry.key_bytes.get()), KEY_BYTES_MAX)?;
-            let meta_bytes = entry.meta_bytes.get();
-            let (meta, tail) = if meta_bytes == SAME_META && !is_first {
-                (None, tail)
-            } else {
-                let (meta, tail) = split("metadata", tail, usize::from(meta_bytes), META_BYTES_MAX)?;
-                (Some(meta), tail)
-            };
-            let (payload, tail) = split("payload", tail, usize::from(entry.payload_bytes.get()), AHEAD_TENSOR_BYTES)?;
+            let (record, tail) = read_record(rest, is_first)?;
             (rest, is_first) = (tail, false);
-            Ok(Some(AheadRecord { key, meta, payload }))
+            Ok(Some(record))
         })
+    }
+
+    /// The tensor in a place that [`AheadRecordsBuf::push`] has given, with its metadata.
+    ///
+    /// # Errors
+    /// It was another's.
+    pub fn at(self, RecordPlace { record, meta }: RecordPlace) -> Result<AheadRecord<'a>, WireError> {
+        let from = |at: u32| self.0.get(at as usize..).unwrap_or_default();
+        let (found, _) = read_record(from(record), false)?;
+        let (AheadRecord { meta, .. }, _) = read_record(from(meta), true)?;
+        Ok(AheadRecord { meta, ..found })
     }
 
     /// As they are on the wire.
@@ -127,12 +129,35 @@ impl<'a> AheadRecords<'a> {
     }
 }
 
+/// Reads the tensor at the front, and what follows it; the first of all has metadata of its own.
+#[inline]
+fn read_record(bytes: &[u8], is_first: bool) -> Result<(AheadRecord<'_>, &[u8]), WireError> {
+    let (entry, tail) = fixed::<Entry>("tensor sent ahead", bytes)?;
+    let (key, tail) = split("key", tail, usize::from(entry.key_bytes.get()), KEY_BYTES_MAX)?;
+    let meta_bytes = entry.meta_bytes.get();
+    let (meta, tail) = if meta_bytes == SAME_META && !is_first {
+        (None, tail)
+    } else {
+        let (meta, tail) = split("metadata", tail, usize::from(meta_bytes), META_BYTES_MAX)?;
+        (Some(meta), tail)
+    };
+    let (payload, tail) = split("payload", tail, usize::from(entry.payload_bytes.get()), AHEAD_TENSOR_BYTES)?;
+    Ok((AheadRecord { key, meta, payload }, tail))
+}
+
+/// Where a tensor begins among the records of a frame, and where the one does whose metadata it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordPlace {
+    record: u32,
+    meta: u32,
+}
+
 /// Small tensors that are being put one behind the other, as [`AheadRecords`] reads them.
 #[derive(Debug, Default)]
 pub struct AheadRecordsBuf {
     bytes: Vec<u8>,
-    /// Where the last metadata that was written lies, if any was.
-    last_meta: Option<(usize, usize)>,
+    /// Where the last metadata that was written lies, if any was, and where its tensor begins.
+    last_meta: Option<(usize, usize, u32)>,
 }
 
 impl AheadRecordsBuf {
@@ -148,11 +173,12 @@ impl AheadRecordsBuf {
         FRAME_HEADER_BYTES + size_of::<EndsFixed>() + self.bytes.len() + size_of::<Entry>() + bytes > PART_BYTES
     }
 
-    /// Adds a tensor.
+    /// Adds a tensor; where it lies.
     #[inline]
-    pub fn push(&mut self, key: &str, meta: &[u8], payload: VolatileSlice<'_>) {
+    pub fn push(&mut self, key: &str, meta: &[u8], payload: VolatileSlice<'_>) -> RecordPlace {
         let Self { bytes, last_meta } = self;
-        let same = last_meta.is_some_and(|(at, length)| bytes[at..at + length] == *meta);
+        let record = bytes.len() as u32;
+        let same = last_meta.is_some_and(|(at, length, _)| bytes[at..at + length] == *meta);
         let meta_bytes = if same { SAME_META } else { meta.len() as u16 };
         let (key_bytes, payload_bytes) = (U16::new(key.len() as u16), U16::new(payload.len() as u16));
         let entry = Entry { key_bytes, meta_bytes: U16::new(meta_bytes), payload_bytes };
@@ -160,10 +186,11 @@ impl AheadRecordsBuf {
         bytes.extend_from_slice(entry.as_bytes());
         bytes.extend_from_slice(key.as_bytes());
         if !same {
-            *last_meta = Some((bytes.len(), meta.len()));
+            *last_meta = Some((bytes.len(), meta.len(), record));
             bytes.extend_from_slice(meta);
         }
         payload.append_to(bytes);
+        RecordPlace { record, meta: last_meta.map_or(record, |(.., of)| of) }
     }
 
     /// What was written.
@@ -327,7 +354,8 @@ mod tests {
         let mut records = AheadRecordsBuf::default();
         let record = |key: &'static str, meta, payload| AheadRecord { key: key.as_bytes(), meta, payload };
         for (key, meta) in [("a", &b"meta"[..]), ("b", b"meta"), ("", b"other")] {
-            records.push(key, meta, b"bytes".into());
+            let place = records.push(key, meta, b"bytes".into());
+            assert_eq!(records.records().at(place), Ok(record(key, Some(meta), &b"bytes"[..])));
         }
         let ahead = Ahead { first: 7, ends: ENDS, records: records.records() };
         let bytes = written(|w| w.ahead(&ahead));

@@ -10,7 +10,9 @@ mod group;
 mod pull;
 mod push;
 
-pub use ahead::{Ahead, AheadEnd, AheadFrame, AheadRecord, AheadRecords, AheadRecordsBuf, AheadRelease, Ends, Fate};
+pub use ahead::{
+    Ahead, AheadEnd, AheadFrame, AheadRecord, AheadRecords, AheadRecordsBuf, AheadRelease, Ends, Fate, RecordPlace,
+};
 pub use frame::{
     Abort, Chunk, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response,
     RowsRequest, parse,

@@ -147,7 +147,8 @@ impl Children {
                 Err(error) => return Err(Failure::work(format!("tasks cannot be waited for ({error})"))),
             }
             let is_ready: Vec<bool> = polled.iter().map(|polled| polled.any() == Some(true)).collect();
-            if let Some(signal) = self.signals.read_signal().ok().flatten().filter(|_| is_ready[self.tasks.len()]) {
+            // Whether it was there when the wait ended or has come since: what is read here is nowhere else.
+            if let Some(signal) = self.signals.read_signal().ok().flatten() {
                 let signal = Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str);
                 let doing = &self.doing;
                 return Err(Failure::work(format!("{signal} was received {doing}; the demo has stopped its tasks")));
@@ -277,6 +278,11 @@ fn ended(Named { name, process, log }: &mut Named, doing: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use nix::sys::pthread::{pthread_kill, pthread_self};
+
     use super::*;
     use crate::commands::demo::task::Part;
 
@@ -290,6 +296,38 @@ mod tests {
         }
         children.doing = "in step 3".to_owned();
         children
+    }
+
+    #[test]
+    fn a_signal_is_heard_whenever_it_comes() {
+        let mut children = start(&["read job; while echo '{\"Ok\":{}}'; do read line; done"]);
+        children.hear().unwrap();
+        let (sent, heard, this) = (AtomicUsize::new(0), AtomicUsize::new(0), pthread_self());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 0..1_000 {
+                    while heard.load(Ordering::Acquire) < count {
+                        thread::yield_now();
+                    }
+                    pthread_kill(this, Signal::SIGINT).unwrap();
+                    sent.store(count + 1, Ordering::Release);
+                }
+            });
+            let mut lost = 0;
+            for count in 0..1_000 {
+                let heard_it = loop {
+                    let is_sent = sent.load(Ordering::Acquire) > count;
+                    match children.go_on() {
+                        Err(failure) => break failure.to_string().starts_with("SIGINT was received"),
+                        Ok(_) if is_sent => break false,
+                        Ok(_) => {}
+                    }
+                };
+                lost += usize::from(!heard_it);
+                heard.store(count + 1, Ordering::Release);
+            }
+            assert_eq!(lost, 0, "of 1,000 signals");
+        });
     }
 
     #[test]

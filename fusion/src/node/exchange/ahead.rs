@@ -12,7 +12,7 @@ use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{AheadAsk, AheadBack};
 use sealane_transport::tensor::{IntoTensor, TensorMeta};
 use sealane_transport::trace::Moment;
-use sealane_transport::{Arena, Error, Handle, Payload};
+use sealane_transport::{Arena, Chains, Error, Handle, Payload};
 
 use super::Exchange;
 use super::large_keys::LargeKeys;
@@ -20,6 +20,7 @@ use crate::limits::REVOKE_TIME;
 use crate::metrics::Way;
 use crate::node::cells::{SendWaiter, Sender};
 use crate::node::context::Context;
+use crate::node::peers::Peers;
 use crate::node::settings::Fuse;
 use crate::rendezvous::MatchKey;
 
@@ -75,6 +76,8 @@ impl Ahead {
 /// See the module.
 pub(in crate::node) struct SentAhead {
     sends: Arena<Ahead>,
+    /// `sends` by pair and step, for those who end a step.
+    steps: Chains,
     /// Lent memory, which is its owner's again when the send has ended, and no sooner.
     lent: HashMap<Handle, Payload>,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
@@ -83,12 +86,14 @@ pub(in crate::node) struct SentAhead {
     last: Option<(Instant, Instant)>,
     /// Keys of which consumers were told that a tensor waits for its request.
     held: LargeKeys,
+    /// Sessions of which some were told to come back: those that have not left are back already.
+    revoked: Vec<Handle>,
 }
 
 impl SentAhead {
     pub(super) fn new() -> Self {
-        let (sends, lent) = (Arena::new(usize::MAX), HashMap::new());
-        Self { sends, lent, earliest: None, last: None, held: LargeKeys::new() }
+        let (sends, steps, lent) = (Arena::new(usize::MAX), Chains::default(), HashMap::new());
+        Self { sends, steps, lent, earliest: None, last: None, held: LargeKeys::new(), revoked: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -124,9 +129,24 @@ impl SentAhead {
         Some((sender, bytes))
     }
 
+    /// Has one come back that was not told so before.
+    fn revoke(&mut self, deposit: Handle, peers: &mut Peers) {
+        let Some(ahead) = self.sends.get_mut(deposit) else { return };
+        if ahead.revoke_at.take().is_some()
+            && let Some(session) = peers.session_mut(ahead.session)
+        {
+            session.revoke_ahead(ahead.number);
+            peers.mark_dirty(ahead.session);
+            if self.revoked.last() != Some(&ahead.session) {
+                self.revoked.push(ahead.session);
+            }
+        }
+    }
+
     /// What was lent is its owner's again, before anybody hears of it.
     #[inline]
     fn removed(&mut self, deposit: Handle, is_lent: bool) -> Option<Payload> {
+        self.steps.remove(deposit);
         if self.sends.is_empty() {
             self.earliest = None;
         }
@@ -162,16 +182,15 @@ impl Exchange {
         let MatchKey { pair, step, key } = at;
         let known = &context.pairs[pair];
         let (producer, consumer) = (known.local, known.peer);
-        let Some((handle, epoch)) = known.asked_here else { return Err((tensor, waiter)) };
+        let Some(handle) = known.asked_here.filter(|_| !context.draining) else { return Err((tensor, waiter)) };
         let Some(session) = context.peers.session_mut(handle) else { return Err((tensor, waiter)) };
-        let goes_on = session.epoch() == epoch && session.is_attached() && !context.draining;
-        if !goes_on || !self.table.is_free(at) || self.table.full(self.ahead.len()).is_some() {
+        if !self.table.is_free(at) || self.table.full(self.ahead.len()).is_some() {
             return Err((tensor, waiter));
         }
         let (meta, payload) = (tensor.borrow().meta(), tensor.borrow().payload());
         let Some(bytes) = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES) else {
             // Its consumer remembers for how long it has this link.
-            if self.ahead.held.insert((handle, epoch, pair), key) {
+            if self.ahead.held.insert((handle, session.epoch(), pair), key) {
                 session.hold((producer, consumer), step, key);
                 context.peers.mark_dirty(handle);
             }
@@ -189,6 +208,7 @@ impl Exchange {
         (ahead.session, ahead.number, ahead.bytes, ahead.is_lent) = (handle, number, len, is_lent);
         ahead.deadline = Some(deadline);
         ahead.barred = None;
+        self.ahead.steps.add(deposit, (pair, step));
         let revoke_at = self.ahead.revoke_at(since, deadline);
         self.ahead.sends.get_mut(deposit).expect("just entered").revoke_at = Some(revoke_at);
         if self.ahead.earliest.is_none_or(|earliest| revoke_at < earliest) {
@@ -242,13 +262,8 @@ impl Exchange {
         }
         let due = self.ahead.sends.select(|ahead| ahead.due().is_some_and(|due| due <= now));
         for deposit in due {
+            self.ahead.revoke(deposit, &mut context.peers);
             let Some(ahead) = self.ahead.sends.get_mut(deposit) else { continue };
-            if ahead.revoke_at.take().is_some()
-                && let Some(peer) = context.peers.get_mut(ahead.session)
-            {
-                peer.session.revoke_ahead(ahead.number);
-                context.peers.mark_dirty(ahead.session);
-            }
             let Some(deadline) = ahead.deadline.take_if(|deadline| *deadline <= now) else { continue };
             let waited = deadline.saturating_duration_since(ahead.since);
             let session = context.peers.session(ahead.session);
@@ -265,46 +280,63 @@ impl Exchange {
         self.ahead.earliest = self.ahead.sends.iter().filter_map(|(_, ahead)| ahead.due()).min();
     }
 
-    /// Those that `pick` (pair, step) chooses are to come back, and end with `error` then.
-    pub(super) fn end_ahead(&mut self, pick: impl Fn(u32, i64) -> bool, error: &Error, context: &mut Context) {
-        if self.ahead.sends.is_empty() {
-            return;
-        }
-        for deposit in self.ahead.sends.select(|ahead| pick(ahead.pair, ahead.step)) {
-            let Some(ahead) = self.ahead.sends.get_mut(deposit) else { continue };
-            ahead.barred = Some(Box::new(error.clone()));
-            if ahead.revoke_at.take().is_some()
-                && let Some(peer) = context.peers.get_mut(ahead.session)
-            {
-                peer.session.revoke_ahead(ahead.number);
-                context.peers.mark_dirty(ahead.session);
+    /// Those of a pair's step are to come back, and end with `error` then.
+    pub(super) fn end_ahead_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
+        for deposit in self.ahead.steps.of((pair, step)) {
+            if self.ahead.sends.get(deposit).is_some_and(|ahead| (ahead.pair, ahead.step) == (pair, step)) {
+                self.end_ahead(deposit, error.clone(), context);
             }
         }
     }
 
+    /// The same for all of a local task.
+    pub(super) fn end_ahead_of_task(&mut self, local: u16, error: &Error, context: &mut Context) {
+        let pairs = &context.pairs;
+        for deposit in self.ahead.sends.select(|ahead| pairs[ahead.pair].local == local) {
+            self.end_ahead(deposit, error.clone(), context);
+        }
+    }
+
+    fn end_ahead(&mut self, deposit: Handle, error: Error, context: &mut Context) {
+        if let Some(ahead) = self.ahead.sends.get_mut(deposit) {
+            ahead.barred = Some(Box::new(error));
+            self.ahead.revoke(deposit, &mut context.peers);
+        }
+    }
+
+    /// The peer of a pair has moved: what was sent ahead to where it was comes back, to wait for its request, and what came from there
+    /// goes back.
+    pub(in crate::node) fn leave_ahead(&mut self, pair: u32, context: &mut Context) {
+        for deposit in self.ahead.sends.select(|ahead| ahead.pair == pair) {
+            self.ahead.revoke(deposit, &mut context.peers);
+        }
+        self.give_back_of_pair(pair, context);
+    }
+
     /// All are to come back, and to wait for their requests: the engine drains.
     pub(in crate::node) fn revoke_all_ahead(&mut self, context: &mut Context) {
-        for (_, ahead) in self.ahead.sends.iter_mut() {
-            if ahead.revoke_at.take().is_some()
-                && let Some(peer) = context.peers.get_mut(ahead.session)
-            {
-                peer.session.revoke_ahead(ahead.number);
-                context.peers.mark_dirty(ahead.session);
-            }
+        for deposit in self.ahead.sends.select(|_| true) {
+            self.ahead.revoke(deposit, &mut context.peers);
         }
     }
 
     /// The engine stops: those that come back before it has end with this. Of the others it is not known whether they are taken, as of a
     /// tensor that is lent.
     pub(super) fn end_all_ahead(&mut self, reason: &str, context: &mut Context) {
-        for (_, ahead) in self.ahead.sends.iter_mut() {
-            ahead.barred = Some(Box::new(Error::Aborted { step: ahead.step, reason: reason.into() }));
-            if ahead.revoke_at.take().is_some()
-                && let Some(peer) = context.peers.get_mut(ahead.session)
-            {
-                peer.session.revoke_ahead(ahead.number);
-                context.peers.mark_dirty(ahead.session);
-            }
+        for deposit in self.ahead.sends.select(|_| true) {
+            let step = self.ahead.sends.get(deposit).map_or(0, |ahead| ahead.step);
+            self.end_ahead(deposit, Error::Aborted { step, reason: reason.into() }, context);
         }
+    }
+
+    /// A session of which some were told to come back, whose events are to be settled: its link may take nothing for long.
+    #[inline]
+    pub(in crate::node) fn next_revoked(&mut self) -> Option<Handle> {
+        self.ahead.revoked.pop()
+    }
+
+    /// True if [`next_revoked`](Self::next_revoked) has one.
+    pub(in crate::node) fn has_revoked(&self) -> bool {
+        !self.ahead.revoked.is_empty()
     }
 }

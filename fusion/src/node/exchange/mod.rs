@@ -305,7 +305,7 @@ impl Exchange {
             session.refuse(asked.id, &Error::invalid(reason));
             return Ok(());
         }
-        pairs.note_asked_here(pair, asker.session, session.epoch());
+        pairs.note_asked_here(pair, asker.session);
         if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
             session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
             return Ok(());

@@ -51,11 +51,12 @@ impl Exchange {
         let kept = EndedSteps::reason_to_keep(reason);
         for &(pair, local) in &pairs {
             self.ended.insert(Scope::Pair(pair), step, &kept);
+            // First, so that they have their memory back from their requests.
+            self.end_there_of(pair, step, &error, context);
             match handle.and_then(|handle| context.peers.session_mut(handle)) {
                 Some(with) => with.end_requests(step, local, Some(peer_task), &error),
                 None => self.end_here_of(pair, step, &error, &mut context.reporter),
             }
-            self.end_there_of(pair, step, &error, context);
         }
         for (pair, _) in pairs {
             self.end_step(pair, step, reason, context);
@@ -67,7 +68,7 @@ impl Exchange {
         let error = Error::Aborted { step, reason: reason.into() };
         let ended = self.table.end_step(pair, step, &error);
         self.tell_ended(ended, &error, context);
-        self.end_ahead(|of, its_step| (of, its_step) == (pair, step), &error, context);
+        self.end_ahead_of(pair, step, &error, context);
         self.give_back_of(pair, step, context);
     }
 
@@ -76,8 +77,7 @@ impl Exchange {
         let pairs = &context.pairs;
         let ended = self.table.end_pairs(|pair| pairs[pair].local == local, error);
         self.tell_ended(ended, error, context);
-        let of_task: Vec<u32> = context.pairs.of_task(local).to_vec();
-        self.end_ahead(|pair, _| of_task.contains(&pair), error, context);
+        self.end_ahead_of_task(local, error, context);
         self.end_there(Some(local), error, context);
     }
 

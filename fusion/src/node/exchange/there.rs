@@ -41,6 +41,11 @@ struct Kept {
     tensor: Tensor,
 }
 
+/// Memory of a kept tensor that counts so much in its session's credit: the place, its share of index and chains, and what it allocates.
+fn memory_of(cost: usize) -> usize {
+    cost + 3 * size_of::<Handle>() + size_of::<Place>()
+}
+
 /// A recv that waits, or a tensor that came before its recv.
 struct Place {
     pair: u32,
@@ -97,7 +102,7 @@ pub(in crate::node) struct There {
     quiet: VecDeque<(Handle, Instant)>,
     /// Those of them that are to ask now.
     hurried: Vec<Handle>,
-    /// What all kept tensors cost.
+    /// Memory of all kept tensors.
     kept_bytes: usize,
     /// Those of a pair ask at once.
     large: LargeKeys,
@@ -180,7 +185,7 @@ impl There {
     fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
         self.places.get(handle)?.kept.as_ref()?;
         let kept = self.remove(handle, |place| place.kept.take())??;
-        self.kept_bytes -= kept.cost;
+        self.kept_bytes -= memory_of(kept.cost);
         Some(kept)
     }
 
@@ -373,7 +378,10 @@ impl Exchange {
         match with.request_as(place.since, ask, place.manner) {
             Ok(request) => {
                 place.asked = Some((session, request));
-                context.pairs.note_asked(pair, session, with.epoch());
+                // Of one that waits for a link it is not known yet whether it will be asked there.
+                if with.is_attached() {
+                    context.pairs.note_asked(pair, session);
+                }
                 context.asked(now, session, deadline);
                 true
             }
@@ -467,6 +475,13 @@ impl Exchange {
         }
     }
 
+    /// Gives back what came from the peer of a pair.
+    pub(super) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
+        for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
+            self.end_place(handle, None, context);
+        }
+    }
+
     /// Gives back what came for a pair in `step`.
     pub(super) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
         for handle in self.there.of_step(pair, step) {
@@ -489,6 +504,15 @@ impl Exchange {
             self.give_back(session, number, cost, context);
         } else if let Some(error) = error {
             self.fail_there(handle, error.clone(), context);
+        }
+    }
+
+    /// A session has a link, on which what stands of its requests is repeated.
+    pub(in crate::node) fn note_repeated(&self, session: Handle, pairs: &mut Pairs) {
+        for (_, place) in self.there.places.iter() {
+            if place.asked.is_some_and(|(asked, _)| asked == session) {
+                pairs.note_asked(place.pair, session);
+            }
         }
     }
 
@@ -524,7 +548,9 @@ impl Exchange {
             }
         };
         let returned = Ok((Some(Fate::Returned), None));
-        if !pairs[pair].owned || self.ended.reason(came.consumer, pair, came.step).is_some() {
+        // Only where the pair has asked: a task that has moved may still send from where it was.
+        let is_asked = pairs[pair].asked_there == Some(of) && pairs[pair].owned;
+        if !is_asked || self.ended.reason(came.consumer, pair, came.step).is_some() {
             return returned;
         }
         let at = RawMatchKey { pair, step: came.step, key: came.key };
@@ -587,14 +613,14 @@ impl Exchange {
         came: &CameAhead<'_>,
     ) -> Result<Option<Fate>, WireError> {
         let cost = came.cost();
-        if self.there.kept_bytes + cost > KEPT_AHEAD_BYTES_MAX {
+        if self.there.kept_bytes + memory_of(cost) > KEPT_AHEAD_BYTES_MAX {
             return Ok(Some(Fate::Returned));
         }
         let key = wire::text("key", came.key)?;
         let Ok(tensor) = Tensor::from_wire(came.meta, Buffer::copy_of(came.payload)) else {
             return Ok(Some(Fate::Returned));
         };
-        self.there.kept_bytes += cost;
+        self.there.kept_bytes += memory_of(cost);
         let (_, place) = self.there.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
         place.kept = Some(Kept { session, number: came.number, cost, tensor });
         place.asked = None;
@@ -613,7 +639,7 @@ impl Exchange {
             assert!(place.kept.is_some() != place.waiter.is_some(), "an empty place would wait for ever");
             match (&place.kept, place.asked) {
                 (Some(kept), _) => {
-                    kept_bytes += kept.cost;
+                    kept_bytes += memory_of(kept.cost);
                     let session = context.peers.session(kept.session);
                     assert!(session.is_some_and(|with| with.is_attached()), "its producer has it back by now");
                 }

@@ -132,6 +132,12 @@ impl Peer {
         self.link.is_some()
     }
 
+    /// As where the link took less than there was.
+    #[cfg(test)]
+    pub(in crate::node) fn block(&mut self) {
+        self.blocked = true;
+    }
+
     /// The link took less than there was.
     #[inline]
     pub(in crate::node) fn is_blocked(&self) -> bool {

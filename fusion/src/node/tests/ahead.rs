@@ -356,3 +356,91 @@ fn an_engine_that_stops_tells_all_who_wait() {
     net.nodes[1].shut_down(net.now, "the test is over");
     assert_eq!(asked.error().code(), Code::Unavailable);
 }
+
+#[test]
+fn a_peer_that_ends_a_step_leaves_a_recv_its_memory() {
+    let mut net = met();
+    let asked = net.recv_into(WORKER, "ps:1", "w", Some(Buffer::from_vec(vec![0; 9000])));
+    // It is large, and asks at once; the word that the step has ended crosses the request.
+    let local = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].abort(local, 1, "enough");
+    net.nodes[0].turn(net.now);
+    net.nodes[1].turn(net.now);
+    let unreceived = asked.outcome().unwrap_err();
+    assert_eq!(unreceived.error.code(), Code::Aborted);
+    assert_eq!(unreceived.destination.map(|memory| memory.len()), Some(9000));
+}
+
+/// A ps, a worker, and where the worker's task is next.
+fn moving() -> Net {
+    let mut net = Net::new([ps(), worker(), settings("10.0.0.3:7000", &["worker:1"])]);
+    for _ in 0..2 {
+        let (sent, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
+    }
+    net
+}
+
+const NEXT: (usize, &str) = (2, "worker:1");
+
+impl Net {
+    /// The worker's task moves to the third node, and its former process stays connected.
+    fn move_worker(&mut self) {
+        let moved = MAP.replace("worker:1=10.0.0.2", "worker:1=10.0.0.3");
+        let moved = Arc::new(EndpointMap::parse(&moved, "moved").unwrap());
+        [0, 2].iter().for_each(|&index| self.nodes[index].set_map(moved.clone(), Vec::new()).unwrap());
+        self.rest();
+        assert_eq!(self.nodes[0].counters().links, 1, "the former process is still there");
+    }
+}
+
+#[test]
+fn a_task_that_moves_gets_its_tensors_where_it_is_now() {
+    let mut net = moving();
+    let before = net.send(PS, "worker:1", "before", &[6]);
+    net.rest();
+    net.move_worker();
+    let after = net.send(PS, "worker:1", "after", &[7]);
+    net.rest();
+    for (key, sent, byte) in [("before", before, 6), ("after", after, 7)] {
+        let asked = net.recv(NEXT, "ps:1", key);
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![byte], Ok(())), "{key}");
+    }
+}
+
+#[test]
+fn a_recv_takes_nothing_from_where_its_sender_was_before() {
+    let mut net = moving();
+    for _ in 0..2 {
+        let (sent, asked) = (net.send(WORKER, "ps:1", "warm", &[1]), net.recv(PS, "worker:1", "warm"));
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
+    }
+    let kept = net.send(WORKER, "ps:1", "w", &[6]);
+    net.rest();
+    net.move_worker();
+    let late = net.send(WORKER, "ps:1", "w2", &[6]);
+    net.rest();
+    for key in ["w", "w2"] {
+        let sent = net.send(NEXT, "ps:1", key, &[7]);
+        let asked = net.recv(PS, "worker:1", key);
+        net.pass(QUIET_TIME);
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "{key}");
+    }
+    assert!(kept.waits() && late.waits(), "nobody asks them any more");
+}
+
+#[test]
+fn a_send_whose_frame_has_not_left_hears_at_once_though_the_link_takes_nothing() {
+    let mut net = met();
+    let sent = net.send(PS, "worker:1", "w", &[7]);
+    let local = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].cleanup(local, 1);
+    // No bytes leave, as where the link is full.
+    let peers = net.nodes[0].context.peers.select(|peer| peer.has_link());
+    peers.into_iter().for_each(|peer| net.nodes[0].context.peers.get_mut(peer).unwrap().block());
+    net.nodes[0].turn(net.now);
+    assert_eq!(sent.error().code(), Code::Aborted);
+}

@@ -117,6 +117,6 @@ fn one_to_which_nobody_listens_gives_back_what_comes_and_ends_with_its_last() {
     assert!(sent.waits());
     assert_eq!(net.nodes[1].counters().slab_receive_bytes, 0);
     let again = net.recv((1, "worker:1"), "ps:1", "b");
-    net.rest();
+    net.pass(crate::limits::QUIET_TIME);
     assert_eq!((again.bytes(), sent.outcome()), (vec![2; 1000], Ok(())));
 }

@@ -63,7 +63,7 @@ pub use memory::Pool;
 pub use orders::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use pairs::Pairs;
 pub(crate) use peers::Outages;
-use peers::{Peer, Peers};
+use peers::{Connection, Peer, Peers};
 pub use pulls::PullRequest;
 use pulls::Pulls;
 pub use pushes::PushRequest;
@@ -226,6 +226,12 @@ impl Node {
             let count = self.context.pairs.tasks().len() as u16;
             self.context.peers.set_tasks(count);
             self.context.pairs.find_mirrors();
+            // Calls that are on their way name the tasks as they were.
+            let Context { peers, settings, pairs, .. } = &mut self.context;
+            for handle in peers.select(|peer| peer.connection == Connection::Dialing) {
+                peers.hang_up(handle);
+                peers.dial(handle, settings, pairs);
+            }
         }
         Ok(())
     }

@@ -430,3 +430,27 @@ fn a_new_map_sends_later_requests_elsewhere() {
     // It had not reached anybody, and has followed the task.
     assert!(left_behind.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
 }
+
+#[test]
+fn a_call_that_is_on_its_way_is_made_anew_when_there_are_more_tasks_here() {
+    let mut net = Net::pair();
+    let at_worker = net.recv(WORKER, "ps:1", "w");
+    let (peer, former) = net.dialing(1);
+    let map = Arc::new(EndpointMap::parse(&format!("{MAP}worker:2=10.0.0.2:7000\n"), "grown").unwrap());
+    net.nodes[0].set_map(map.clone(), Vec::new()).unwrap();
+    let more = vec![("worker:2".parse().unwrap(), 0)];
+    net.nodes[1].set_map(map, more).unwrap();
+    // The former call arrives all the same.
+    let (link, welcome) = net.call(0, &former).unwrap();
+    match net.nodes[1].poll_order() {
+        Some(ConnectOrder::HangUp(dropped)) if dropped == peer => drop(link),
+        _ => net.nodes[1].dialed(net.now, peer, Box::new(link), &welcome),
+    }
+    net.rest();
+    net.pass(Duration::from_secs(1));
+    let at_ps = net.recv(PS, "worker:2", "g");
+    net.send((1, "worker:2"), "ps:1", "g", &[2]);
+    net.send(PS, "worker:1", "w", &[1]);
+    net.rest();
+    assert_eq!((at_worker.bytes(), at_ps.bytes()), (vec![1], vec![2]));
+}

@@ -110,8 +110,9 @@ impl Simulation {
         self.run_until(STORM * 2 + DEADLINE_MAX)?;
         self.take_all()?;
         if self.climate.scarce {
-            // What is published and named would leave no room to look at anything else.
+            // What is published and named, and waits for the next acceptor, would leave no room to look at anything else.
             self.clear_stores()?;
+            self.empty_queues()?;
         }
         self.probe_all()?;
         self.probe_plans()?;

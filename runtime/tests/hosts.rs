@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use sealane_runtime::{
@@ -19,11 +19,20 @@ use sealane_runtime::{
 const PART: &str = "RUNTIME_TEST_PART";
 const DIRECTORY: &str = "RUNTIME_TEST_DIRECTORY";
 
+/// A process that is being started has every open file until it is another program, and with the file of a claim the claim. Who asserts
+/// that a claim has ended keeps others from starting one.
+static OPEN_FILES: RwLock<()> = RwLock::new(());
+
+fn nobody_starts() -> RwLockReadGuard<'static, ()> {
+    OPEN_FILES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn settings(directory: &Path, shards: usize, pin: Pin) -> RuntimeSettings {
     RuntimeSettings { shards, pin, claim_directory: directory.into(), ..RuntimeSettings::default() }
 }
 
 fn play(part: &str, directory: &Path) -> Child {
+    let _copied = OPEN_FILES.write().unwrap_or_else(PoisonError::into_inner);
     Command::new(env::current_exe().unwrap())
         .args(["--exact", "another_process", "--ignored", "--nocapture"])
         .env(PART, part)
@@ -124,6 +133,7 @@ fn line(child: &mut Child, word: &str) -> (String, BufReader<ChildStdout>) {
 
 #[test]
 fn each_shard_runs_on_its_cpu() {
+    let _closed = nobody_starts();
     let directory = tempfile::tempdir().unwrap();
     let count = allowed_cpus().unwrap().len().min(2);
     let runtime = Runtime::start(settings(directory.path(), count, Pin::IfFree)).unwrap();
@@ -167,6 +177,7 @@ fn the_executor_is_the_one_that_was_chosen() {
 
 #[test]
 fn exactly_these_cpus_or_an_error() {
+    let _closed = nobody_starts();
     let directory = tempfile::tempdir().unwrap();
     let cpu = allowed_cpus().unwrap()[0];
     let pin = || settings(directory.path(), 1, Pin::Cpus(vec![cpu]));
@@ -211,6 +222,7 @@ fn a_cpu_of_another_process_is_left_alone_until_that_ends() {
 
 #[test]
 fn a_runtime_beside_another_has_its_cpus_and_keeps_them_when_that_stops() {
+    let _closed = nobody_starts();
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let old = Runtime::start(settings(directory, 1, Pin::IfFree)).unwrap();

@@ -1,0 +1,174 @@
+//! Small tensors of peers that come ahead of their requests: taken by their recvs, kept for them, or given back.
+
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::session::{CameAhead, ReceiveMemory};
+use sealane_transport::tensor::Tensor;
+use sealane_transport::trace::Moment;
+use sealane_transport::wire::{self, Fate, WireError};
+use sealane_transport::{Error, Handle, Unreceived};
+
+use super::super::{Exchange, LastPair};
+use super::{Kept, Place, memory_of};
+use crate::limits::KEPT_AHEAD_BYTES_MAX;
+use crate::node::context::Context;
+use crate::node::memory::Memory;
+use crate::node::outcomes::unheard;
+use crate::node::pairs::{Pairs, STRANGER};
+use crate::node::peers::PeerSession;
+use crate::node::reporter::Reporter;
+use crate::rendezvous::{MatchKey, RawMatchKey};
+
+impl Exchange {
+    /// The turn is over, or a link is: producers may hear in the next one of what was taken. How much that was.
+    #[inline]
+    pub(in crate::node) fn release_taken(&mut self, context: &mut Context) -> usize {
+        let count = self.there.taken.len();
+        for (session, number, cost) in self.there.taken.drain(..) {
+            if let Some(with) = context.peers.session_mut(session) {
+                with.release_ahead(number, cost, Fate::Taken);
+                context.peers.mark_dirty(session);
+            }
+        }
+        count
+    }
+
+    /// True if producers are still to hear of what was taken.
+    pub(in crate::node) fn has_taken(&self) -> bool {
+        !self.there.taken.is_empty()
+    }
+
+    /// A kept tensor is its producer's again.
+    pub(super) fn give_back(&mut self, session: Handle, number: u64, cost: usize, context: &mut Context) {
+        if let Some(with) = context.peers.session_mut(session) {
+            with.release_ahead(number, cost, Fate::Returned);
+            context.peers.mark_dirty(session);
+        }
+    }
+
+    /// Gives back what came from the peer of a pair.
+    pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
+        for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
+            self.end_place(handle, None, context);
+        }
+    }
+
+    /// Gives back what came for a pair in `step`.
+    pub(in crate::node::exchange) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
+        for handle in self.there.of_step(pair, step) {
+            self.end_place(handle, None, context);
+        }
+    }
+
+    /// The link of a session is gone: its peer takes back what no recv has taken.
+    pub(in crate::node::exchange) fn forget_kept(&mut self, session: Handle) {
+        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.session == session);
+        for handle in self.there.places.select(is_of) {
+            self.there.take_kept(handle);
+        }
+        debug_assert!(self.there.taken.iter().all(|(of, ..)| *of != session), "its producer would send it again");
+    }
+
+    /// A small tensor of a peer has come ahead of its request: what became of it, or `None` if it is kept.
+    ///
+    /// # Errors
+    /// It is to be kept, and its key is no text.
+    #[inline]
+    pub(in crate::node) fn came_ahead(
+        &mut self,
+        session: (Handle, &mut PeerSession, &mut LastPair),
+        came: &CameAhead<'_>,
+        (pairs, reporter, memory): (&mut Pairs, &mut Reporter, &Memory),
+    ) -> Result<(Option<Fate>, Option<Instant>), WireError> {
+        let (of, with, last_pair) = session;
+        let ends = (came.consumer, came.producer);
+        let pair = match *last_pair {
+            Some((last, pair)) if last == ends => pair,
+            _ if came.producer == STRANGER => return Ok((Some(Fate::Returned), None)),
+            _ => {
+                let pair = pairs.pair_of(came.consumer, came.producer);
+                *last_pair = Some((ends, pair));
+                pair
+            }
+        };
+        let returned = Ok((Some(Fate::Returned), None));
+        // Only where the pair has asked: a task that has moved may still send from where it was.
+        let is_asked = pairs[pair].asked_there == Some(of) && pairs[pair].owned;
+        if !is_asked || self.ended.reason(came.consumer, pair, came.step).is_some() {
+            return returned;
+        }
+        let at = RawMatchKey { pair, step: came.step, key: came.key };
+        let there = &mut self.there;
+        let hash = there.hash(at);
+        let Some(handle) = there.find(hash, at) else {
+            return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
+        };
+        let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
+            return Ok((Some(Fate::Duplicate), None));
+        };
+        if let Some((asked, request)) = place.asked {
+            if asked != of || !place.takes_ahead {
+                return returned;
+            }
+            // Its answer may be arriving: then this one waits with its producer.
+            let Some(destination) = with.cancel_unanswered(request) else { return returned };
+            place.destination = destination;
+        }
+        let taken = there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
+        let Some((Some(waiter), destination, since)) = taken else { unreachable!("who has no tensor waits for one") };
+        if !reporter.outcomes.listens(&waiter) {
+            reporter.finish_recv(waiter, Err(unheard().into()));
+            return returned;
+        }
+        let len = came.payload.len();
+        let memory = match destination {
+            Some(to) if to.len() < len => {
+                let reason = format!("the destination has {} bytes, the tensor needs {len}", to.len());
+                Err(Unreceived { error: Error::invalid(reason), destination: Some(to) })
+            }
+            Some(to) => Ok(to),
+            None => memory.allocate(came.consumer, len).map_err(Unreceived::from),
+        };
+        let mut buffer = match memory {
+            Ok(buffer) => buffer,
+            Err(unreceived) => {
+                reporter.finish_recv(waiter, Err(unreceived));
+                return returned;
+            }
+        };
+        buffer.truncate(len);
+        buffer.volatile_mut().copy_from(came.payload);
+        reporter.count_received(len);
+        let outcome = reporter.outcomes.tensor_of(came.meta, buffer);
+        if reporter.recorder.is_some() {
+            let (step, key, bytes) = (came.step, String::from_utf8_lossy(came.key).into(), len as u64);
+            reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
+        }
+        reporter.finish_recv(waiter, outcome);
+        Ok((Some(Fate::Taken), Some(since)))
+    }
+
+    /// Keeps a tensor that came before its recv, if there is room.
+    fn keep_ahead(
+        &mut self,
+        session: Handle,
+        hash: u64,
+        at: RawMatchKey<'_>,
+        came: &CameAhead<'_>,
+    ) -> Result<Option<Fate>, WireError> {
+        let cost = came.cost();
+        if self.there.kept_bytes + memory_of(cost) > KEPT_AHEAD_BYTES_MAX {
+            return Ok(Some(Fate::Returned));
+        }
+        let key = wire::text("key", came.key)?;
+        let Ok(tensor) = Tensor::from_wire(came.meta, Buffer::copy_of(came.payload)) else {
+            return Ok(Some(Fate::Returned));
+        };
+        self.there.kept_bytes += memory_of(cost);
+        let (_, place) = self.there.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
+        place.kept = Some(Kept { session, number: came.number, cost, tensor });
+        place.asked = None;
+        Ok(None)
+    }
+}

@@ -1,0 +1,37 @@
+//! What holds between any two calls of the node.
+
+use super::super::Exchange;
+use super::memory_of;
+use crate::node::context::Context;
+use crate::rendezvous::RawMatchKey;
+
+impl Exchange {
+    /// Panics unless each recv has a way to end, and what is kept is of a session with a link.
+    pub(in crate::node::exchange) fn check_there(&self, context: &Context) {
+        let there = &self.there;
+        let mut kept_bytes = 0;
+        for (handle, place) in there.places.iter() {
+            let at = RawMatchKey { pair: place.pair, step: place.step, key: place.key.as_bytes() };
+            assert_eq!(there.find(there.hash(at), at), Some(handle), "a recv and its tensor would not meet");
+            assert!(there.of_step(place.pair, place.step).contains(&handle), "a recv would outlive its step");
+            assert!(place.kept.is_some() != place.waiter.is_some(), "an empty place would wait for ever");
+            match (&place.kept, place.asked) {
+                (Some(kept), _) => {
+                    kept_bytes += memory_of(kept.cost);
+                    let session = context.peers.session(kept.session);
+                    assert!(session.is_some_and(|with| with.is_attached()), "its producer has it back by now");
+                }
+                (None, None) => {
+                    let is_quiet = there.quiet.iter().any(|(quiet, _)| *quiet == handle);
+                    assert!(is_quiet || there.hurried.contains(&handle), "a recv would never ask");
+                }
+                (None, Some((session, request))) => {
+                    let waits = context.peers.session(session).is_some_and(|with| with.is_waiting(request));
+                    assert!(waits, "a recv would wait for an answer that has come");
+                }
+            }
+        }
+        assert_eq!(kept_bytes, there.kept_bytes, "the limit would bound something else than what is kept");
+        assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");
+    }
+}

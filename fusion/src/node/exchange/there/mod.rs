@@ -1,0 +1,243 @@
+//! Recvs whose producer is a task of another node, and small tensors of such producers that came before their recvs: where they meet.
+//!
+//! A recv of a pair that has asked on this link before waits for a moment without a word ([`QUIET_TIME`]): most often its tensor comes
+//! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
+//! the step has ended, that the tensor is large. Bounded by `fusion.queued_requests_max`, and what is kept by the peers' credit and
+//! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
+
+mod arrivals;
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
+mod recvs;
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::time::Instant;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use sealane_runtime::Buffer;
+use sealane_transport::limits::AHEAD_TENSOR_BYTES;
+use sealane_transport::session::{KeyOf, Manner};
+use sealane_transport::tensor::Tensor;
+use sealane_transport::{Arena, Chains, Handle, reuse_key};
+
+use super::large_keys::LargeKeys;
+use crate::limits::QUIET_TIME;
+use crate::node::cells::RecvWaiter;
+use crate::rendezvous::{MatchKey, RawMatchKey};
+
+/// A tensor that came before its recv.
+struct Kept {
+    session: Handle,
+    number: u64,
+    /// What it counts in the session's credit.
+    cost: usize,
+    tensor: Tensor,
+}
+
+/// Memory of a kept tensor that counts so much in its session's credit: the place, its share of index and chains, and what it allocates.
+fn memory_of(cost: usize) -> usize {
+    cost + 3 * size_of::<Handle>() + size_of::<Place>()
+}
+
+/// A recv that waits, or a tensor that came before its recv.
+struct Place {
+    pair: u32,
+    step: i64,
+    key: String,
+    since: Instant,
+    deadline: Instant,
+    /// The caller's memory, until it is asked.
+    destination: Option<Buffer>,
+    /// Of a recv that waits.
+    waiter: Option<RecvWaiter>,
+    manner: Manner,
+    /// It may have a tensor that comes ahead: such lies in the host's memory.
+    takes_ahead: bool,
+    /// The session that was asked, and the request's name there.
+    asked: Option<(Handle, Handle)>,
+    kept: Option<Kept>,
+}
+
+impl Place {
+    /// What a place begins with.
+    #[cold]
+    fn nothing() -> Self {
+        let now = Instant::now();
+        Place {
+            pair: 0,
+            step: 0,
+            key: String::new(),
+            since: now,
+            deadline: now,
+            destination: None,
+            waiter: None,
+            manner: Manner::default(),
+            takes_ahead: false,
+            asked: None,
+            kept: None,
+        }
+    }
+
+    #[inline]
+    fn is(&self, at: RawMatchKey<'_>) -> bool {
+        (self.pair, self.step, self.key.as_bytes()) == (at.pair, at.step, at.key)
+    }
+}
+
+/// See the module.
+pub(in crate::node) struct There {
+    places: Arena<Place>,
+    index: HashTable<Handle>,
+    hasher: DefaultHashBuilder,
+    /// `places` by pair and step, for those who end a step.
+    steps: Chains,
+    /// Recvs that have not asked yet, and since when: some may have ended.
+    quiet: VecDeque<(Handle, Instant)>,
+    /// Those of them that are to ask now.
+    hurried: Vec<Handle>,
+    /// Memory of all kept tensors.
+    kept_bytes: usize,
+    /// Those of a pair ask at once.
+    large: LargeKeys,
+    /// Kept tensors that recvs took in this turn: those of a client must be in its ring before their producers hear so.
+    taken: Vec<(Handle, u64, usize)>,
+}
+
+impl There {
+    pub(super) fn new() -> Self {
+        Self {
+            places: Arena::new(usize::MAX),
+            index: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            steps: Chains::default(),
+            quiet: VecDeque::new(),
+            hurried: Vec::new(),
+            kept_bytes: 0,
+            large: LargeKeys::new(),
+            taken: Vec::new(),
+        }
+    }
+
+    /// When a recv is to ask its peer.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.quiet.front().map(|(_, since)| *since + QUIET_TIME)
+    }
+
+    #[inline]
+    fn hash(&self, at: RawMatchKey<'_>) -> u64 {
+        self.hasher.hash_one((at.pair, at.step, at.key))
+    }
+
+    #[inline]
+    fn find(&self, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
+        self.index.find(hash, |handle| self.places.get(*handle).is_some_and(|place| place.is(at))).copied()
+    }
+
+    /// Enters a place where nothing waits, to be filled.
+    #[inline]
+    fn enter(&mut self, hash: u64, at: MatchKey<'_>) -> (Handle, &mut Place) {
+        let Self { places, index, hasher, steps, .. } = self;
+        let (handle, place) = places.renew(Place::nothing).expect("2^32 recvs do not fit in memory");
+        (place.pair, place.step) = (at.pair, at.step);
+        place.key.push_str(at.key);
+        let rehash = |handle: &Handle| {
+            let place = places.get(*handle).expect("the index holds live places");
+            hasher.hash_one((place.pair, place.step, place.key.as_bytes()))
+        };
+        index.insert_unique(hash, handle, rehash);
+        steps.add(handle, (at.pair, at.step));
+        (handle, places.get_mut(handle).expect("just entered"))
+    }
+
+    /// Ends a place, whose hash is known, with what `f` makes of it.
+    #[inline]
+    fn take<R>(&mut self, hash: u64, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
+        if let Ok(slot) = self.index.find_entry(hash, |other| *other == handle) {
+            slot.remove();
+        }
+        self.steps.remove(handle);
+        let taken = self.places.retire(handle, |place| {
+            reuse_key(&mut place.key);
+            f(place)
+        });
+        if self.places.is_empty() {
+            self.quiet.clear();
+        }
+        taken
+    }
+
+    /// The same by its name alone.
+    fn remove<R>(&mut self, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
+        let Place { pair, step, key, .. } = self.places.get(handle)?;
+        let hash = self.hash(RawMatchKey { pair: *pair, step: *step, key: key.as_bytes() });
+        self.take(hash, handle, f)
+    }
+
+    /// Takes the tensor out that is kept in a place.
+    fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
+        self.places.get(handle)?.kept.as_ref()?;
+        let kept = self.remove(handle, |place| place.kept.take())??;
+        self.kept_bytes -= memory_of(kept.cost);
+        Some(kept)
+    }
+
+    /// True if a recv waits there.
+    #[inline]
+    fn waits(&self, handle: Handle) -> bool {
+        self.places.get(handle).is_some_and(|place| place.waiter.is_some())
+    }
+
+    fn of_step(&self, pair: u32, step: i64) -> Vec<Handle> {
+        let mut handles = self.steps.of((pair, step));
+        handles.retain(|&handle| self.places.get(handle).is_some_and(|it| (it.pair, it.step) == (pair, step)));
+        handles
+    }
+
+    /// Notes how large the tensor of an answer is.
+    #[inline]
+    fn note_size(&mut self, handle: Handle, bytes: usize) {
+        let Some(Place { pair, key, .. }) = self.places.get(handle) else { return };
+        if bytes > AHEAD_TENSOR_BYTES {
+            self.large.insert(*pair, key);
+        } else {
+            self.large.remove(*pair, key);
+        }
+    }
+
+    /// Who waits for the answer of a request, which has a tensor of so many bytes, or none; `None` if nobody does any more.
+    #[inline]
+    pub(in crate::node) fn answered(&mut self, handle: Handle, bytes: Option<usize>) -> Option<RecvWaiter> {
+        if let Some(bytes) = bytes {
+            self.note_size(handle, bytes);
+        }
+        if !self.waits(handle) {
+            return None;
+        }
+        self.remove(handle, |place| place.waiter.take())?
+    }
+
+    /// The peer wants a tensor back: what it cost, if it was kept, and is not any more.
+    pub(in crate::node) fn revoked(&mut self, session: Handle, number: u64, pair: u32, of: KeyOf<'_>) -> Option<usize> {
+        let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
+        let handle = self.find(self.hash(at), at)?;
+        let kept = self.places.get(handle)?.kept.as_ref()?;
+        if (kept.session, kept.number) != (session, number) {
+            return None;
+        }
+        self.take_kept(handle).map(|kept| kept.cost)
+    }
+
+    /// A tensor of the peer's waits for its request: its recv is to ask at once, now or when it comes.
+    pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>) {
+        self.large.insert(pair, of.key);
+        let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
+        let found = self.find(self.hash(at), at);
+        if let Some(handle) = found
+            && matches!(self.places.get(handle), Some(Place { waiter: Some(_), asked: None, .. }))
+        {
+            self.hurried.push(handle);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Recvs: asked, given up, ended; and who asks whom, and when.
+
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
+use sealane_transport::session::{Ask, Manner, Unanswered};
+use sealane_transport::tensor::Tensor;
+use sealane_transport::trace::Moment;
+use sealane_transport::{Error, Handle, Unreceived};
+
+use super::super::matches::place;
+use super::super::{Exchange, RecvRequest};
+use super::{Kept, Place, There};
+use crate::limits::QUIET_TIME;
+use crate::metrics::Operation;
+use crate::node::cells::{RecvWaiter, Ticket};
+use crate::node::context::Context;
+use crate::node::pairs::Pairs;
+use crate::rendezvous::{MatchKey, asked_twice};
+
+impl Exchange {
+    /// Asks for a tensor of another node's task. `session` serves the pair, or there is none, for this reason.
+    #[inline]
+    pub(in crate::node) fn recv_there(
+        &mut self,
+        now: Instant,
+        session: Result<Handle, Error>,
+        recv: RecvRequest<'_>,
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
+        let at = MatchKey { pair, step, key };
+        let hash = self.there.hash(at.into());
+        let failed = match (self.there.find(hash, at.into()), session) {
+            (None, Ok(_)) if key.len() > KEY_BYTES_MAX => {
+                let found = key.len();
+                Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted"))
+            }
+            (None, Ok(session)) => {
+                let takes_ahead = destination.as_ref().is_none_or(|to| to.device().is_none());
+                let is_quiet = takes_ahead
+                    && !fail_if_gone
+                    && destination.as_ref().is_none_or(|to| to.len() <= AHEAD_TENSOR_BYTES)
+                    && deadline > now + QUIET_TIME
+                    && self.there.places.len() < context.settings.session.queued_requests_max
+                    && context.has_asked(pair, session)
+                    && !self.there.large.contains(pair, key);
+                let (handle, place) = self.there.enter(hash, at);
+                (place.since, place.deadline, place.takes_ahead) = (now, deadline, takes_ahead);
+                (place.manner, place.asked) = (Manner { fused, fail_if_gone }, None);
+                place.destination = destination;
+                place.waiter = Some(waiter);
+                if is_quiet {
+                    self.there.quiet.push_back((handle, now));
+                    return Some(Ticket::There(handle));
+                }
+                return self.ask(now, handle, session, context).then_some(Ticket::There(handle));
+            }
+            (None, Err(error)) => error,
+            (Some(handle), _) => {
+                let Some(kept) = self.there.take_kept(handle) else {
+                    let unreceived = Unreceived { error: asked_twice(at), destination };
+                    context.reporter.finish_recv(waiter, Err(unreceived));
+                    return None;
+                };
+                self.hand_over(now, kept, at, (destination, waiter), context);
+                return None;
+            }
+        };
+        context.reporter.finish_recv(waiter, Err(Unreceived { error: failed, destination }));
+        None
+    }
+
+    /// The tensor of a recv has come before it.
+    fn hand_over(
+        &mut self,
+        now: Instant,
+        Kept { session, number, cost, tensor }: Kept,
+        at: MatchKey<'_>,
+        (destination, waiter): (Option<Buffer>, RecvWaiter),
+        context: &mut Context,
+    ) {
+        let (meta, payload) = tensor.into_parts();
+        let (consumer, limit) = (context.pairs[at.pair].local, context.settings.session.tensor_bytes_max);
+        let placed = place(&context.memory, limit, consumer, destination, &payload);
+        let way = context.peers.way_of(session);
+        let bytes = payload.len();
+        match placed.and_then(|place| place.fill(payload)) {
+            Ok(payload) => {
+                self.there.taken.push((session, number, cost));
+                let reporter = &mut context.reporter;
+                reporter.count_received(bytes);
+                reporter.record(Operation::Recv, way, now);
+                let (step, key, bytes) = (at.step, at.key, bytes as u64);
+                reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key: key.into(), since: now, bytes });
+                reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
+            }
+            Err(unreceived) => {
+                self.give_back(session, number, cost, context);
+                context.reporter.finish_recv(waiter, Err(unreceived));
+            }
+        }
+    }
+
+    /// Asks the peer of a session for the tensor of a recv; false if the recv has ended by that.
+    fn ask(&mut self, now: Instant, handle: Handle, session: Handle, context: &mut Context) -> bool {
+        let Some(place) = self.there.places.get_mut(handle).filter(|place| place.waiter.is_some()) else {
+            return false;
+        };
+        let known = &context.pairs[place.pair];
+        let ask = Ask {
+            consumer: known.local,
+            producer: known.peer,
+            step: place.step,
+            key: &place.key,
+            deadline: place.deadline,
+            destination: place.destination.take(),
+            waiter: RecvWaiter::Asked(handle),
+        };
+        let (pair, deadline) = (place.pair, place.deadline);
+        let with = context.peers.session_mut(session).expect("the caller found it");
+        match with.request_as(place.since, ask, place.manner) {
+            Ok(request) => {
+                place.asked = Some((session, request));
+                // Of one that waits for a link it is not known yet whether it will be asked there.
+                if with.is_attached() {
+                    context.pairs.note_asked(pair, session);
+                }
+                context.asked(now, session, deadline);
+                true
+            }
+            Err((Unanswered { error, destination }, _)) => {
+                if let Some(Some(waiter)) = self.there.remove(handle, |place| place.waiter.take()) {
+                    context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                }
+                false
+            }
+        }
+    }
+
+    /// A recv whose request was never sent asks anew, with the memory that it brought.
+    pub(in crate::node) fn ask_again(
+        &mut self,
+        now: Instant,
+        (handle, session): (Handle, Result<Handle, Error>),
+        destination: Option<Buffer>,
+        context: &mut Context,
+    ) {
+        let Some(place) = self.there.places.get_mut(handle) else { return };
+        (place.destination, place.asked) = (destination, None);
+        self.ask_at_last(now, handle, session, context);
+    }
+
+    /// The next recv that has waited for long enough without a word, or is to ask now, and its pair.
+    pub(in crate::node) fn next_to_ask(&mut self, now: Instant) -> Option<(Handle, u32)> {
+        let There { quiet, hurried, places, .. } = &mut self.there;
+        loop {
+            let is_due = |(handle, since): &(Handle, Instant)| {
+                *since + QUIET_TIME <= now || places.get(*handle).is_none_or(|place| place.asked.is_some())
+            };
+            let handle = match hurried.pop() {
+                Some(handle) => handle,
+                None => quiet.pop_front_if(|front| is_due(front))?.0,
+            };
+            if let Some(Place { pair, waiter: Some(_), asked: None, .. }) = places.get(handle) {
+                return Some((handle, *pair));
+            }
+        }
+    }
+
+    /// Asks for a recv that [waited](Self::next_to_ask).
+    pub(in crate::node) fn ask_at_last(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        session: Result<Handle, Error>,
+        context: &mut Context,
+    ) {
+        match session {
+            Ok(session) => _ = self.ask(now, handle, session, context),
+            Err(error) => self.fail_there(handle, error, context),
+        }
+    }
+
+    /// Gives a recv up; false if it has ended.
+    pub(in crate::node::exchange) fn cancel_there(&mut self, handle: Handle, context: &mut Context) -> bool {
+        if !self.there.waits(handle) {
+            return false;
+        }
+        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.asked));
+        let Some((_, _, asked)) = taken else { return false };
+        if let Some((session, request)) = asked
+            && let Some(with) = context.peers.session_mut(session)
+        {
+            with.cancel(request);
+            context.peers.mark_dirty(session);
+        }
+        true
+    }
+
+    /// Ends a recv with `error`.
+    fn fail_there(&mut self, handle: Handle, error: Error, context: &mut Context) {
+        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.asked));
+        let Some((Some(waiter), destination, asked)) = taken else { return };
+        let mut back = destination;
+        if let Some((session, request)) = asked
+            && let Some(with) = context.peers.session_mut(session)
+        {
+            back = with.cancel(request).and_then(|(_, destination)| destination);
+            context.peers.mark_dirty(session);
+        }
+        context.reporter.finish_recv(waiter, Err(Unreceived { error, destination: back }));
+    }
+
+    /// Ends the recvs of a pair in `step` with `error`, and gives back what came for them.
+    pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
+        for handle in self.there.of_step(pair, step) {
+            self.end_place(handle, Some(error), context);
+        }
+    }
+
+    /// Ends what waits for a local task, or for all, with `error`.
+    pub(in crate::node) fn end_there(&mut self, local: Option<u16>, error: &Error, context: &mut Context) {
+        let pairs = &context.pairs;
+        let handles = self.there.places.select(|place| local.is_none_or(|local| pairs[place.pair].local == local));
+        for handle in handles {
+            self.end_place(handle, Some(error), context);
+        }
+    }
+
+    /// Ends a recv with `error`, if there is one, or gives a tensor back.
+    pub(super) fn end_place(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
+        if let Some(Kept { session, number, cost, .. }) = self.there.take_kept(handle) {
+            self.give_back(session, number, cost, context);
+        } else if let Some(error) = error {
+            self.fail_there(handle, error.clone(), context);
+        }
+    }
+
+    /// A session has a link, on which what stands of its requests is repeated.
+    pub(in crate::node) fn note_repeated(&self, session: Handle, pairs: &mut Pairs) {
+        for (_, place) in self.there.places.iter() {
+            if place.asked.is_some_and(|(asked, _)| asked == session) {
+                pairs.note_asked(place.pair, session);
+            }
+        }
+    }
+}

@@ -326,6 +326,8 @@ impl Node {
 
     /// Says goodbye to every peer and ends every call: the engine stops.
     pub fn shut_down(&mut self, now: Instant, reason: &str) {
+        // What was taken is said before the goodbye.
+        self.exchange.release_taken(&mut self.context);
         for handle in self.context.peers.select(|_| true) {
             let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.go_away(reason);

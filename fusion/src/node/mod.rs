@@ -210,6 +210,17 @@ impl Node {
         for pair in moved {
             self.exchange.leave_ahead(pair, &mut self.context);
         }
+        if grown {
+            let count = self.context.pairs.tasks().len() as u16;
+            self.context.peers.set_tasks(count);
+            self.context.pairs.find_mirrors();
+            // Calls that are on their way name the tasks as they were.
+            let Context { peers, settings, pairs, .. } = &mut self.context;
+            for handle in peers.select(|peer| peer.connection == Connection::Dialing) {
+                peers.hang_up(handle);
+                peers.dial(handle, settings, pairs);
+            }
+        }
         // Who was believed to be at an address has to show anew that it is those too who were added there.
         let pairs = &self.context.pairs;
         let gains = |address: &TransportAddress| {
@@ -221,17 +232,6 @@ impl Node {
         }
         for handle in self.context.peers.select(|peer| !peer.has_link()) {
             self.leave_behind(self.context.reporter.clock, handle);
-        }
-        if grown {
-            let count = self.context.pairs.tasks().len() as u16;
-            self.context.peers.set_tasks(count);
-            self.context.pairs.find_mirrors();
-            // Calls that are on their way name the tasks as they were.
-            let Context { peers, settings, pairs, .. } = &mut self.context;
-            for handle in peers.select(|peer| peer.connection == Connection::Dialing) {
-                peers.hang_up(handle);
-                peers.dial(handle, settings, pairs);
-            }
         }
         Ok(())
     }

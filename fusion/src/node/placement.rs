@@ -136,8 +136,8 @@ impl Node {
         {
             let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
             if let RecvWaiter::Asked(recv) = waiter {
-                let session = self.session_of(pair);
-                self.exchange.ask_again(now, (recv, session), destination, &mut self.context);
+                self.exchange.unask(recv, destination);
+                self.ask_for(now, recv, pair);
                 continue;
             }
             let Manner { fused, fail_if_gone } = manner;

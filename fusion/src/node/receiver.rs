@@ -10,7 +10,7 @@ use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Handle, Payload, Tensor};
 
 use super::cells::RecvWaiter;
-use super::exchange::{Asker, Exchange};
+use super::exchange::{Asker, Exchange, traced_ahead};
 use super::outcomes::unheard;
 use super::pairs::{Pairs, STRANGER};
 use super::peers::PeerSession;
@@ -116,6 +116,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     fn taken_ahead(&mut self, deposit: Handle) {
         let Some((sender, bytes)) = self.exchange.ahead().taken(deposit) else { return };
         self.reporter.count_sent(bytes);
+        self.reporter.trace(traced_ahead(deposit), || Moment::SendReleased);
         self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
         self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
     }

@@ -45,11 +45,19 @@ impl Node {
     fn ask_at_last(&mut self, now: Instant) -> usize {
         let mut asked = 0;
         while let Some((recv, pair)) = self.exchange.next_to_ask(now) {
-            let session = self.session_of(pair);
-            self.exchange.ask_at_last(now, recv, session, &mut self.context);
+            self.ask_for(now, recv, pair);
             asked += 1;
         }
         asked
+    }
+
+    /// Asks for a recv of a pair that has not asked: the peer, or here if that is a task of this node by now.
+    pub(super) fn ask_for(&mut self, now: Instant, recv: Handle, pair: u32) {
+        if let Some(producer_pair) = self.context.pairs[pair].mirror {
+            return self.exchange.receive_here(now, recv, producer_pair, &mut self.context);
+        }
+        let session = self.session_of(pair);
+        self.exchange.ask_at_last(now, recv, session, &mut self.context);
     }
 
     fn timeouts(&mut self, now: Instant) {

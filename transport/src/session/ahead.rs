@@ -252,8 +252,9 @@ impl<D> SentAhead<D> {
             let (index, from) = self.find(number).filter(|(index, _)| *index < sent).ok_or(wrong(number))?;
             let frame = &mut self.frames[index];
             let to = frame.records.len().min(from + (end - number) as usize);
+            let after = frame.first + to as u64;
             for record in &mut frame.records[from..to] {
-                let deposit = record.deposit.take().ok_or(wrong(number))?;
+                let Some(deposit) = record.deposit.take() else { break };
                 (frame.left, number) = (frame.left - 1, number + 1);
                 match sink {
                     _ if fate != Fate::Taken => {
@@ -263,8 +264,12 @@ impl<D> SentAhead<D> {
                     None => events.push_back(Event::TakenAhead { deposit }),
                 }
             }
+            // Also where the next has ended before: a frame that is empty never stays.
             if frame.left == 0 {
                 self.remove(index);
+            }
+            if number < after {
+                return Err(wrong(number));
             }
         }
         Ok(())

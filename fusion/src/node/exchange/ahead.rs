@@ -161,7 +161,7 @@ impl SentAhead {
 }
 
 /// What a trace calls it: not what it calls an entry of the table.
-fn traced(deposit: Handle) -> Handle {
+pub(in crate::node) fn traced(deposit: Handle) -> Handle {
     Handle::from_bits(deposit.to_bits() | 1 << 63)
 }
 
@@ -264,10 +264,14 @@ impl Exchange {
         for deposit in due {
             self.ahead.revoke(deposit, &mut context.peers);
             let Some(ahead) = self.ahead.sends.get_mut(deposit) else { continue };
-            let Some(deadline) = ahead.deadline.take_if(|deadline| *deadline <= now) else { continue };
-            let waited = deadline.saturating_duration_since(ahead.since);
+            if ahead.deadline.is_none_or(|deadline| deadline > now) {
+                continue;
+            }
+            // One that has never left is back by now, and its end is a certain one.
             let session = context.peers.session(ahead.session);
-            let key = session.and_then(|session| session.key_ahead(ahead.number)).unwrap_or_default().into();
+            let Some(key) = session.and_then(|session| session.key_ahead(ahead.number)) else { continue };
+            let Some(deadline) = ahead.deadline.take() else { continue };
+            let (waited, key) = (deadline.saturating_duration_since(ahead.since), key.into());
             let (operation, step, delivery_unknown) = (Operation::Send, ahead.step, true);
             let awaited = context.awaited(now, ahead.pair, "it has not said that it has the tensor").into();
             let late = sealane_transport::Late { operation, step, key, waited, delivery_unknown, awaited };

@@ -112,7 +112,7 @@ impl LocalRecvs {
         self.of_task.get(usize::from(task)).is_some_and(|count| *count >= self.requests_max)
     }
 
-    #[cfg(any(test, feature = "fuzzing"))]
+    /// True if a recv waits that has this name.
     pub(super) fn is_there(&self, handle: Handle) -> bool {
         self.wanted.get(handle).is_some()
     }

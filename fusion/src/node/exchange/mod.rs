@@ -29,6 +29,7 @@ use crate::metrics::{Operation, Way};
 use crate::presence::{self, Presence};
 use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table, Unsent};
 use ahead::SentAhead;
+pub(super) use ahead::traced as traced_ahead;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{IntoTensor, TensorMeta};
@@ -133,21 +134,18 @@ impl Exchange {
 
     /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub(super) fn cancel(&mut self, ticket: Ticket, context: &mut Context) -> bool {
-        let (session, request) = match ticket {
-            Ticket::Peer { session, request } => (session, request),
-            Ticket::Local(handle) => return self.cancel_here(handle),
-            Ticket::There(handle) => return self.cancel_there(handle, context),
+        let is_cancelled = match ticket {
+            Ticket::Peer { session, request } => {
+                let cancelled = context.peers.session_mut(session).and_then(|with| with.cancel(request));
+                context.peers.mark_dirty(session);
+                cancelled.is_some()
+            }
+            Ticket::Local(handle) => self.cancel_here(handle),
+            Ticket::There(handle) => self.cancel_there(handle, context),
             Ticket::Rows(_) => unreachable!("the node looks for rows"),
         };
-        let peers = &mut context.peers;
-        match peers.session_mut(session).and_then(|with| with.cancel(request)) {
-            Some(_) => {
-                peers.mark_dirty(session);
-                true
-            }
-            // It may no longer be where its ticket says.
-            None => self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, context)),
-        }
+        // It may no longer be where its ticket says.
+        is_cancelled || self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, context))
     }
 
     /// Where a request is now.
@@ -191,10 +189,12 @@ impl Exchange {
 
     /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
     pub(super) fn forget_ended_moves(&mut self, peers: &Peers) {
-        let moved = &self.moved;
+        let Self { moved, local, there, .. } = self;
         let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
-            Ticket::Local(_) | Ticket::There(_) | Ticket::Rows(_) => false,
+            Ticket::Local(handle) => local.is_there(handle),
+            Ticket::There(handle) => there.waits(handle),
+            Ticket::Rows(_) => false,
         };
         let ended = |mut ticket: Ticket| {
             while let Some(next) = moved.get(&ticket) {

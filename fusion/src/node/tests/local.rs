@@ -175,6 +175,43 @@ fn a_task_at_this_address_that_is_not_served_is_not_found() {
 }
 
 #[test]
+fn a_recv_follows_its_producer_to_this_very_node() {
+    for is_cancelled in [false, true] {
+        let mut net = Net::new([settings("10.0.0.1:7000", &["ps:1"])]);
+        let elsewhere = MAP.replace("ps:2=10.0.0.1", "ps:2=10.0.0.9");
+        let elsewhere =
+            Arc::new(EndpointMap::parse(&elsewhere.replace("nowhere:1=10.0.0.9:7000\n", ""), "elsewhere").unwrap());
+        net.nodes[0].set_map(elsewhere, Vec::new()).unwrap();
+        let pair = net.number(0, "ps:1", "ps:2");
+        let cell = net.nodes[0].open_recv();
+        let (now, deadline, waiter) = (net.now, net.now + SOON, RecvWaiter::Cell(cell));
+        let (step, key, destination, fused, fail_if_gone) = (1, "w", None, false, false);
+        let recv = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
+        let ticket = net.nodes[0].recv(now, recv);
+        net.rest();
+        let here = MAP.replace("nowhere:1=10.0.0.9:7000\n", "");
+        let more = vec![("ps:2".parse().unwrap(), 0)];
+        net.nodes[0].set_map(Arc::new(EndpointMap::parse(&here, "here").unwrap()), more).unwrap();
+        net.nodes[0].set_map(map(), Vec::new()).unwrap();
+        net.rest();
+        if is_cancelled {
+            net.nodes[0].close_recv(cell, ticket);
+            let sent = net.send(OTHER, "ps:1", "w", &[1]);
+            net.rest();
+            assert!(sent.waits(), "nobody asks any more");
+            continue;
+        }
+        let sent = net.send(OTHER, "ps:1", "w", &[1]);
+        net.rest();
+        assert_eq!(sent.outcome(), Ok(()));
+        let std::task::Poll::Ready(Ok(tensor)) = net.nodes[0].poll_recv(cell, std::task::Waker::noop()) else {
+            panic!("it has come")
+        };
+        assert_eq!(&tensor.into_buffer()[..], [1]);
+    }
+}
+
+#[test]
 fn peers_learn_of_new_tasks() {
     let mut net = Net::new([settings("10.0.0.1:7000", &["ps:1"]), worker()]);
     let first = net.recv(WORKER, "ps:1", "w");

@@ -84,6 +84,17 @@ fn what_cannot_be_ends_the_link() {
         let error = sent().hear_ends(case).unwrap_err();
         assert!(error.to_string().starts_with("number of a tensor sent ahead is "), "{case:?}: {error}");
     }
+    // Of a link that ended so nothing is left behind, whatever was said of a frame's tensors before.
+    for before in 1..8_u32 {
+        let mut end = sent();
+        let told: Vec<_> = (0..3).filter(|number| before >> number & 1 == 1).collect();
+        told.iter().for_each(|&number| end.hear_ends(&[(number, 1, Fate::Taken)]).unwrap());
+        assert!(end.hear_ends(&[(0, 3, Fate::Taken)]).is_err());
+        end.session.detach([]);
+        end.session.start_anew();
+        let (taken, back) = end.ended();
+        assert_eq!((taken + back.len(), end.session.ahead.bytes()), (4, 0), "{told:?}");
+    }
     for number in [u64::MAX, 1 << 63] {
         assert!(End::new().hear(&ahead(number)).is_err());
     }

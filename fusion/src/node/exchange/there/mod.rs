@@ -185,7 +185,7 @@ impl There {
 
     /// True if a recv waits there.
     #[inline]
-    fn waits(&self, handle: Handle) -> bool {
+    pub(super) fn waits(&self, handle: Handle) -> bool {
         self.places.get(handle).is_some_and(|place| place.waiter.is_some())
     }
 

@@ -139,17 +139,31 @@ impl Exchange {
         }
     }
 
-    /// A recv whose request was never sent asks anew, with the memory that it brought.
-    pub(in crate::node) fn ask_again(
+    /// The request of a recv was never sent: it may ask anew, with the memory that it brought.
+    pub(in crate::node) fn unask(&mut self, handle: Handle, destination: Option<Buffer>) {
+        if let Some(place) = self.there.places.get_mut(handle) {
+            (place.destination, place.asked) = (destination, None);
+        }
+    }
+
+    /// The producer of a recv that has not asked is a task of this node by now.
+    #[cold]
+    pub(in crate::node) fn receive_here(
         &mut self,
         now: Instant,
-        (handle, session): (Handle, Result<Handle, Error>),
-        destination: Option<Buffer>,
+        handle: Handle,
+        producer_pair: u32,
         context: &mut Context,
     ) {
-        let Some(place) = self.there.places.get_mut(handle) else { return };
-        (place.destination, place.asked) = (destination, None);
-        self.ask_at_last(now, handle, session, context);
+        let Some(Place { pair, step, deadline, manner, key, .. }) = self.there.places.get(handle) else { return };
+        let (pair, step, deadline, Manner { fused, fail_if_gone }) = (*pair, *step, *deadline, *manner);
+        let key = key.clone();
+        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take()));
+        let Some((Some(waiter), destination)) = taken else { return };
+        let recv = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused, fail_if_gone };
+        if let Some(ticket) = self.recv_here(now, recv, producer_pair, context) {
+            self.moved(Ticket::There(handle), ticket);
+        }
     }
 
     /// The next recv that has waited for long enough without a word, or is to ask now, and its pair.

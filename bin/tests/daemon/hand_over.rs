@@ -121,6 +121,34 @@ fn a_successor_that_fails_during_the_drain_leaves_a_daemon_that_serves() {
 }
 
 #[test]
+fn what_is_asked_while_a_successor_fails_is_done_after_it() {
+    let (place, mut daemon) = Daemon::start(&["--set", "daemon.drain_timeout_ms=86400000"]);
+    let clients = waiting_send(&place);
+    let hand_over = |daemon: &mut Daemon| {
+        let mut successor = announce(&place);
+        successor.inherit(Instant::now() + SHORT).unwrap_err();
+        daemon.wait_for("STATUS=hands over");
+        successor
+    };
+    let successor = hand_over(&mut daemon);
+    // Both are taken in their order: a daemon that has said how it stands has seen the file change.
+    place.replace_map(&format!("{}worker1:2222={}\n", place.map(), place.address));
+    daemon.signal(Signal::SIGHUP);
+    drop(successor);
+    daemon.wait_for("serves 3 tasks at ");
+    drop(clients);
+    daemon.wait_for("; 0 clients attached;");
+    let clients = waiting_send(&place);
+    let successor = hand_over(&mut daemon);
+    daemon.signal(Signal::SIGTERM);
+    daemon.signal(Signal::SIGHUP);
+    drop(successor);
+    daemon.wait_for("STATUS=drains");
+    drop(clients);
+    assert_eq!(daemon.ended().code, Some(0));
+}
+
+#[test]
 fn a_successor_that_fails_with_the_sockets_in_its_hands_leaves_a_daemon_that_serves() {
     let (place, mut daemon) = Daemon::start(&["--metrics", "127.0.0.1:0"]);
     let mut successor = announce(&place);

@@ -83,6 +83,9 @@ impl Control {
         if let Some(watch) = &self.watch {
             self.readiness.add(watch, For::Reading, Ready::Files).map_err(refused)?;
         }
+        // The files were read before they were watched.
+        self.map.reload(&self.engine);
+        reload_credentials(&self.security, &self.engine, &self.instruments);
         service_manager::ready(&self.status());
         loop {
             let now = Instant::now();
@@ -140,7 +143,9 @@ impl Control {
         while let Some(wish) = self.signals.next() {
             match wish {
                 Wish::Stop if let Some(drain) = &self.drain => {
-                    if drain.is_not_enough(now) {
+                    // The first that comes while another daemon takes over is obeyed by that or, if it fails, by this one.
+                    let first = self.heir.as_mut().map(|heir| *heir.stop_asked.get_or_insert(now));
+                    if drain.is_not_enough(first, now) {
                         tracing::warn!("second signal: the daemon exits without waiting");
                         return false;
                     }
@@ -165,7 +170,10 @@ impl Control {
         }
     }
 
-    fn reload(&mut self) {
+    pub(super) fn reload(&mut self) {
+        if let Some(heir) = &mut self.heir {
+            heir.reload_asked = true;
+        }
         if self.drain.is_some() {
             return;
         }
@@ -177,6 +185,7 @@ impl Control {
 
     pub(super) fn begin_drain(&mut self, now: Instant, asked_by: &str) {
         if self.drain.is_some() {
+            self.heir.iter_mut().for_each(|heir| _ = heir.stop_asked.get_or_insert(now));
             return;
         }
         tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");

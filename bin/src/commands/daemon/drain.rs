@@ -47,9 +47,9 @@ impl Drain {
         Drain { noticed: Some(now + NOTICE.min(timeout)), begun: now, until: now + timeout }
     }
 
-    /// True if a signal that comes now asks for more than the drain that has begun.
-    pub(super) fn is_not_enough(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.begun) > SAME_REQUEST
+    /// True if a signal that comes now asks for more than the drain that has begun, or than the `first` of them if that was later.
+    pub(super) fn is_not_enough(&self, first: Option<Instant>, now: Instant) -> bool {
+        now.saturating_duration_since(first.unwrap_or(self.begun)) > SAME_REQUEST
     }
 
     /// Where the drain stands with that many calls in progress, and all clients `aware` of it or not.
@@ -81,7 +81,8 @@ mod tests {
         let mut drain = Drain::begin(now, Duration::from_millis(45));
         let after = |ms| now + Duration::from_millis(ms);
         assert_eq!(drain.look(now, false, 0), Progress::Notice(after(1)));
-        assert_eq!([0, 500, 501].map(|ms| drain.is_not_enough(after(ms))), [false, false, true]);
+        assert_eq!([0, 500, 501].map(|ms| drain.is_not_enough(None, after(ms))), [false, false, true]);
+        assert!(!drain.is_not_enough(Some(after(400)), after(800)), "what comes with the first asks for no more");
         assert_eq!(drain.look(after(20), false, 3), Progress::Close);
         assert_eq!(drain.look(after(20), false, 0), Progress::Over { left: 0 });
         assert_eq!(drain.look(after(20), true, 3), Progress::Wait(after(25)));

@@ -25,6 +25,10 @@ pub(super) struct Heir {
     pid: i32,
     /// What it was sent; nothing while this daemon drains.
     sent: Option<Sent>,
+    /// When this daemon was told to stop meanwhile: it does so if the other fails.
+    pub(super) stop_asked: Option<Instant>,
+    /// It was told to read its files again meanwhile, or they have changed.
+    pub(super) reload_asked: bool,
 }
 
 /// Sockets that the next daemon has not said to have taken.
@@ -72,7 +76,7 @@ impl Control {
         let connection = self.connections.get_mut(number).expect("it asks");
         let pid = connection.peer.pid;
         (connection.stage, connection.since) = (Stage::Inheriting, now);
-        self.heir = Some(Heir { number, pid, sent: None });
+        self.heir = Some(Heir { number, pid, sent: None, stop_asked: None, reload_asked: false });
         self.begin_drain(now, &format!("process {pid}, which takes over"));
         Ok(())
     }
@@ -127,7 +131,7 @@ impl Control {
 
     /// The next daemon has failed before it had taken over: serves again.
     pub(super) fn serve_again(&mut self, reason: &str) {
-        let Some(Heir { pid, sent, .. }) = self.heir.take() else { return };
+        let Some(Heir { pid, sent, stop_asked, reload_asked, .. }) = self.heir.take() else { return };
         self.drain = None;
         self.instruments.serves();
         if let Err(error) = self.engine.resume(sent.map(|sent| sent.listeners).unwrap_or_default()) {
@@ -145,5 +149,11 @@ impl Control {
             "the daemon that was to take over has failed: this one serves on, its clients attach again"
         );
         service_manager::ready(&self.status());
+        if reload_asked {
+            self.reload();
+        }
+        if stop_asked.is_some() {
+            self.begin_drain(Instant::now(), "somebody, while another daemon was to take over");
+        }
     }
 }

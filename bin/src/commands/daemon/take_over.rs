@@ -205,7 +205,7 @@ fn go_on(signals: &Signals) -> Result<(), Trouble> {
         Some(Wish::Stop) => {
             Err(Trouble::Serves(Failure::work("stopped by a signal before it took over; the other daemon serves on")))
         }
-        // The files have been read a moment ago.
+        // The files are read again once this daemon serves.
         Some(Wish::Reload | Wish::Replace) | None => Ok(()),
     }
 }

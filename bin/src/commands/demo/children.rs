@@ -104,6 +104,7 @@ impl Children {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
                 _ => return Err(ended(daemon, &self.doing)),
             }
+            unless_signalled(&self.signals, &self.doing)?;
         }
         Ok(id)
     }
@@ -147,12 +148,7 @@ impl Children {
                 Err(error) => return Err(Failure::work(format!("tasks cannot be waited for ({error})"))),
             }
             let is_ready: Vec<bool> = polled.iter().map(|polled| polled.any() == Some(true)).collect();
-            // Whether it was there when the wait ended or has come since: what is read here is nowhere else.
-            if let Some(signal) = self.signals.read_signal().ok().flatten() {
-                let signal = Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str);
-                let doing = &self.doing;
-                return Err(Failure::work(format!("{signal} was received {doing}; the demo has stopped its tasks")));
-            }
+            unless_signalled(&self.signals, &self.doing)?;
             for index in (0..self.tasks.len()).filter(|index| is_ready[*index]) {
                 let (named, task) = &mut self.tasks[index];
                 let mut line = String::new();
@@ -182,9 +178,17 @@ impl Children {
     /// One did not end well.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         self.tasks.iter_mut().for_each(|(_, task)| task.write(""));
-        let well = |named: &mut Named, time| match end_of(&mut named.process, Instant::now() + time) {
-            Some(status) if status.success() => Ok(()),
-            _ => Err(ended(named, &self.doing)),
+        let (signals, doing) = (&self.signals, &self.doing);
+        let well = |named: &mut Named, time| {
+            let deadline = Instant::now() + time;
+            loop {
+                unless_signalled(signals, doing)?;
+                match end_of(&mut named.process, Instant::now() + QUIET_TIME) {
+                    Some(status) if status.success() => return Ok(()),
+                    None if Instant::now() < deadline => {}
+                    _ => return Err(ended(named, doing)),
+                }
+            }
         };
         self.tasks.iter_mut().try_for_each(|(named, _)| well(named, ANSWER_TIME))?;
         self.daemons.iter_mut().for_each(stop);
@@ -238,6 +242,14 @@ impl Task {
     fn write(&mut self, line: &str) {
         let _ = self.lines.write_all(format!("{line}\n").as_bytes());
     }
+}
+
+/// # Errors
+/// A signal has come. It is nowhere else from then on.
+fn unless_signalled(signals: &SignalFd, doing: &str) -> Result<(), Failure> {
+    let Some(signal) = signals.read_signal().ok().flatten() else { return Ok(()) };
+    let signal = Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str);
+    Err(Failure::work(format!("{signal} was received {doing}; the demo has stopped its tasks")))
 }
 
 fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {

@@ -21,6 +21,17 @@ pub(crate) const HOT_IDLE_TURNS: u32 = 4096;
 /// read costs no system call per turn.
 pub(crate) const BLOCKED_TURNS: u32 = 64;
 
+// Recvs of one call that wait together.
+
+/// Calls whose recvs wait together: a tensor that comes in another order may look at each.
+pub(crate) const POSTED_CALLS_MAX: usize = 64;
+
+/// Recvs of one call that wait together at most; those of a larger one wait each by itself.
+pub(crate) const POSTED_KEYS_MAX: usize = 16 << 10;
+
+/// Lists of keys that are remembered, since the next step has most often the same.
+pub(crate) const KEY_LISTS_MAX: usize = 16;
+
 // Copies within a node.
 
 /// What a tensor that is shared in place of being copied costs of the budgets below: what is written of it.

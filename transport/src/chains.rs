@@ -98,6 +98,12 @@ impl Chains {
         found
     }
 
+    /// False if there is none of this kind, as most often there is none.
+    #[inline]
+    pub fn may_have(&self, kind: Kind) -> bool {
+        self.firsts.get(self.bucket(self.hash(kind))).is_some_and(|first| *first != NOTHING)
+    }
+
     #[inline]
     fn hash(&self, kind: Kind) -> u32 {
         // A multiplication, folded, as in wyhash: a third of what the table's hash costs.

@@ -13,7 +13,7 @@ use super::deadline;
 use super::shard::ShardEngine;
 
 use crate::node::{Counters, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
-use sealane_transport::tensor::Tensor;
+use sealane_transport::tensor::{IntoTensor, Tensor};
 
 /// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, like everything
 /// that belongs to a shard:
@@ -122,7 +122,24 @@ impl LocalPair {
             node.send(self.pair, step, key, tensor, deadline(now, timeout), SendWaiter::Cell(cell));
             cell
         });
-        LocalSending { engine: self.engine.clone(), cell: Some(cell) }
+        LocalSending::new(self.engine.clone(), cell)
+    }
+
+    /// Sends many tensors of a step, by key, at a fraction of the cost each. The future completes when the peer has released all of them,
+    /// with the first error if there was any. They may be given by reference: small ones are copied.
+    pub fn send_many<K: AsRef<str>, T: IntoTensor>(
+        &self,
+        step: i64,
+        tensors: impl IntoIterator<Item = (K, T), IntoIter: ExactSizeIterator>,
+        options: SendOptions,
+    ) -> LocalSending {
+        let (timeout, tensors) = (options.timeout.unwrap_or(self.engine.settings.request_timeout), tensors.into_iter());
+        let cell = self.engine.with_node(|node, now| {
+            let cell = node.open_send();
+            node.send_many((self.pair, step), tensors, deadline(now, timeout), SendWaiter::Cell(cell));
+            cell
+        });
+        LocalSending::new(self.engine.clone(), cell)
     }
 
     /// Requests a tensor from the peer, which arrives in the receive slab. Dropping the future cancels the recv.

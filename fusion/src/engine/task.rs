@@ -63,6 +63,22 @@ impl Task {
         Sending(Outcome::of(submitted, receiver))
     }
 
+    /// Sends many tensors of a step, by key, at a fraction of the cost each. Completes when the consumer has released all of them, with the
+    /// first error if there was any.
+    pub fn send_many(&self, to: &str, step: i64, tensors: Vec<(String, Tensor)>, options: SendOptions) -> Sending {
+        let timeout = options.timeout.unwrap_or(self.request_timeout());
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer) = (self.place, to.to_owned());
+        let submitted = self.submit(to, move |node, now| {
+            let waiter = SendWaiter::Channel(sender);
+            match node.pair(local, &peer) {
+                Ok(pair) => node.send_many((pair, step), tensors.into_iter(), deadline(now, timeout), waiter),
+                Err(error) => node.finish_send(waiter, Err(error)),
+            }
+        });
+        Sending(Outcome::of(submitted, receiver))
+    }
+
     /// Requests a tensor from `from`, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
     /// completes with the tensor or an error, at the latest at its deadline.
     pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {

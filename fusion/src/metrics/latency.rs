@@ -97,10 +97,16 @@ impl Run {
     /// A call ended at `now` that had begun at `since`. Costs a comparison where the call before it began together with it.
     #[inline]
     pub(crate) fn ended(&mut self, since: Instant, to: (&Latencies, Way, Instant)) {
+        self.ended_together(since, 1, to);
+    }
+
+    /// The same of so many.
+    #[inline]
+    pub(crate) fn ended_together(&mut self, since: Instant, count: u32, to: (&Latencies, Way, Instant)) {
         if self.since != since {
             self.begin(since, to);
         }
-        self.count += 1;
+        self.count += u64::from(count);
     }
 
     /// Kept out of the code that takes a tensor in.

@@ -12,12 +12,11 @@ use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tray, Unr
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use super::context::{Context, draining};
-use super::exchange::{FusedRequest, RecvRequest};
+use super::exchange::{FusedRequest, RecvRequest, ToPost};
 use super::lookups::RowsRequest;
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
 use crate::queue::AcceptQueue;
-use crate::rendezvous::MatchKey;
 
 impl Node {
     /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
@@ -48,9 +47,22 @@ impl Node {
         let count = keys.clone().count();
         let batch = self.context.reporter.outcomes.batches.open(count, waiter);
         let mut destinations = destinations.into_iter();
+        let destinations = &mut destinations;
+        let ask = ToPost { pair, step, keys: keys.clone(), count, destinations, deadline, batch };
+        let posted = self.post(now, ask);
+        if posted.as_ref().is_some_and(Vec::is_empty) {
+            return batch;
+        }
+        let mut single = posted.map(|numbers| numbers.into_iter().peekable());
         for (index, key) in keys.enumerate() {
+            let destination = match &mut single {
+                None => destinations.next(),
+                Some(single) => match single.next_if(|(number, _)| *number == index) {
+                    Some((_, destination)) => destination,
+                    None => continue,
+                },
+            };
             let waiter = RecvWaiter::Batch { batch, index: index as u32 };
-            let destination = destinations.next();
             let (fused, fail_if_gone) = (true, false);
             let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
             let ticket = self.recv(now, request);
@@ -60,6 +72,20 @@ impl Node {
             self.context.reporter.outcomes.batches.end(batch);
         }
         batch
+    }
+
+    /// Lets those of many recvs wait together that can: see `there::posted`.
+    fn post<'k, K, D>(&mut self, now: Instant, ask: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
+    where
+        K: Iterator<Item = &'k str> + Clone,
+        D: Iterator<Item = Buffer>,
+    {
+        let pair = &self.context.pairs[ask.pair];
+        if pair.mirror.is_some() || self.exchange.has_ended(pair.local, ask.pair, ask.step) {
+            return None;
+        }
+        let session = self.session_of(ask.pair).ok()?;
+        self.exchange.there().post(now, session, ask, &self.context)
     }
 
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
@@ -74,6 +100,7 @@ impl Node {
 
     /// The future is dropped: its outstanding recvs are cancelled.
     pub fn close_batch(&mut self, handle: Handle) {
+        self.exchange.there().close_posted(handle);
         for ticket in self.context.reporter.outcomes.batches.close(handle) {
             self.cancel(ticket);
         }
@@ -121,7 +148,25 @@ impl Node {
         deadline: Instant,
         waiter: SendWaiter,
     ) {
-        self.exchange.send(MatchKey { pair, step, key }, tensor, deadline, waiter, &mut self.context);
+        self.exchange.send((pair, step), std::iter::once((key, tensor)), deadline, waiter, &mut self.context);
+    }
+
+    /// The same of many tensors of a step, by key. The waiter hears the first error, if there is any, once all have ended.
+    pub fn send_many<K: AsRef<str>, T: IntoTensor>(
+        &mut self,
+        (pair, step): (u32, i64),
+        tensors: impl ExactSizeIterator<Item = (K, T)>,
+        deadline: Instant,
+        waiter: SendWaiter,
+    ) {
+        let Node { exchange, context, .. } = self;
+        match tensors.len() {
+            0 => context.reporter.finish_send(waiter, Ok(())),
+            count => {
+                let each = context.reporter.outcomes.group(count, waiter);
+                exchange.send((pair, step), tensors, deadline, each, context);
+            }
+        }
     }
 
     /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that

@@ -69,6 +69,55 @@ pub enum SendWaiter {
     Client(ClientCall),
     /// A client process that was told at its deadline: it hears when its memory is back.
     LateClient(ClientCall),
+    /// One who waits for several sends of this node together.
+    Group(Handle),
+}
+
+impl SendWaiter {
+    /// Who waits for the next of several sends.
+    #[inline]
+    pub(super) fn for_one(&mut self) -> SendWaiter {
+        match self {
+            SendWaiter::Group(group) => SendWaiter::Group(*group),
+            waiter => std::mem::replace(waiter, SendWaiter::Nobody),
+        }
+    }
+}
+
+/// Sends or pushes that one waiter waits for together: once all have ended it hears the first error, if there was any.
+pub(super) struct SendGroup {
+    left: usize,
+    error: Option<Error>,
+    waiter: SendWaiter,
+}
+
+impl SendGroup {
+    pub(super) fn new(count: usize, waiter: SendWaiter) -> SendGroup {
+        debug_assert!(count > 0, "nothing would end the group, and its waiter would wait for ever");
+        SendGroup { left: count, error: None, waiter }
+    }
+
+    /// So many have ended in one way; true if they were the last.
+    #[inline]
+    pub(super) fn ended(&mut self, count: u32, outcome: SendOutcome) -> bool {
+        debug_assert!(count as usize <= self.left, "one would end twice, and the waiter hear of it too early");
+        self.left -= count as usize;
+        if let Err(error) = outcome {
+            self.error.get_or_insert(error);
+        }
+        self.left == 0
+    }
+
+    /// Those that have not ended.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Who hears what.
+    pub(super) fn into_outcome(self) -> (SendWaiter, SendOutcome) {
+        (self.waiter, self.error.map_or(Ok(()), Err))
+    }
 }
 
 /// A call of a client process.

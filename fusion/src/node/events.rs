@@ -68,9 +68,9 @@ impl Node {
                 let tensor = (TensorMeta::from_own_wire(meta), payload);
                 exchange.settled_as(deposit, tensor, (bytes, taken, way), context);
             }
-            Event::TakenAhead { deposit } => {
+            Event::TakenAhead { deposit, count } => {
                 let way = context.peers.way_of(handle);
-                exchange.taken_ahead(deposit, way, context);
+                exchange.taken_ahead(deposit, count, way, context);
             }
             Event::BackFromAhead(back) => exchange.back_from_ahead(*back, context),
             Event::Pulled { waiter, tray } => pulls.arrived(handle, waiter, tray, context),

@@ -5,21 +5,37 @@ use std::task::Waker;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::LastKind;
-use sealane_transport::{Error, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Arena, Error, RecvOutcome, SendOutcome, Tray};
 
-use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
+use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendGroup, SendWaiter};
 use super::exchange::batches::Batches;
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Outcomes {
     pub(super) recv_cells: Cells<RecvOutcome>,
     pub(super) send_cells: Cells<SendOutcome>,
     pub(super) pull_cells: Cells<Tray>,
     pub(super) batches: Batches,
+    /// Sends that are waited for together.
+    groups: Arena<SendGroup>,
     pub(super) wakers: Vec<Waker>,
     pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
     kinds: LastKind,
+}
+
+impl Default for Outcomes {
+    fn default() -> Self {
+        Outcomes {
+            recv_cells: Cells::default(),
+            send_cells: Cells::default(),
+            pull_cells: Cells::default(),
+            batches: Batches::default(),
+            groups: Arena::new(usize::MAX),
+            wakers: Vec::new(),
+            clients: VecDeque::new(),
+            kinds: LastKind::default(),
+        }
+    }
 }
 
 impl Outcomes {
@@ -55,6 +71,26 @@ impl Outcomes {
         }
     }
 
+    /// Who waits for each of so many sends, where `waiter` waits for all of them.
+    pub(super) fn group(&mut self, count: usize, waiter: SendWaiter) -> SendWaiter {
+        if matches!(waiter, SendWaiter::Nobody) {
+            return waiter;
+        }
+        let group = self.groups.insert_with(|| SendGroup::new(count, waiter));
+        SendWaiter::Group(group.expect("2^32 groups do not fit in memory"))
+    }
+
+    /// Tells who waits for so many sends how they ended: one, if they are not of a group.
+    #[inline]
+    pub(super) fn finish_sends(&mut self, waiter: SendWaiter, count: u32, outcome: SendOutcome) {
+        let SendWaiter::Group(handle) = waiter else { return self.finish_send(waiter, outcome) };
+        if self.groups.get_mut(handle).is_some_and(|group| group.ended(count, outcome)) {
+            let group = self.groups.remove(handle).expect("just looked at");
+            let (waiter, outcome) = group.into_outcome();
+            self.finish_send(waiter, outcome);
+        }
+    }
+
     /// Tells a waiter how its send ended.
     #[inline]
     pub(super) fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
@@ -64,19 +100,36 @@ impl Outcomes {
             SendWaiter::Channel(sender) => drop(sender.send(outcome)),
             SendWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Sent(outcome))),
             SendWaiter::LateClient(call) => self.clients.push_back((call, ClientOutcome::Returned)),
+            SendWaiter::Group(_) => self.finish_sends(waiter, 1, outcome),
         }
     }
 
-    /// Tells a waiter that the deadline of its send has passed while the tensor was on its way. Its end is told to nobody any
+    /// Tells who waits for so many sends that their deadline has passed while the tensors were on their way. Their end is told to nobody any
     /// more, but a client hears when its memory is back.
-    pub(super) fn send_is_late(&mut self, sender: &mut Sender, error: Error) {
-        match std::mem::replace(&mut sender.waiter, SendWaiter::Nobody) {
+    pub(super) fn sends_are_late(&mut self, waiter: &mut SendWaiter, count: u32, error: Error) {
+        match std::mem::replace(waiter, SendWaiter::Nobody) {
             SendWaiter::Client(call) => {
-                sender.waiter = SendWaiter::LateClient(call);
+                *waiter = SendWaiter::LateClient(call);
                 self.clients.push_back((call, ClientOutcome::Late(error)));
             }
-            waiter => self.finish_send(waiter, Err(error)),
+            told => self.finish_sends(told, count, Err(error)),
         }
+    }
+
+    /// Panics unless each group waits for as many sends as wait for it, by these.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_groups<'a>(&self, waiters: impl Iterator<Item = (&'a SendWaiter, u32)>) {
+        let mut sends = hashbrown::HashMap::new();
+        for (waiter, count) in waiters {
+            if let SendWaiter::Group(group) = waiter {
+                *sends.entry(*group).or_insert(0) += count as usize;
+            }
+        }
+        for (handle, group) in self.groups.iter() {
+            let found = sends.remove(&handle).unwrap_or(0);
+            assert_eq!(group.left(), found, "a waiter would hear too early that its sends have ended, or never");
+        }
+        assert!(sends.is_empty(), "sends would end for a group that has ended");
     }
 
     /// Gives a waiter the pull buffer of its pull.

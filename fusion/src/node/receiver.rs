@@ -82,7 +82,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     #[inline]
     fn taken(&mut self, deposit: Handle, payload: Payload) {
-        self.reporter.count_sent(payload.len());
+        self.reporter.count_sent(1, payload.len());
         self.reporter.trace(deposit, || Moment::SendReleased);
         if let Some(sender) = self.exchange.table().settle_taken(deposit, payload) {
             self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
@@ -108,17 +108,17 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     fn held(&mut self, of: KeyOf<'_>) {
         if let Some(pair) = self.pair_of(of) {
-            self.exchange.there().held(pair, of);
+            self.exchange.there().held(pair, of, &mut self.reporter.outcomes.batches);
         }
     }
 
     #[inline]
-    fn taken_ahead(&mut self, deposit: Handle) {
-        let Some((sender, bytes)) = self.exchange.ahead().taken(deposit) else { return };
-        self.reporter.count_sent(bytes);
+    fn taken_ahead(&mut self, deposit: Handle, count: u32) {
+        let Some((sender, bytes)) = self.exchange.ahead().ended(deposit, count) else { return };
+        self.reporter.count_sent(count, bytes);
         self.reporter.trace(traced_ahead(deposit), || Moment::SendReleased);
-        self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
-        self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
+        self.sends.ended_together(sender.since, count, (&self.reporter.metrics.latencies, self.way, self.now));
+        self.reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }
 
     #[inline]

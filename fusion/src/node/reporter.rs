@@ -75,8 +75,8 @@ impl Reporter {
     }
 
     #[inline]
-    pub(super) fn count_sent(&mut self, bytes: usize) {
-        self.counters.tensors_sent += 1;
+    pub(super) fn count_sent(&mut self, tensors: u32, bytes: usize) {
+        self.counters.tensors_sent += u64::from(tensors);
         self.counters.bytes_sent += bytes as u64;
     }
 

@@ -13,6 +13,7 @@ mod pulling;
 mod pushing;
 mod quota;
 mod rows;
+mod together;
 mod writing;
 
 use std::sync::Arc;

@@ -44,7 +44,7 @@ impl Node {
     #[inline]
     fn ask_at_last(&mut self, now: Instant) -> usize {
         let mut asked = 0;
-        while let Some((recv, pair)) = self.exchange.next_to_ask(now) {
+        while let Some((recv, pair)) = self.exchange.next_to_ask(now, &mut self.context.reporter.outcomes.batches) {
             self.ask_for(now, recv, pair);
             asked += 1;
         }

@@ -64,6 +64,14 @@ impl<S> Table<S> {
         assert!(ends, "the send of '{key}' would wait past its deadline");
     }
 
+    /// Those whose tensors wait or are lent.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = &S> {
+        self.entries.iter().filter_map(|(_, entry)| match &entry.state {
+            State::Sent { sender, .. } => sender.as_ref(),
+            State::Wanted(_) => None,
+        })
+    }
+
     /// The request of this node's own that waits in an entry, if one does.
     pub(crate) fn local_at(&self, entry: Handle) -> Option<Handle> {
         match self.entries.get(entry)?.state {

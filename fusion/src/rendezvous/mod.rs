@@ -371,11 +371,17 @@ impl<S> Table<S> {
         Some(entry)
     }
 
+    /// How many more tensors may wait, if `others` do elsewhere.
+    #[inline]
+    pub fn room(&self, others: usize) -> usize {
+        self.pending_sends_max.saturating_sub(self.pending_sends + others)
+    }
+
     /// Why no further tensor may wait here, if `others` do elsewhere, and none may.
     #[inline]
     pub fn full(&self, others: usize) -> Option<Error> {
-        let pending = self.pending_sends + others;
-        (pending >= self.pending_sends_max).then(|| {
+        (self.room(others) == 0).then(|| {
+            let pending = self.pending_sends + others;
             let reason = format!("{pending} tensors wait to be received or released");
             Error::full("fusion.deposited_tensors_max", reason)
         })

@@ -48,6 +48,18 @@ pub const DRIVES: &[Drive] = &[
         steps: |tensors, steps| node::recvs(Tcp, tensors, steps),
     },
     Drive {
+        name: "recv-batch",
+        about: "a send and its recv between two nodes over memory, by one call for 256 sends and one for 256 recvs",
+        tensors: 256,
+        steps: |tensors, steps| node::batches(Loop, tensors, steps),
+    },
+    Drive {
+        name: "recv-tcp-batch",
+        about: "the same over a TCP connection",
+        tensors: 256,
+        steps: |tensors, steps| node::batches(Tcp, tensors, steps),
+    },
+    Drive {
         name: "recv-verbs",
         about: "a send and its recv between two nodes over RDMA devices in memory, theirs included, one at a time",
         tensors: 1,

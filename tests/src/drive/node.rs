@@ -1,9 +1,11 @@
 //! Steps between two nodes.
 
 use std::collections::VecDeque;
+use std::task::{Poll, Waker};
 
 use sealane_fusion::node::{
-    ClientCall, ClientOutcome, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
+    BatchWaiter, ClientCall, ClientOutcome, FusedRequest, PullRequest, PullWaiter, PushRequest, RecvRequest,
+    RecvWaiter, SendWaiter,
 };
 use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, IntoTensor, Tensor, TensorView};
 use sealane_transport::Handle;
@@ -48,6 +50,30 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
                 buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
             }
             Ok(buffers.len() == tensors)
+        })?;
+    }
+    Ok(())
+}
+
+/// The same with one call for all sends of a step, and one for all recvs.
+pub(super) fn batches(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, keys, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, keys(tensors), tensor()?);
+    let pairs = [two.number(PS).map_err(said)?, two.number(WORKER).map_err(said)?];
+    let deadline = two.now() + DEADLINE;
+    let mut buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
+    for step in 0..steps {
+        let (now, wanted) = (two.now(), keys.iter().map(String::as_str));
+        let (pair, destinations, waiter) = (pairs[WORKER], buffers.drain(..), BatchWaiter::Future(None));
+        let request = FusedRequest { pair, step, keys: wanted, destinations, deadline, waiter };
+        let batch = two.nodes[WORKER].recv_fused(now, request);
+        let tensors = keys.iter().map(|key| (key, &tensor));
+        two.nodes[PS].send_many((pairs[PS], step), tensors, deadline, SendWaiter::Nobody);
+        two.until(|nodes| {
+            let Poll::Ready(outcomes) = nodes[WORKER].poll_batch(batch, Waker::noop()) else { return Ok(false) };
+            for outcome in outcomes {
+                buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
+            }
+            Ok(true)
         })?;
     }
     Ok(())

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use oneshot::Receiver as Outcome;
 use sealane_fusion::node::{
-    Answer, ConnectOrder, DialFailure, DialFailureKind, Fuse, Node, NodeSettings, PullRequest, PullWaiter, PushRequest,
-    RecvRequest, RecvWaiter, SendWaiter,
+    Answer, BatchWaiter, ConnectOrder, DialFailure, DialFailureKind, Fuse, FusedRequest, Node, NodeSettings,
+    PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
 use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Keys, RecvOutcome, SendOutcome, Tensor, Tray};
 use sealane_runtime::{Slab, SlabSettings};
@@ -78,6 +78,7 @@ enum Call {
     Send(Outcome<SendOutcome>),
     Recv(Outcome<RecvOutcome>),
     Pull(Outcome<Result<Tray, Error>>),
+    RecvMany(Outcome<Result<Vec<RecvOutcome>, Error>>),
 }
 
 impl Call {
@@ -86,6 +87,7 @@ impl Call {
             Call::Send(outcome) => outcome.try_recv().is_ok(),
             Call::Recv(outcome) => outcome.try_recv().is_ok(),
             Call::Pull(outcome) => outcome.try_recv().is_ok(),
+            Call::RecvMany(outcome) => outcome.try_recv().is_ok(),
         }
     }
 }
@@ -253,7 +255,7 @@ impl World {
         let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
         let tensor = Tensor::from_elements(&[bytes as u64], &vec![3_u8; bytes]).expect("it fits");
         let now = self.now;
-        match script.below(13) {
+        match script.below(15) {
             0 | 1 => {
                 let (sender, outcome) = oneshot::channel();
                 self.calls.push(Call::Send(outcome));
@@ -321,6 +323,21 @@ impl World {
             11 => {
                 self.node.abort(local, step, "over");
                 self.node.cleanup(local, step);
+            }
+            12 => {
+                let (sender, outcome) = oneshot::channel();
+                self.calls.push(Call::Send(outcome));
+                let tensors = (0..script.below(6)).map(|_| (script.one_of(&KEYS), tensor.share())).collect::<Vec<_>>();
+                self.node.send_many((pair, step), tensors.into_iter(), deadline, SendWaiter::Channel(sender));
+            }
+            13 => {
+                let (sender, outcome) = oneshot::channel();
+                self.calls.push(Call::RecvMany(outcome));
+                let keys = (0..script.below(6)).map(|_| script.one_of(&KEYS)).collect::<Vec<_>>();
+                let destinations = (0..script.below(3)).map(|_| Buffer::from_vec(vec![0; bytes]));
+                let (keys, waiter) = (keys.into_iter(), BatchWaiter::Channel(sender));
+                let batch = FusedRequest { pair, step, keys, destinations, deadline, waiter };
+                self.node.recv_fused(now, batch);
             }
             _ if script.yes() => self.node.meet_client(local),
             _ => self.node.forget_client(local, "its process ended"),

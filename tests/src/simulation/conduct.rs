@@ -14,6 +14,7 @@ impl Simulation {
     pub(super) fn conduct(&mut self, deed: Deed) -> Result<(), String> {
         match deed {
             Deed::Send { at, bytes, timeout } => self.send(at, bytes, timeout).map(drop),
+            Deed::SendMany { tensors, timeout } => self.send_many(tensors, timeout),
             Deed::Recv { at, room, timeout } => self.recv(at, room, timeout).map(drop),
             Deed::Cancel(at) => self.cancel(at),
             Deed::Deafen(at) => {
@@ -163,22 +164,34 @@ impl Simulation {
     pub(super) fn send(&mut self, at: Spot, bytes: usize, timeout: Duration) -> Result<Option<usize>, String> {
         let host = self.host_of(at.producer);
         let Some((shard, pair)) = self.seat_of(host, at.producer, at.consumer)? else { return Ok(None) };
-        let node = &mut self.hosts[host].seats[shard].node;
-        let Ok(mut buffer) = node.send_slab().allocate(bytes) else { return Ok(None) };
-        let era = Era { process: self.hosts[host].process, ..self.era(at) };
+        let Some((number, tensor)) = self.enter_send((host, shard), at, bytes, timeout)? else { return Ok(None) };
         let (sender, receiver) = oneshot::channel();
-        let (issued, deadline, receiver) = (self.now, self.now + timeout, Some(receiver));
-        let deliveries = Vec::new();
-        let send = Send { at, bytes, host, era, issued, deadline, receiver, ended: None, deliveries };
-        let number = self.ledger.add_send(send);
-        self.trace.note(self.now, format_args!("send {number} to {at:?}: {bytes} bytes, for {timeout:?}"));
-        workload::fill(workload::seed_of(at, number), number, &mut buffer);
-        let tensor = Tensor::new(workload::meta(number, bytes), buffer).map_err(|error| error.to_string())?;
-        let until = self.base + deadline;
+        self.ledger.sends[number].receiver = Some(receiver);
+        let until = self.base + self.now + timeout;
         let node = &mut self.hosts[host].seats[shard].node;
         node.send(pair, at.step, &key(at.key), tensor, until, SendWaiter::Channel(sender));
         self.settle(host, shard)?;
         Ok(Some(number))
+    }
+
+    /// Makes a tensor to be sent from a shard, and enters it into the ledger; `None` if there is no memory.
+    pub(super) fn enter_send(
+        &mut self,
+        (host, shard): (usize, usize),
+        at: Spot,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Option<(usize, Tensor)>, String> {
+        let node = &mut self.hosts[host].seats[shard].node;
+        let Ok(mut buffer) = node.send_slab().allocate(bytes) else { return Ok(None) };
+        let era = Era { process: self.hosts[host].process, ..self.era(at) };
+        let (issued, deadline) = (self.now, self.now + timeout);
+        let (receiver, ended, deliveries) = (None, None, Vec::new());
+        let number = self.ledger.add_send(Send { at, bytes, host, era, issued, deadline, receiver, ended, deliveries });
+        self.trace.note(self.now, format_args!("send {number} to {at:?}: {bytes} bytes, for {timeout:?}"));
+        workload::fill(workload::seed_of(at, number), number, &mut buffer);
+        let tensor = Tensor::new(workload::meta(number, bytes), buffer).map_err(|error| error.to_string())?;
+        Ok(Some((number, tensor)))
     }
 
     /// Receives; the number of the recv, unless the host is down.
@@ -236,6 +249,7 @@ impl Simulation {
     /// A process is gone, and its calls with it.
     pub(super) fn end_calls_of_process(&mut self, host: usize) {
         self.forget_batches_of(host);
+        self.forget_groups_of(host);
         self.forget_plans_of(host);
         self.forget_pushes_of(host);
         self.forget_published_of(host);

@@ -20,6 +20,7 @@ mod probes;
 mod published;
 mod pushes;
 mod run;
+mod sends;
 mod tables;
 mod trace;
 mod verdict;

@@ -19,6 +19,7 @@ use super::plans::Plans;
 use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
 use super::published::Published;
 use super::pushes::Pushes;
+use super::sends::SendGroups;
 use super::tables::Tables;
 use super::trace::Trace;
 use super::wire::{Air, Clock, Join};
@@ -51,6 +52,7 @@ pub(super) struct Simulation {
     pub(super) air: Rc<Air>,
     pub(super) ledger: Ledger,
     pub(super) batches: Batches,
+    pub(super) groups: SendGroups,
     pub(super) published: Published,
     pub(super) plans: Plans,
     pub(super) pushes: Pushes,
@@ -84,6 +86,7 @@ impl Simulation {
             air: Rc::default(),
             ledger: Ledger::new(climate.hosts),
             batches: Batches::default(),
+            groups: SendGroups::default(),
             published: Published::default(),
             plans: Plans::default(),
             pushes: Pushes::default(),

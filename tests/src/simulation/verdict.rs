@@ -42,6 +42,7 @@ impl Simulation {
     /// Hears what the calls of a host have come to.
     pub(super) fn look_at_calls(&mut self, host: usize) -> Result<(), String> {
         self.look_at_batches(host)?;
+        self.look_at_groups(host)?;
         let mut recvs = std::mem::take(&mut self.ledger.open_recvs[host]);
         let mut left = Vec::new();
         for number in recvs.drain(..) {
@@ -146,7 +147,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn send_ended(&mut self, number: usize, outcome: SendOutcome) -> Result<(), String> {
+    pub(super) fn send_ended(&mut self, number: usize, outcome: SendOutcome) -> Result<(), String> {
         let (now, send) = (self.now, &self.ledger.sends[number]);
         if now > send.deadline.saturating_add(LATENESS_MAX) {
             return Err(format!("send {number} ended {:?} after its deadline", now - send.deadline));
@@ -200,7 +201,7 @@ impl Simulation {
         (!explained).then_some("nothing that happened explains it")
     }
 
-    fn unexplained_send(&self, number: usize, error: &Error) -> Option<&'static str> {
+    pub(super) fn unexplained_send(&self, number: usize, error: &Error) -> Option<&'static str> {
         let send = &self.ledger.sends[number];
         let overlaps = |&other: &usize| {
             let known = &self.ledger.sends[other];

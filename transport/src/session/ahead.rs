@@ -21,22 +21,43 @@ use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecordsBuf, Ends, Fate, Rec
 /// A small tensor, to be sent before it is asked for.
 #[derive(Debug)]
 pub struct AheadAsk<'a, D> {
-    /// The sending task, by its index in this side's task list.
-    pub producer: u16,
-    /// The peer's task that it is for, by the owner's number.
-    pub consumer: u32,
-    /// The step.
-    pub step: i64,
     /// Its name within the step.
     pub key: &'a str,
     /// Its metadata.
     pub meta: &'a [u8],
     /// Its bytes, at most [`AHEAD_TENSOR_BYTES`]; copied.
     pub payload: VolatileSlice<'a>,
-    /// Comes back with the end.
+    /// Comes back with the end. Tensors that end together may have the same.
     pub deposit: D,
-    /// It leaves in a frame of its own.
-    pub alone: bool,
+}
+
+/// Small tensors of one step for one task, as a session [sends them ahead](Session::send_ahead).
+pub struct SendingAhead<'a, D> {
+    sent: &'a mut SentAhead<D>,
+    ends: Ends,
+    alone: bool,
+    bytes_max: usize,
+}
+
+impl<D> SendingAhead<'_, D> {
+    /// Number of the next tensor, by which it is [revoked](Session::revoke_ahead).
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.sent.next
+    }
+
+    /// False if a tensor with so many bytes of key and metadata and of payload has to wait for its request: it is too large, or there is no
+    /// credit.
+    #[inline]
+    pub fn has_room(&self, name_bytes: usize, payload_bytes: usize) -> bool {
+        payload_bytes <= self.bytes_max && self.sent.has_room(name_bytes + payload_bytes)
+    }
+
+    /// Sends one more, for which there [is room](Self::has_room). Its end comes as [`Event::TakenAhead`] or [`Event::BackFromAhead`].
+    #[inline]
+    pub fn add(&mut self, ask: AheadAsk<'_, D>) {
+        self.sent.add(self.ends, self.alone, ask);
+    }
 }
 
 /// A tensor that was sent ahead, and that no recv has taken.
@@ -151,23 +172,26 @@ impl<D> SentAhead<D> {
         self.unsent == 0
     }
 
+    /// True if a tensor with so many bytes of key, metadata and payload is within what the peer keeps.
     #[inline]
-    fn add(&mut self, ends: Ends, ask: AheadAsk<'_, D>) -> Result<u64, D> {
-        let AheadAsk { key, meta, payload, deposit, alone, .. } = ask;
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes + AHEAD_RECORD_BYTES <= AHEAD_BYTES_MAX
+    }
+
+    #[inline]
+    fn add(&mut self, ends: Ends, alone: bool, ask: AheadAsk<'_, D>) {
+        let AheadAsk { key, meta, payload, deposit } = ask;
         let bytes = key.len() + meta.len() + payload.len();
         let cost = bytes + AHEAD_RECORD_BYTES;
-        if self.bytes + cost > AHEAD_BYTES_MAX {
-            return Err(deposit);
-        }
-        let number = self.next;
+        debug_assert!(self.has_room(bytes), "the peer would end the link");
         let is_open = |frame: &&mut Sent<D>| frame.ends == ends && !alone && !frame.written.is_full(bytes);
         let open = if self.unsent > 0 { self.frames.back_mut().filter(is_open) } else { None };
         let frame = match open {
             Some(frame) => frame,
             None => {
                 let records = self.spare.pop().unwrap_or_default();
-                let written = AheadRecordsBuf::within(spares::take());
-                let frame = Sent { first: number, ends, written, records, left: 0, bytes: 0, is_stale: false };
+                let (first, written) = (self.next, AheadRecordsBuf::within(spares::take()));
+                let frame = Sent { first, ends, written, records, left: 0, bytes: 0, is_stale: false };
                 self.unsent += 1;
                 self.frames.push_back(frame);
                 self.frames.back_mut().expect("just entered")
@@ -178,7 +202,6 @@ impl<D> SentAhead<D> {
         (frame.left, frame.bytes) = (frame.left + 1, frame.bytes + cost);
         self.bytes += cost;
         self.next += 1;
-        Ok(number)
     }
 
     /// Stages the next frame; false if there is none.
@@ -243,7 +266,10 @@ impl<D> SentAhead<D> {
         AheadEnd { first, count, fate }: AheadEnd,
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
-    ) -> Result<(), WireError> {
+    ) -> Result<(), WireError>
+    where
+        D: PartialEq,
+    {
         let wrong = |number| WireError::BadValue { what: "number of a tensor sent ahead", found: number };
         let end = first.checked_add(u64::from(count)).ok_or(wrong(first))?;
         let mut number = first;
@@ -253,17 +279,20 @@ impl<D> SentAhead<D> {
             let frame = &mut self.frames[index];
             let to = frame.records.len().min(from + (end - number) as usize);
             let after = frame.first + to as u64;
+            let mut taken = None;
             for record in &mut frame.records[from..to] {
                 let Some(deposit) = record.deposit.take() else { break };
                 (frame.left, number) = (frame.left - 1, number + 1);
-                match sink {
-                    _ if fate != Fate::Taken => {
-                        events.push_back(back(&frame.written, record.place, deposit, fate == Fate::Duplicate));
-                    }
-                    Some(sink) => sink.taken_ahead(deposit),
-                    None => events.push_back(Event::TakenAhead { deposit }),
+                if fate != Fate::Taken {
+                    events.push_back(back(&frame.written, record.place, deposit, fate == Fate::Duplicate));
+                    continue;
+                }
+                match &mut taken {
+                    Some((of, count)) if *of == deposit => *count += 1,
+                    _ => tell_taken(taken.replace((deposit, 1)), sink, events),
                 }
             }
+            tell_taken(taken, sink, events);
             // Also where the next has ended before: a frame that is empty never stays.
             if frame.left == 0 {
                 self.remove(index);
@@ -322,8 +351,23 @@ impl<D> SentAhead<D> {
     fn key_of(&self, number: u64) -> Option<String> {
         let (index, place) = self.find(number)?;
         let frame = &self.frames[index];
-        let key = frame.written.records().at(frame.records[place].place).ok()?.key;
+        let Record { place, deposit: Some(_) } = frame.records[place] else { return None };
+        let key = frame.written.records().at(place).ok()?.key;
         Some(String::from_utf8_lossy(key).into())
+    }
+}
+
+/// So many with the same deposit were taken, one after the other.
+#[inline]
+fn tell_taken<W, D>(
+    taken: Option<(D, u32)>,
+    sink: &mut Option<&mut dyn Sink<W, D>>,
+    events: &mut VecDeque<Event<W, D>>,
+) {
+    match (taken, sink) {
+        (Some((deposit, count)), Some(sink)) => sink.taken_ahead(deposit, count),
+        (Some((deposit, count)), None) => events.push_back(Event::TakenAhead { deposit, count }),
+        (None, _) => {}
     }
 }
 
@@ -336,24 +380,23 @@ fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, deposit: D, is_dupl
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Sends a small tensor before it is asked for; its number. Its end comes as [`Event::TakenAhead`] or [`Event::BackFromAhead`].
-    ///
-    /// # Errors
-    /// It has to wait for its request: there is no link, or no credit, or the peer does not serve the task. The deposit comes back.
+    /// Small tensors of `producer`, by its index in this side's list, for `consumer`, by the owner's number, that are sent before they
+    /// are asked for; each in a frame of its own if `alone`. `None` if they have to wait for their requests: there is no link, or the
+    /// peer does not serve the task.
     #[inline]
-    pub fn send_ahead(&mut self, ask: AheadAsk<'_, D>) -> Result<u64, D> {
-        let Some(attached) = self.attached.as_ref().filter(|_| self.going_away.is_none()) else {
-            return Err(ask.deposit);
-        };
-        let is_small = ask.payload.len() <= AHEAD_TENSOR_BYTES && ask.payload.len() as u64 <= attached.tensor_bytes_max;
-        let Some(consumer) = attached.roster.place_of(ask.consumer).filter(|_| is_small) else {
-            return Err(ask.deposit);
-        };
-        let ends = Ends { step: ask.step, producer: ask.producer, consumer };
-        self.ahead.add(ends, ask)
+    pub fn send_ahead(
+        &mut self,
+        (producer, consumer): (u16, u32),
+        step: i64,
+        alone: bool,
+    ) -> Option<SendingAhead<'_, D>> {
+        let attached = self.attached.as_ref().filter(|_| self.going_away.is_none())?;
+        let ends = Ends { step, producer, consumer: attached.roster.place_of(consumer)? };
+        let bytes_max = AHEAD_TENSOR_BYTES.min(attached.tensor_bytes_max.try_into().unwrap_or(usize::MAX));
+        Some(SendingAhead { sent: &mut self.ahead, ends, alone, bytes_max })
     }
 
-    /// Has a tensor that was [sent ahead](Self::send_ahead) come back, unless a recv has it.
+    /// Has a tensor that was [sent ahead](Self::send_ahead) come back, unless a recv has it or it has ended.
     pub fn revoke_ahead(&mut self, number: u64) {
         if let Some(control) = self.ahead.revoke(number, &mut self.events)
             && self.attached.is_some()

@@ -63,7 +63,7 @@ use crate::tray::Tray;
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
 use ahead::SentAhead;
-pub use ahead::{AheadAsk, AheadBack, CameAhead};
+pub use ahead::{AheadAsk, AheadBack, CameAhead, SendingAhead};
 use consumer::Consumer;
 pub use consumer::{Ask, Manner};
 use control::{Control, ControlQueue};
@@ -104,10 +104,12 @@ pub enum Event<W, D> {
         /// True if the consumer has it, false if it goes back to where it was.
         taken: bool,
     },
-    /// A tensor of this side that was [sent ahead](Session::send_ahead) was taken.
+    /// Tensors of this side that were [sent ahead](Session::send_ahead) were taken.
     TakenAhead {
-        /// What [`AheadAsk`] came with.
+        /// What their [`AheadAsk`]s came with.
         deposit: D,
+        /// How many.
+        count: u32,
     },
     /// Such a tensor is back.
     BackFromAhead(Box<AheadBack<D>>),

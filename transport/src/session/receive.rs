@@ -68,8 +68,8 @@ pub trait Sink<W, D> {
     /// A tensor of the peer's with this key waits for its request.
     fn held(&mut self, _of: KeyOf<'_>) {}
 
-    /// A tensor of this side that was [sent ahead](Session::send_ahead) was taken.
-    fn taken_ahead(&mut self, _deposit: D) {
+    /// So many tensors of this side that were [sent ahead](Session::send_ahead) with this deposit were taken.
+    fn taken_ahead(&mut self, _deposit: D, _count: u32) {
         unreachable!("none was sent")
     }
 

@@ -4,42 +4,47 @@
 //! the consumer holds its further requests back for a moment. One that cannot go ahead waits in the table for its request, as one does
 //! that comes back. Bounded by the credit of its session and by `fusion.deposited_tensors_max`.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use sealane_transport::error::Operation;
-use sealane_transport::limits::AHEAD_TENSOR_BYTES;
+use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
 use sealane_transport::session::{AheadAsk, AheadBack};
-use sealane_transport::tensor::{IntoTensor, TensorMeta};
+use sealane_transport::tensor::{IntoTensor, Tensor, TensorMeta};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload};
 
 use super::Exchange;
 use super::large_keys::LargeKeys;
 use crate::limits::REVOKE_TIME;
-use crate::metrics::Way;
+use crate::metrics::{Operation, Way};
 use crate::node::cells::{SendWaiter, Sender};
 use crate::node::context::Context;
 use crate::node::peers::Peers;
 use crate::node::settings::Fuse;
 use crate::rendezvous::MatchKey;
 
+/// Tensors that were sent together: several only if a group waits for them, or nobody.
 struct Ahead {
-    /// Taken when it has ended.
+    /// Taken when they have ended.
     waiter: SendWaiter,
     since: Instant,
-    /// `None` once its sender was told that it has passed.
+    /// `None` once their sender was told that it has passed.
     deadline: Option<Instant>,
-    /// When it is to come back; `None` once that was said.
+    /// When they are to come back; `None` once that was said.
     revoke_at: Option<Instant>,
     pair: u32,
     step: i64,
     session: Handle,
-    /// In the session.
+    /// The first in the session; the others follow.
     number: u64,
+    count: u32,
+    /// Those that have not ended.
+    left: u32,
+    /// Of those that are not back.
     bytes: usize,
     is_lent: bool,
-    /// What its sender hears if it comes back, instead of its waiting on.
+    /// What their sender hears if they come back, instead of their waiting on.
     barred: Option<Box<Error>>,
 }
 
@@ -56,6 +61,8 @@ impl Ahead {
             step: 0,
             session: Handle::NONE,
             number: 0,
+            count: 0,
+            left: 0,
             bytes: 0,
             is_lent: false,
             barred: None,
@@ -68,14 +75,16 @@ impl Ahead {
         self.revoke_at.or(self.deadline)
     }
 
-    fn take_sender(&mut self) -> Sender {
-        Sender { waiter: std::mem::replace(&mut self.waiter, SendWaiter::Nobody), since: self.since }
+    fn numbers(&self) -> Range<u64> {
+        self.number..self.number + u64::from(self.count)
     }
 }
 
 /// See the module.
 pub(in crate::node) struct SentAhead {
     sends: Arena<Ahead>,
+    /// Tensors of all of them that have not ended.
+    tensors: usize,
     /// `sends` by pair and step, for those who end a step.
     steps: Chains,
     /// Lent memory, which is its owner's again when the send has ended, and no sooner.
@@ -93,11 +102,13 @@ pub(in crate::node) struct SentAhead {
 impl SentAhead {
     pub(super) fn new() -> Self {
         let (sends, steps, lent) = (Arena::new(usize::MAX), Chains::default(), HashMap::new());
-        Self { sends, steps, lent, earliest: None, last: None, held: LargeKeys::new(), revoked: Vec::new() }
+        let held = LargeKeys::new();
+        Self { sends, tensors: 0, steps, lent, earliest: None, last: None, held, revoked: Vec::new() }
     }
 
+    /// Tensors that have not ended.
     pub(super) fn len(&self) -> usize {
-        self.sends.len()
+        self.tensors
     }
 
     #[inline]
@@ -118,45 +129,98 @@ impl SentAhead {
         }
     }
 
-    /// One was taken: its sender, since when it waited, and its bytes.
+    /// So many of those that were sent together have ended: who is to hear how, and the bytes of all if they were the last.
     #[inline]
-    pub(in crate::node) fn taken(&mut self, deposit: Handle) -> Option<(Sender, usize)> {
-        let (sender, bytes, is_lent) = self.sends.retire(deposit, |ahead| {
-            ahead.barred = None;
-            (ahead.take_sender(), ahead.bytes, ahead.is_lent)
-        })?;
-        self.removed(deposit, is_lent);
+    pub(in crate::node) fn ended(&mut self, deposit: Handle, count: u32) -> Option<(Sender, usize)> {
+        let ahead = self.sends.get_mut(deposit)?;
+        debug_assert!(count <= ahead.left, "one would end twice");
+        (ahead.left, self.tensors) = (ahead.left - count, self.tensors - count as usize);
+        let sender = Sender { waiter: ahead.waiter.for_one(), since: ahead.since };
+        if ahead.left > 0 {
+            return Some((sender, 0));
+        }
+        let (bytes, is_lent) = (ahead.bytes, ahead.is_lent);
+        self.sends.retire(deposit, |ahead| ahead.barred = None);
+        self.steps.remove(deposit);
+        if self.sends.is_empty() {
+            self.earliest = None;
+        }
+        if is_lent {
+            // Its owner's again, before anybody hears of it.
+            self.lent.remove(&deposit);
+        }
         Some((sender, bytes))
     }
 
-    /// Has one come back that was not told so before.
+    /// A place for tensors that end together, with the first.
+    #[inline(always)]
+    fn open(
+        &mut self,
+        (pair, step): (u32, i64),
+        (session, number): (Handle, u64),
+        (since, deadline): (Instant, Instant),
+        (waiter, bytes): (SendWaiter, usize),
+    ) -> Handle {
+        let revoke_at = self.revoke_at(since, deadline);
+        let (deposit, ahead) = self.sends.renew(Ahead::nothing).expect("2^32 sends do not fit in memory");
+        (ahead.waiter, ahead.since, ahead.pair, ahead.step) = (waiter, since, pair, step);
+        (ahead.session, ahead.number, ahead.count, ahead.left) = (session, number, 1, 1);
+        (ahead.bytes, ahead.is_lent) = (bytes, false);
+        (ahead.deadline, ahead.revoke_at) = (Some(deadline), Some(revoke_at));
+        self.steps.add(deposit, (pair, step));
+        if self.earliest.is_none_or(|earliest| revoke_at < earliest) {
+            self.earliest = Some(revoke_at);
+        }
+        deposit
+    }
+
+    /// Keeps the memory of one, which is lent.
+    #[cold]
+    fn lend(&mut self, deposit: Handle, tensor: Tensor) {
+        if let Some(ahead) = self.sends.get_mut(deposit) {
+            ahead.is_lent = true;
+            self.lent.insert(deposit, tensor.into_parts().1);
+        }
+    }
+
+    /// Has those come back that were not told so before.
     fn revoke(&mut self, deposit: Handle, peers: &mut Peers) {
         let Some(ahead) = self.sends.get_mut(deposit) else { return };
         if ahead.revoke_at.take().is_some()
             && let Some(session) = peers.session_mut(ahead.session)
         {
-            session.revoke_ahead(ahead.number);
+            ahead.numbers().for_each(|number| session.revoke_ahead(number));
             peers.mark_dirty(ahead.session);
             if self.revoked.last() != Some(&ahead.session) {
                 self.revoked.push(ahead.session);
             }
         }
     }
+}
 
-    /// What was lent is its owner's again, before anybody hears of it.
-    #[inline]
-    fn removed(&mut self, deposit: Handle, is_lent: bool) -> Option<Payload> {
-        self.steps.remove(deposit);
-        if self.sends.is_empty() {
-            self.earliest = None;
+#[cfg(any(test, feature = "fuzzing"))]
+impl SentAhead {
+    /// Panics unless what is counted is what its sessions have, and ends in time.
+    pub(super) fn check_invariants(&self, peers: &Peers) {
+        let left: usize = self.sends.iter().map(|(_, ahead)| ahead.left as usize).sum();
+        assert_eq!(self.tensors, left, "fusion.deposited_tensors_max would bound something else than tensors");
+        for (deposit, ahead) in self.sends.iter() {
+            let Ahead { pair, step, count, left, .. } = *ahead;
+            assert!(0 < left && left <= count, "of {count} tensors {left} are left");
+            assert!(self.steps.of((pair, step)).contains(&deposit), "a send would outlive step {step}");
+            let ends = ahead.due().is_none_or(|due| self.earliest.is_some_and(|earliest| earliest <= due));
+            assert!(ends, "a send would wait past its deadline");
+            let session = peers.session(ahead.session).filter(|session| !session.has_events());
+            if let Some(session) = session {
+                let found = ahead.numbers().filter(|&number| session.key_ahead(number).is_some()).count();
+                assert_eq!(found, left as usize, "a send would end with another's tensors, or never");
+            }
         }
-        if is_lent { self.lent.remove(&deposit) } else { None }
     }
 
-    fn remove(&mut self, deposit: Handle) -> Option<(Ahead, Option<Payload>)> {
-        let ahead = self.sends.remove(deposit)?;
-        let lent = self.removed(deposit, ahead.is_lent);
-        Some((ahead, lent))
+    /// Who waits, and for how many.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = (&SendWaiter, u32)> {
+        self.sends.iter().map(|(_, ahead)| (&ahead.waiter, ahead.left))
     }
 }
 
@@ -166,78 +230,100 @@ pub(in crate::node) fn traced(deposit: Handle) -> Handle {
 }
 
 impl Exchange {
-    /// Sends a tensor ahead if that can be.
-    ///
-    /// # Errors
-    /// It is to be kept for its request.
+    /// Sends those ahead that can be; the first that cannot, which is to be kept for its request.
     #[inline]
-    pub(super) fn send_ahead<T: IntoTensor>(
+    pub(super) fn send_ahead<K: AsRef<str>, T: IntoTensor>(
         &mut self,
-        at: MatchKey<'_>,
-        tensor: T,
+        (pair, step): (u32, i64),
+        tensors: &mut impl Iterator<Item = (K, T)>,
         deadline: Instant,
-        waiter: SendWaiter,
+        waiter: &mut SendWaiter,
         context: &mut Context,
-    ) -> Result<(), (T, SendWaiter)> {
-        let MatchKey { pair, step, key } = at;
+    ) -> Option<(K, T)> {
+        let mut next = tensors.next()?;
         let known = &context.pairs[pair];
-        let (producer, consumer) = (known.local, known.peer);
-        let Some(handle) = known.asked_here.filter(|_| !context.draining) else { return Err((tensor, waiter)) };
-        let Some(session) = context.peers.session_mut(handle) else { return Err((tensor, waiter)) };
-        if !self.table.is_free(at) || self.table.full(self.ahead.len()).is_some() {
-            return Err((tensor, waiter));
-        }
-        let (meta, payload) = (tensor.borrow().meta(), tensor.borrow().payload());
-        let Some(bytes) = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES) else {
-            // Its consumer remembers for how long it has this link.
-            if self.ahead.held.insert((handle, session.epoch(), pair), key) {
-                session.hold((producer, consumer), step, key);
-                context.peers.mark_dirty(handle);
+        let ends = (known.local, known.peer);
+        let Some(handle) = known.asked_here.filter(|_| !context.draining) else { return Some(next) };
+        let Some(session) = context.peers.session_mut(handle) else { return Some(next) };
+        let (epoch, alone) = (session.epoch(), context.settings.fuse == Fuse::Off);
+        let Some(mut sending) = session.send_ahead(ends, step, alone) else { return Some(next) };
+        let (since, is_traced) = (context.reporter.clock, context.reporter.recorder.is_some());
+        let (mut room, mut open) = (self.table.room(self.ahead.len()), None);
+        let (kept, is_large) = loop {
+            let (key, tensor) = (next.0.as_ref(), next.1.borrow());
+            let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
+            let Some(bytes) = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES) else {
+                break (Some(next), true);
+            };
+            let len = bytes.len();
+            let is_kept = room == 0
+                || key.len() > KEY_BYTES_MAX
+                || !self.table.is_free(MatchKey { pair, step, key })
+                || !sending.has_room(key.len() + meta.len(), len);
+            if is_kept {
+                break (Some(next), false);
             }
-            return Err((tensor, waiter));
+            // Lent memory goes back by itself, and a trace names each tensor.
+            let is_single = payload.is_lent() || is_traced;
+            let deposit = match open.filter(|_| !is_single) {
+                Some(deposit) => {
+                    let ahead = self.ahead.sends.get_mut(deposit).expect("none of its tensors has ended");
+                    (ahead.count, ahead.left, ahead.bytes) = (ahead.count + 1, ahead.left + 1, ahead.bytes + len);
+                    deposit
+                }
+                None => {
+                    let (at, first) = ((pair, step), (handle, sending.next()));
+                    self.ahead.open(at, first, (since, deadline), (waiter.for_one(), len))
+                }
+            };
+            (self.ahead.tensors, room) = (self.ahead.tensors + 1, room - 1);
+            sending.add(AheadAsk { key, meta, payload: bytes, deposit });
+            open = Some(deposit);
+            if is_single {
+                open = None;
+                let bytes = len as u64;
+                context.reporter.trace(traced(deposit), || Moment::SendQueued { step, key: key.into(), bytes });
+                if payload.is_lent() {
+                    self.ahead.lend(deposit, next.1.into_tensor());
+                }
+            }
+            match tensors.next() {
+                Some(more) => next = more,
+                None => break (None, false),
+            }
         };
-        let (len, is_lent, alone) = (bytes.len(), payload.is_lent(), context.settings.fuse == Fuse::Off);
-        let (deposit, ahead) = self.ahead.sends.renew(Ahead::nothing).expect("2^32 sends do not fit in memory");
-        let ask = AheadAsk { producer, consumer, step, key, meta: meta.as_wire(), payload: bytes, deposit, alone };
-        let Ok(number) = session.send_ahead(ask) else {
-            self.ahead.sends.retire(deposit, |_| ());
-            return Err((tensor, waiter));
-        };
-        let since = context.reporter.clock;
-        (ahead.waiter, ahead.since, ahead.pair, ahead.step) = (waiter, since, pair, step);
-        (ahead.session, ahead.number, ahead.bytes, ahead.is_lent) = (handle, number, len, is_lent);
-        ahead.deadline = Some(deadline);
-        ahead.barred = None;
-        self.ahead.steps.add(deposit, (pair, step));
-        let revoke_at = self.ahead.revoke_at(since, deadline);
-        self.ahead.sends.get_mut(deposit).expect("just entered").revoke_at = Some(revoke_at);
-        if self.ahead.earliest.is_none_or(|earliest| revoke_at < earliest) {
-            self.ahead.earliest = Some(revoke_at);
-        }
-        if is_lent {
-            self.ahead.lent.insert(deposit, tensor.into_tensor().into_parts().1);
+        // Its consumer remembers for how long it has this link.
+        if is_large
+            && let Some((key, _)) = &kept
+            && key.as_ref().len() <= KEY_BYTES_MAX
+            && self.ahead.held.insert((handle, epoch, pair), key.as_ref())
+            && let Some(session) = context.peers.session_mut(handle)
+        {
+            session.hold(ends, step, key.as_ref());
         }
         context.peers.mark_dirty(handle);
-        context.reporter.trace(traced(deposit), || Moment::SendQueued { step, key: key.into(), bytes: len as u64 });
-        Ok(())
+        kept
     }
 
-    /// One that was sent ahead was taken.
+    /// Tensors that were sent ahead together were taken.
     #[cold]
-    pub(in crate::node) fn taken_ahead(&mut self, deposit: Handle, way: Way, context: &mut Context) {
-        let Some((sender, bytes)) = self.ahead.taken(deposit) else { return };
+    pub(in crate::node) fn taken_ahead(&mut self, deposit: Handle, count: u32, way: Way, context: &mut Context) {
+        let Some((sender, bytes)) = self.ahead.ended(deposit, count) else { return };
         let reporter = &mut context.reporter;
-        reporter.count_sent(bytes);
-        reporter.record(crate::metrics::Operation::Send, way, sender.since);
+        reporter.count_sent(count, bytes);
+        reporter.record(Operation::Send, way, sender.since);
         reporter.trace(traced(deposit), || Moment::SendReleased);
-        reporter.finish_send(sender.waiter, Ok(()));
+        reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }
 
     /// One that was sent ahead is back, and waits for its request, unless it has nothing to wait for.
     pub(in crate::node) fn back_from_ahead(&mut self, back: AheadBack<Handle>, context: &mut Context) {
-        let Some((mut ahead, lent)) = self.ahead.remove(back.deposit) else { return };
-        let sender = ahead.take_sender();
-        let Ahead { deadline, pair, step, barred, .. } = ahead;
+        let Some(ahead) = self.ahead.sends.get_mut(back.deposit) else { return };
+        ahead.bytes -= back.buffer.len();
+        let (deadline, pair, step, barred) = (ahead.deadline, ahead.pair, ahead.step, ahead.barred.clone());
+        let lent = self.ahead.lent.remove(&back.deposit);
+        let Some((sender, bytes)) = self.ahead.ended(back.deposit, 1) else { return };
+        context.reporter.count_sent(0, bytes);
         let key = &*back.key;
         context.reporter.trace(traced(back.deposit), || Moment::SendReleased);
         let ended = match barred {
@@ -269,17 +355,16 @@ impl Exchange {
             }
             // One that has never left is back by now, and its end is a certain one.
             let session = context.peers.session(ahead.session);
-            let Some(key) = session.and_then(|session| session.key_ahead(ahead.number)) else { continue };
+            let key = session.and_then(|session| ahead.numbers().find_map(|number| session.key_ahead(number)));
+            let Some(key) = key else { continue };
             let Some(deadline) = ahead.deadline.take() else { continue };
             let (waited, key) = (deadline.saturating_duration_since(ahead.since), key.into());
-            let (operation, step, delivery_unknown) = (Operation::Send, ahead.step, true);
+            let (operation, step, delivery_unknown) = (sealane_transport::error::Operation::Send, ahead.step, true);
             let awaited = context.awaited(now, ahead.pair, "it has not said that it has the tensor").into();
             let late = sealane_transport::Late { operation, step, key, waited, delivery_unknown, awaited };
             let error = Error::from(late);
             ahead.barred.get_or_insert_with(|| Box::new(error.clone()));
-            let mut sender = ahead.take_sender();
-            context.reporter.outcomes.send_is_late(&mut sender, error);
-            ahead.waiter = sender.waiter;
+            context.reporter.outcomes.sends_are_late(&mut ahead.waiter, ahead.left, error);
         }
         self.ahead.earliest = self.ahead.sends.iter().filter_map(|(_, ahead)| ahead.due()).min();
     }

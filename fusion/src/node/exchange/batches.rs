@@ -152,6 +152,12 @@ impl Batches {
         self.0.remove(handle).into_iter().flat_map(|batch| batch.tickets.into_iter().flatten())
     }
 
+    /// True if somebody waits for the batch, or did when it was last looked at.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(in crate::node) fn is_open(&self, handle: Handle) -> bool {
+        self.0.get(handle).is_some()
+    }
+
     /// Panics unless what has not ended is counted.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::node) fn check_invariants(&self) {

@@ -267,7 +267,7 @@ impl Exchange {
             Ok(place) => {
                 let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
                 context.reporter.record(Operation::Send, Way::MEMORY, sender.since);
-                context.reporter.count_sent(len);
+                context.reporter.count_sent(1, len);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
                 context.reporter.finish_send(sender.waiter, Ok(()));
             }
@@ -324,7 +324,7 @@ impl Exchange {
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
             Ok(place) => {
-                context.reporter.count_sent(tensor.1.len());
+                context.reporter.count_sent(1, tensor.1.len());
                 hand_over(&mut context.reporter, waiter, (since, at.step, at.key), place, tensor);
                 None
             }

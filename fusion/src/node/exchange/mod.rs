@@ -34,6 +34,7 @@ pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{IntoTensor, TensorMeta};
 use there::There;
+pub(super) use there::ToPost;
 
 /// A recv, as a task of this shard asks it.
 #[derive(Debug)]
@@ -123,6 +124,11 @@ impl Exchange {
         earliest([self.table.next_deadline(), self.local.next_deadline(), there, ahead])
     }
 
+    /// True if a step of a pair has ended for its local task.
+    pub(super) fn has_ended(&self, local: u16, pair: u32, step: i64) -> bool {
+        self.ended.reason(local, pair, step).is_some()
+    }
+
     /// Why a recv ends before it begins, if it does.
     #[inline]
     pub(super) fn refusal(&self, recv: &RecvRequest<'_>, local: u16, is_draining: bool) -> Option<Error> {
@@ -208,42 +214,48 @@ impl Exchange {
         }
     }
 
-    /// Sends a tensor, or answers the request that waits for it.
+    /// Sends tensors of a pair and a step, by key, or answers the requests that wait for them. Of several the waiter is a group.
     #[inline]
-    pub(super) fn send(
+    pub(super) fn send<K: AsRef<str>, T: IntoTensor>(
         &mut self,
-        at: MatchKey<'_>,
-        tensor: impl IntoTensor,
+        (pair, step): (u32, i64),
+        mut tensors: impl ExactSizeIterator<Item = (K, T)>,
         deadline: Instant,
-        waiter: SendWaiter,
+        mut waiter: SendWaiter,
         context: &mut Context,
     ) {
-        let MatchKey { pair, step, key } = at;
-        if key.len() > KEY_BYTES_MAX {
-            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
-            return context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
+        let refused = if let Some(reason) = self.ended.reason(context.pairs[pair].local, pair, step) {
+            Some(Error::Aborted { step, reason: reason.into() })
+        } else {
+            (context.draining && matches!(waiter, SendWaiter::Client(_))).then(draining)
+        };
+        if let Some(error) = refused {
+            let count = tensors.len() as u32;
+            return context.reporter.outcomes.finish_sends(waiter, count, Err(error));
         }
-        if let Some(reason) = self.ended.reason(context.pairs[pair].local, pair, step) {
-            let error = Error::Aborted { step, reason: reason.into() };
-            return context.reporter.finish_send(waiter, Err(error));
-        }
-        if context.draining && matches!(waiter, SendWaiter::Client(_)) {
-            return context.reporter.finish_send(waiter, Err(draining()));
-        }
-        let since = context.reporter.clock;
-        if context.pairs[pair].mirror.is_none() {
-            return match self.send_ahead(at, tensor, deadline, waiter, context) {
-                Ok(()) => {}
-                Err((tensor, waiter)) => {
-                    let tensor = tensor.into_tensor().into_parts();
-                    self.keep(at, tensor, deadline, Sender { waiter, since }, context);
-                }
+        let (since, is_here) = (context.reporter.clock, context.pairs[pair].mirror.is_some());
+        loop {
+            let kept = match is_here {
+                true => tensors.next(),
+                false => self.send_ahead((pair, step), &mut tensors, deadline, &mut waiter, context),
             };
-        }
-        let slot = self.table.slot(at);
-        match self.send_here((at, slot), tensor.into_tensor().into_parts(), context) {
-            Some(back) => self.keep(at, back, deadline, Sender { waiter, since }, context),
-            None => context.reporter.finish_send(waiter, Ok(())),
+            let Some((key, tensor)) = kept else { return };
+            let (at, waiter) = (MatchKey { pair, step, key: key.as_ref() }, waiter.for_one());
+            if at.key.len() > KEY_BYTES_MAX {
+                let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", at.key.len());
+                context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
+                continue;
+            }
+            let tensor = tensor.into_tensor().into_parts();
+            if is_here {
+                let slot = self.table.slot(at);
+                match self.send_here((at, slot), tensor, context) {
+                    Some(back) => self.keep(at, back, deadline, Sender { waiter, since }, context),
+                    None => context.reporter.finish_send(waiter, Ok(())),
+                }
+            } else {
+                self.keep(at, tensor, deadline, Sender { waiter, since }, context);
+            }
         }
     }
 
@@ -427,7 +439,7 @@ impl Exchange {
         let reporter = &mut context.reporter;
         match self.table.settle(pending, tensor, taken) {
             Settled::Taken(sender) => {
-                reporter.count_sent(bytes as usize);
+                reporter.count_sent(1, bytes as usize);
                 reporter.record(Operation::Send, way, sender.since);
                 reporter.trace(pending, || Moment::SendReleased);
                 reporter.finish_send(sender.waiter, Ok(()));
@@ -451,7 +463,7 @@ impl Exchange {
             let awaited = context.awaited(now, pair, "it has not said that it has the tensor").into();
             let late = sealane_transport::Late { operation, step, key, waited, delivery_unknown, awaited };
             let error = Error::from(late);
-            context.reporter.outcomes.send_is_late(sender, error.clone());
+            context.reporter.outcomes.sends_are_late(&mut sender.waiter, 1, error.clone());
             error
         });
         for Unsent { sender, pair, key, step, deadline } in unsent {
@@ -473,6 +485,9 @@ impl Exchange {
         });
         self.local.check_invariants(|entry| self.table.local_at(entry), &context.pairs);
         self.check_there(context);
+        self.ahead.check_invariants(&context.peers);
+        let kept = self.table.senders().map(|sender| (&sender.waiter, 1));
+        context.reporter.outcomes.check_groups(kept.chain(self.ahead.waiters()));
         self.ended.check_invariants();
         context.reporter.outcomes.batches.check_invariants();
         for (ticket, to) in &self.moved {

@@ -27,8 +27,9 @@ impl Pushes {
         for (handle, group) in self.groups.iter() {
             let waiting = self.queues.iter().flat_map(|(_, queue)| &queue.local);
             let here = waiting.filter(|push| push.group == handle).count();
-            assert!(group.left > 0, "a waiter would wait for ever: its pushes have ended");
-            assert!(here <= group.left, "{here} pushes of a group wait here, and {} are to end", group.left);
+            let left = group.pushes.left();
+            assert!(left > 0, "a waiter would wait for ever: its pushes have ended");
+            assert!(here <= left, "{here} pushes of a group wait here, and {left} are to end");
         }
     }
 

@@ -17,7 +17,7 @@ use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Meta, Payload};
 
-use super::cells::SendWaiter;
+use super::cells::{SendGroup, SendWaiter};
 use super::context::Context;
 use super::reporter::Reporter;
 use crate::metrics::{Operation, Way};
@@ -27,9 +27,7 @@ use queues::{Queue, Stream, StreamKey};
 
 /// Pushes that one waiter waits for.
 struct PushGroup {
-    left: usize,
-    error: Option<Error>,
-    waiter: SendWaiter,
+    pushes: SendGroup,
     since: Instant,
     way: Way,
 }
@@ -118,8 +116,7 @@ impl Pushes {
         waiter: SendWaiter,
         reporter: &Reporter,
     ) -> Handle {
-        debug_assert!(count > 0, "nothing would end the group, and its waiter would wait for ever");
-        let group = PushGroup { left: count, error: None, waiter, since: now, way: Way::MEMORY };
+        let group = PushGroup { pushes: SendGroup::new(count, waiter), since: now, way: Way::MEMORY };
         let Ok(group) = self.groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
         reporter.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: count as u64 });
         group
@@ -175,20 +172,17 @@ impl Pushes {
     #[inline]
     pub(super) fn ended(&mut self, handle: Handle, count: u32, outcome: Result<(), Error>, reporter: &mut Reporter) {
         let Some(group) = self.groups.get_mut(handle) else { return };
-        debug_assert!(count as usize <= group.left, "a push would end twice, and its waiter hear of it too early");
-        group.left -= count as usize;
-        if let Err(error) = outcome {
-            group.error.get_or_insert(error);
-        } else {
+        if outcome.is_ok() {
             reporter.counters.tensors_sent += u64::from(count);
         }
-        if group.left == 0 {
+        if group.pushes.ended(count, outcome) {
             reporter.trace(handle, || Moment::PushEnded);
-            let group = self.groups.remove(handle).expect("just looked at");
-            if group.error.is_none() {
-                reporter.record(Operation::Push, group.way, group.since);
+            let PushGroup { pushes, since, way } = self.groups.remove(handle).expect("just looked at");
+            let (waiter, outcome) = pushes.into_outcome();
+            if outcome.is_ok() {
+                reporter.record(Operation::Push, way, since);
             }
-            reporter.finish_send(group.waiter, group.error.map_or(Ok(()), Err));
+            reporter.finish_send(waiter, outcome);
         }
     }
 }

@@ -8,11 +8,11 @@ use super::*;
 use crate::limits::{QUIET_TIME, REVOKE_TIME};
 use std::collections::VecDeque;
 
-const PS: (usize, &str) = (0, "ps:1");
-const WORKER: (usize, &str) = (1, "worker:1");
+pub(super) const PS: (usize, &str) = (0, "ps:1");
+pub(super) const WORKER: (usize, &str) = (1, "worker:1");
 
 /// Nodes that have exchanged a tensor on their link, so that further ones go ahead.
-fn met() -> Net {
+pub(super) fn met() -> Net {
     let mut net = Net::pair();
     for _ in 0..2 {
         let (sent, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
@@ -24,11 +24,11 @@ fn met() -> Net {
 
 impl Net {
     /// Messages that a node has sent.
-    fn said(&self, index: usize) -> u64 {
+    pub(super) fn said(&self, index: usize) -> u64 {
         self.nodes[index].context.peers.iter().map(|peer| peer.session.sent().messages).sum()
     }
 
-    fn cut(&mut self) {
+    pub(super) fn cut(&mut self) {
         for index in 0..self.nodes.len() {
             for peer in self.nodes[index].context.peers.select(|peer| peer.has_link()) {
                 self.nodes[index].lose(self.now, peer, &LinkError::Closed);

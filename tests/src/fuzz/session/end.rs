@@ -284,13 +284,14 @@ impl<'s> End<'s> {
                 0 => self.session.go_away("enough"),
                 1..128 => {
                     let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
-                    let (payload, deposit) = (vec![7; bytes], self.deposits.begin());
-                    let (meta, payload) = (vector(bytes as u64), (&payload[..]).into());
-                    let (consumer, producer, alone) = (peer_task, consumer, script.yes());
-                    let ask = AheadAsk { producer, consumer, step, key, meta: &meta, payload, deposit, alone };
-                    match self.session.send_ahead(ask) {
-                        Ok(number) => self.ahead.push(number),
-                        Err(deposit) => self.deposits.end(deposit),
+                    let (meta, payload, deposit) = (vector(bytes as u64), vec![7; bytes], self.deposits.begin());
+                    let sending = self.session.send_ahead((consumer, peer_task), step, script.yes());
+                    match sending.filter(|sending| sending.has_room(key.len() + meta.len(), bytes)) {
+                        Some(mut sending) => {
+                            self.ahead.push(sending.next());
+                            sending.add(AheadAsk { key, meta: &meta, payload: (&payload[..]).into(), deposit });
+                        }
+                        None => self.deposits.end(deposit),
                     }
                 }
                 _ => {
@@ -392,7 +393,7 @@ impl<'s> End<'s> {
                         Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
                     }
                 }
-                Event::Settled { deposit, .. } | Event::TakenAhead { deposit } => self.deposits.end(deposit),
+                Event::Settled { deposit, .. } | Event::TakenAhead { deposit, .. } => self.deposits.end(deposit),
                 Event::BackFromAhead(back) => {
                     assert!(back.key.len() <= KEY_BYTES_MAX && back.buffer.len() <= AHEAD_TENSOR_BYTES);
                     self.deposits.end(back.deposit);

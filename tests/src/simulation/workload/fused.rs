@@ -1,4 +1,4 @@
-//! Fused receives: some of their tensors are sent before, some after, some never.
+//! Fused receives: some of their tensors are sent before, some after, some never, by single calls or by one.
 
 use std::time::Duration;
 
@@ -30,13 +30,21 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
         let start = moment(random);
         let asked = start + soon(random);
         let sent = if random.random_bool(0.5) { 1.0 } else { 0.85 };
+        let together = random.random_bool(0.5);
+        let mut tensors = Vec::new();
         for &key in &keys {
             if random.random_bool(sent) {
-                let (at, timeout) =
-                    (Spot { producer, consumer, step, key }, timeout(random, Duration::from_millis(30)));
-                agenda.add(start + soon(random), Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
+                let (at, bytes) = (Spot { producer, consumer, step, key }, length(random));
+                if together {
+                    tensors.push((at, bytes));
+                } else {
+                    let timeout = timeout(random, Duration::from_millis(30));
+                    agenda.add(start + soon(random), Event::Deed(Deed::Send { at, bytes, timeout }));
+                }
             }
         }
+        let timeout_of_all = timeout(random, Duration::from_millis(30));
+        agenda.add(start + soon(random), Event::Deed(Deed::SendMany { tensors, timeout: timeout_of_all }));
         let told = if random.random_bool(0.5) { Told::OneByOne } else { Told::Together };
         let fuse = |random: &mut SmallRng| Deed::Fuse {
             batch,

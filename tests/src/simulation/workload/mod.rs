@@ -51,6 +51,11 @@ pub(super) enum Deed {
         bytes: usize,
         timeout: Duration,
     },
+    /// In one call: of one producer for one consumer, in one step, with their lengths.
+    SendMany {
+        tensors: Vec<(Spot, usize)>,
+        timeout: Duration,
+    },
     /// `room`: the length of the memory that the consumer brings.
     Recv {
         at: Spot,

@@ -9,10 +9,12 @@ const ENDS: Ends = Ends { step: 1, producer: 0, consumer: 0 };
 
 impl End {
     fn send_ahead(&mut self, key: &str, alone: bool) -> u64 {
-        let payload = (&b"bytes"[..]).into();
-        let (producer, consumer, step, deposit) = (0, PEER_TASK, 1, "ahead");
-        let ask = AheadAsk { producer, consumer, step, key, meta: b"meta", payload, deposit, alone };
-        self.session.send_ahead(ask).expect("it is small, and there is credit")
+        let ask = AheadAsk { key, meta: b"meta", payload: (&b"bytes"[..]).into(), deposit: "ahead" };
+        let mut sending = self.session.send_ahead((0, PEER_TASK), 1, alone).expect("there is a link");
+        let number = sending.next();
+        assert!(sending.has_room(key.len() + 4, 5), "it is small, and there is credit");
+        sending.add(ask);
+        number
     }
 
     fn hear_ends(&mut self, ends: &[(u64, u32, Fate)]) -> Result<(), WireError> {
@@ -26,7 +28,7 @@ impl End {
         let (mut taken, mut back) = (0, Vec::new());
         while let Some(event) = self.session.poll_event() {
             match event {
-                super::super::Event::TakenAhead { .. } => taken += 1,
+                super::super::Event::TakenAhead { count, .. } => taken += count as usize,
                 super::super::Event::BackFromAhead(one) => {
                     assert_eq!((&one.meta[..], &one.buffer[..]), (&b"meta"[..], &b"bytes"[..]));
                     back.push(one.key.into());
@@ -116,15 +118,12 @@ fn a_peer_that_does_not_read_is_told_of_no_more_than_a_queue_holds() {
 #[test]
 fn credit_is_a_bound_for_what_may_be_on_its_way() {
     let mut end = End::new();
+    let payload = [7; 4096];
+    let ask = || AheadAsk { key: "w", meta: b"meta", payload: (&payload[..]).into(), deposit: "ahead" };
+    let mut sending = end.session.send_ahead((0, PEER_TASK), 1, false).expect("there is a link");
     let mut count = 0;
-    loop {
-        let payload = [7; 4096];
-        let (producer, consumer, step, deposit) = (0, PEER_TASK, 1, "ahead");
-        let (meta, payload, key) = (b"meta", (&payload[..]).into(), "w");
-        let ask = AheadAsk { producer, consumer, step, key, meta, payload, deposit, alone: false };
-        if end.session.send_ahead(ask).is_err() {
-            break;
-        }
+    while sending.has_room(5, payload.len()) {
+        sending.add(ask());
         count += 1;
     }
     assert_eq!(count, AHEAD_BYTES_MAX / (4096 + 4 + 1 + 64));

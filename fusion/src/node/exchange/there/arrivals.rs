@@ -100,23 +100,32 @@ impl Exchange {
         }
         let at = RawMatchKey { pair, step: came.step, key: came.key };
         let there = &mut self.there;
-        let hash = there.hash(at);
-        let Some(handle) = there.find(hash, at) else {
-            return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
-        };
-        let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
-            return Ok((Some(Fate::Duplicate), None));
-        };
-        if let Some((asked, request)) = place.asked {
-            if asked != of || !place.takes_ahead {
-                return returned;
+        let (waiter, destination, since) = match there.posted.take(at) {
+            Some(taken) => taken,
+            None => {
+                let hash = there.hash(at);
+                let Some(handle) = there.find(hash, at) else {
+                    return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
+                };
+                let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
+                    return Ok((Some(Fate::Duplicate), None));
+                };
+                if let Some((asked, request)) = place.asked {
+                    if asked != of || !place.takes_ahead {
+                        return returned;
+                    }
+                    // Its answer may be arriving: then this one waits with its producer.
+                    let Some(destination) = with.cancel_unanswered(request) else { return returned };
+                    place.destination = destination;
+                }
+                let taken =
+                    there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
+                let Some((Some(waiter), destination, since)) = taken else {
+                    unreachable!("who has no tensor waits for one")
+                };
+                (waiter, destination, since)
             }
-            // Its answer may be arriving: then this one waits with its producer.
-            let Some(destination) = with.cancel_unanswered(request) else { return returned };
-            place.destination = destination;
-        }
-        let taken = there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
-        let Some((Some(waiter), destination, since)) = taken else { unreachable!("who has no tensor waits for one") };
+        };
         if !reporter.outcomes.listens(&waiter) {
             reporter.finish_recv(waiter, Err(unheard().into()));
             return returned;

@@ -8,6 +8,7 @@
 mod arrivals;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
+mod posted;
 mod recvs;
 
 use std::collections::VecDeque;
@@ -15,16 +16,20 @@ use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{KeyOf, Manner};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::{Arena, Chains, Handle, reuse_key};
 
+use super::batches::Batches;
 use super::large_keys::LargeKeys;
 use crate::limits::QUIET_TIME;
 use crate::node::cells::RecvWaiter;
 use crate::rendezvous::{MatchKey, RawMatchKey};
+
+use posted::Posted;
+pub(in crate::node) use posted::ToPost;
 
 /// A tensor that came before its recv.
 struct Kept {
@@ -92,6 +97,8 @@ pub(in crate::node) struct There {
     hasher: DefaultHashBuilder,
     /// `places` by pair and step, for those who end a step.
     steps: Chains,
+    /// Recvs that wait together.
+    posted: Posted,
     /// Recvs that have not asked yet, and since when: some may have ended.
     quiet: VecDeque<(Handle, Instant)>,
     /// Those of them that are to ask now.
@@ -111,6 +118,7 @@ impl There {
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             steps: Chains::default(),
+            posted: Posted::default(),
             quiet: VecDeque::new(),
             hurried: Vec::new(),
             kept_bytes: 0,
@@ -122,7 +130,7 @@ impl There {
     /// When a recv is to ask its peer.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.quiet.front().map(|(_, since)| *since + QUIET_TIME)
+        earliest([self.quiet.front().map(|(_, since)| *since + QUIET_TIME), self.posted.next_deadline()])
     }
 
     #[inline]
@@ -229,10 +237,18 @@ impl There {
         self.take_kept(handle).map(|kept| kept.cost)
     }
 
+    /// The caller of recvs that wait together waits no more.
+    pub(in crate::node) fn close_posted(&mut self, batch: Handle) {
+        self.posted.close(batch);
+    }
+
     /// A tensor of the peer's waits for its request: its recv is to ask at once, now or when it comes.
-    pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>) {
+    pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>, batches: &mut Batches) {
         self.large.insert(pair, of.key);
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
+        if self.posted.waits(at) {
+            self.unpost_all(batches);
+        }
         let found = self.find(self.hash(at), at);
         if let Some(handle) = found
             && matches!(self.places.get(handle), Some(Place { waiter: Some(_), asked: None, .. }))

@@ -9,6 +9,7 @@ use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Unreceived};
 
+use super::super::batches::Batches;
 use super::super::matches::place;
 use super::super::{Exchange, RecvRequest};
 use super::{Kept, Place, There};
@@ -33,6 +34,7 @@ impl Exchange {
         let at = MatchKey { pair, step, key };
         let hash = self.there.hash(at.into());
         let failed = match (self.there.find(hash, at.into()), session) {
+            (None, _) if self.there.posted.waits(at.into()) => asked_twice(at),
             (None, Ok(_)) if key.len() > KEY_BYTES_MAX => {
                 let found = key.len();
                 Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted"))
@@ -43,7 +45,8 @@ impl Exchange {
                     && !fail_if_gone
                     && destination.as_ref().is_none_or(|to| to.len() <= AHEAD_TENSOR_BYTES)
                     && deadline > now + QUIET_TIME
-                    && self.there.places.len() < context.settings.session.queued_requests_max
+                    && self.there.places.len() + self.there.posted.recvs()
+                        < context.settings.session.queued_requests_max
                     && context.has_asked(pair, session)
                     && !self.there.large.contains(pair, key);
                 let (handle, place) = self.there.enter(hash, at);
@@ -167,7 +170,8 @@ impl Exchange {
     }
 
     /// The next recv that has waited for long enough without a word, or is to ask now, and its pair.
-    pub(in crate::node) fn next_to_ask(&mut self, now: Instant) -> Option<(Handle, u32)> {
+    pub(in crate::node) fn next_to_ask(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
+        self.there.unpost_due(now, batches);
         let There { quiet, hurried, places, .. } = &mut self.there;
         loop {
             let is_due = |(handle, since): &(Handle, Instant)| {
@@ -229,6 +233,7 @@ impl Exchange {
 
     /// Ends the recvs of a pair in `step` with `error`, and gives back what came for them.
     pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
+        self.unpost_all(context);
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, Some(error), context);
         }
@@ -236,11 +241,16 @@ impl Exchange {
 
     /// Ends what waits for a local task, or for all, with `error`.
     pub(in crate::node) fn end_there(&mut self, local: Option<u16>, error: &Error, context: &mut Context) {
+        self.unpost_all(context);
         let pairs = &context.pairs;
         let handles = self.there.places.select(|place| local.is_none_or(|local| pairs[place.pair].local == local));
         for handle in handles {
             self.end_place(handle, Some(error), context);
         }
+    }
+
+    fn unpost_all(&mut self, context: &mut Context) {
+        self.there.unpost_all(&mut context.reporter.outcomes.batches);
     }
 
     /// Ends a recv with `error`, if there is one, or gives a tensor back.

@@ -1,0 +1,314 @@
+//! Recvs of one call that wait together, matched in the order in which they were asked, in which most often their tensors come: what comes
+//! costs a comparison with the key that is next, and no hash.
+//!
+//! They wait so for as long as a single recv waits without a word. Whatever else is to become of one, all of its call [become
+//! single](There::unpost) first.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use sealane_runtime::Buffer;
+use sealane_transport::Handle;
+use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
+use sealane_transport::session::Manner;
+
+use super::super::batches::Batches;
+use super::There;
+use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
+use crate::node::cells::{RecvWaiter, Ticket};
+use crate::node::context::Context;
+use crate::rendezvous::{MatchKey, RawMatchKey};
+
+/// Keys that were asked for together, each once.
+struct KeyList {
+    text: String,
+    /// Where each ends.
+    ends: Vec<usize>,
+    /// Their numbers, by the keys.
+    index: HashTable<u32>,
+}
+
+impl KeyList {
+    /// `None` if a key is there twice, or too long.
+    fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
+        let mut list = KeyList { text: String::new(), ends: Vec::new(), index: HashTable::new() };
+        for (number, key) in keys.enumerate() {
+            if key.len() > KEY_BYTES_MAX || list.find(hasher, key.as_bytes()).is_some() {
+                return None;
+            }
+            list.text.push_str(key);
+            list.ends.push(list.text.len());
+            let KeyList { text, ends, index } = &mut list;
+            let rehash = |number: &u32| hasher.hash_one(key_of(text, ends, *number as usize).as_bytes());
+            index.insert_unique(hasher.hash_one(key.as_bytes()), number as u32, rehash);
+        }
+        Some(list)
+    }
+
+    #[inline]
+    fn key(&self, number: usize) -> &str {
+        key_of(&self.text, &self.ends, number)
+    }
+
+    fn find(&self, hasher: &DefaultHashBuilder, key: &[u8]) -> Option<usize> {
+        let is_it = |number: &u32| self.key(*number as usize).as_bytes() == key;
+        self.index.find(hasher.hash_one(key), is_it).map(|number| *number as usize)
+    }
+
+    /// True if it has these, in this order.
+    fn is<'k>(&self, mut keys: impl Iterator<Item = &'k str>) -> bool {
+        (0..self.ends.len()).all(|number| keys.next() == Some(self.key(number))) && keys.next().is_none()
+    }
+}
+
+#[inline]
+fn key_of<'a>(text: &'a str, ends: &[usize], number: usize) -> &'a str {
+    let start = number.checked_sub(1).map_or(0, |before| ends[before]);
+    &text[start..ends[number]]
+}
+
+/// A recv of a call.
+enum Slot {
+    /// It waits, with the caller's memory if there is any.
+    Open(Option<Buffer>),
+    /// It has its tensor, or was never one of those that wait together.
+    Over,
+}
+
+/// Recvs of one call.
+struct Call {
+    pair: u32,
+    step: i64,
+    since: Instant,
+    deadline: Instant,
+    /// Who waits for all of them.
+    batch: Handle,
+    keys: Arc<KeyList>,
+    /// One for each key.
+    slots: Vec<Slot>,
+    /// Whose tensor is expected next.
+    next: usize,
+    /// Those that wait.
+    left: usize,
+}
+
+impl Call {
+    /// The recv of that key, if it waits here.
+    #[inline]
+    fn find(&self, hasher: &DefaultHashBuilder, at: RawMatchKey<'_>) -> Option<usize> {
+        if (self.pair, self.step) != (at.pair, at.step) {
+            return None;
+        }
+        let number = match self.next < self.slots.len() && self.keys.key(self.next).as_bytes() == at.key {
+            true => self.next,
+            false => self.keys.find(hasher, at.key)?,
+        };
+        matches!(self.slots[number], Slot::Open(_)).then_some(number)
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Posted {
+    /// In the order in which they were made.
+    calls: Vec<Call>,
+    /// The one whose tensor came last.
+    last: usize,
+    /// Recvs of all of them.
+    recvs: usize,
+    hasher: DefaultHashBuilder,
+    /// Keys of the last calls, the latest first: the next step has most often the same.
+    lists: Vec<Arc<KeyList>>,
+    /// Memory for the slots of the next calls.
+    spare: Vec<Vec<Slot>>,
+}
+
+impl Posted {
+    /// Recvs that wait.
+    pub(super) fn recvs(&self) -> usize {
+        self.recvs
+    }
+
+    /// When the first call has waited for long enough.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.calls.first().map(|call| call.since + QUIET_TIME)
+    }
+
+    #[inline]
+    fn find(&self, at: RawMatchKey<'_>) -> Option<(usize, usize)> {
+        let found = |index: usize| Some((index, self.calls.get(index)?.find(&self.hasher, at)?));
+        found(self.last).or_else(|| (0..self.calls.len()).find_map(found))
+    }
+
+    /// True if a recv waits for this tensor.
+    #[inline]
+    pub(super) fn waits(&self, at: RawMatchKey<'_>) -> bool {
+        !self.calls.is_empty() && self.find(at).is_some()
+    }
+
+    /// Takes the recv out that waits for a tensor: who waits, with which memory, and since when.
+    #[inline]
+    pub(super) fn take(&mut self, at: RawMatchKey<'_>) -> Option<(RecvWaiter, Option<Buffer>, Instant)> {
+        if self.calls.is_empty() {
+            return None;
+        }
+        let (index, number) = self.find(at)?;
+        self.last = index;
+        let call = &mut self.calls[index];
+        let Slot::Open(destination) = std::mem::replace(&mut call.slots[number], Slot::Over) else { return None };
+        (call.next, call.left) = (number + 1, call.left - 1);
+        self.recvs -= 1;
+        let (batch, since) = (call.batch, call.since);
+        if call.left == 0 {
+            self.remove(index);
+        }
+        Some((RecvWaiter::Batch { batch, index: number as u32 }, destination, since))
+    }
+
+    fn remove(&mut self, index: usize) -> Call {
+        let mut call = self.calls.remove(index);
+        self.last = 0;
+        self.recvs -= call.left;
+        if call.left == 0 && self.spare.len() < POSTED_CALLS_MAX {
+            let mut slots = std::mem::take(&mut call.slots);
+            slots.clear();
+            self.spare.push(slots);
+        }
+        call
+    }
+
+    /// The caller waits no more.
+    pub(super) fn close(&mut self, batch: Handle) {
+        if let Some(index) = self.calls.iter().position(|call| call.batch == batch) {
+            self.remove(index);
+        }
+    }
+
+    /// These keys, as a list that may have been made before; `None` if one is there twice, or too long.
+    fn list<'k>(&mut self, keys: impl Iterator<Item = &'k str> + Clone) -> Option<Arc<KeyList>> {
+        match self.lists.iter().position(|list| list.is(keys.clone())) {
+            Some(index) => self.lists[..=index].rotate_right(1),
+            None => {
+                self.lists.truncate(KEY_LISTS_MAX - 1);
+                self.lists.insert(0, Arc::new(KeyList::new(&self.hasher, keys)?));
+            }
+        }
+        self.lists.first().cloned()
+    }
+
+    /// Panics unless what waits is counted.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, listens: impl Fn(Handle) -> bool) {
+        for call in &self.calls {
+            let left = call.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count();
+            assert!(left == call.left && left > 0, "a call of which {left} recvs wait would wait for {}", call.left);
+            assert_eq!(call.slots.len(), call.keys.ends.len(), "a recv would have no key");
+            assert!(listens(call.batch), "a tensor would come for nobody");
+        }
+        let recvs: usize = self.calls.iter().map(|call| call.left).sum();
+        assert_eq!(self.recvs, recvs, "fusion.queued_requests_max would bound something else than recvs");
+    }
+}
+
+/// Recvs that are asked together.
+pub(in crate::node) struct ToPost<'a, K, D> {
+    pub(in crate::node) pair: u32,
+    pub(in crate::node) step: i64,
+    pub(in crate::node) keys: K,
+    pub(in crate::node) count: usize,
+    /// The caller's memory for each in turn, as far as it brings any.
+    pub(in crate::node) destinations: &'a mut D,
+    pub(in crate::node) deadline: Instant,
+    pub(in crate::node) batch: Handle,
+}
+
+impl There {
+    /// Lets those recvs wait together that can; the numbers of the others, and their memory. `None` if none can, and no memory was taken.
+    pub(in crate::node) fn post<'k, K, D>(
+        &mut self,
+        now: Instant,
+        session: Handle,
+        ask: ToPost<'_, K, D>,
+        context: &Context,
+    ) -> Option<Vec<(usize, Option<Buffer>)>>
+    where
+        K: Iterator<Item = &'k str> + Clone,
+        D: Iterator<Item = Buffer>,
+    {
+        let ToPost { pair, step, keys, count, destinations, deadline, batch } = ask;
+        let posted = &mut self.posted;
+        let recvs_max = context.settings.session.queued_requests_max;
+        let can_post = (1..=POSTED_KEYS_MAX).contains(&count)
+            && self.places.len() + posted.recvs + count <= recvs_max
+            && posted.calls.len() < POSTED_CALLS_MAX
+            && deadline > now + QUIET_TIME
+            && context.has_asked(pair, session);
+        if !can_post {
+            return None;
+        }
+        let list = posted.list(keys).filter(|list| list.ends.len() == count)?;
+        let is_first = !posted.calls.iter().any(|call| (call.pair, call.step) == (pair, step));
+        let is_alone = is_first && !self.steps.may_have((pair, step));
+        let (mut slots, mut others) = (posted.spare.pop().unwrap_or_default(), Vec::new());
+        for number in 0..count {
+            let (key, destination) = (list.key(number), destinations.next());
+            let is_small = |to: &Buffer| to.device().is_none() && to.len() <= AHEAD_TENSOR_BYTES;
+            let can_wait = destination.as_ref().is_none_or(is_small)
+                && !self.large.contains(pair, key)
+                && (is_alone || !self.has(RawMatchKey { pair, step, key: key.as_bytes() }));
+            slots.push(match can_wait {
+                true => Slot::Open(destination),
+                false => {
+                    others.push((number, destination));
+                    Slot::Over
+                }
+            });
+        }
+        let left = count - others.len();
+        let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next: 0, left };
+        if left > 0 {
+            self.posted.recvs += left;
+            self.posted.calls.push(call);
+        }
+        Some(others)
+    }
+
+    /// True if something waits under this key, a recv or a tensor.
+    fn has(&self, at: RawMatchKey<'_>) -> bool {
+        self.find(self.hash(at), at).is_some() || self.posted.waits(at)
+    }
+
+    /// All recvs are single from now on.
+    pub(super) fn unpost_all(&mut self, batches: &mut Batches) {
+        while !self.posted.calls.is_empty() {
+            self.unpost(batches);
+        }
+    }
+
+    /// The recvs of calls that have waited for long enough are single from now on.
+    pub(super) fn unpost_due(&mut self, now: Instant, batches: &mut Batches) {
+        while self.posted.next_deadline().is_some_and(|at| at <= now) {
+            self.unpost(batches);
+        }
+    }
+
+    /// The recvs of the first call are single from now on.
+    fn unpost(&mut self, batches: &mut Batches) {
+        let Call { pair, step, since, deadline, batch, keys, slots, .. } = self.posted.remove(0);
+        for (number, slot) in slots.into_iter().enumerate().rev() {
+            let Slot::Open(destination) = slot else { continue };
+            let at = MatchKey { pair, step, key: keys.key(number) };
+            let hash = self.hash(at.into());
+            let (handle, place) = self.enter(hash, at);
+            (place.since, place.deadline, place.takes_ahead) = (since, deadline, true);
+            (place.manner, place.asked) = (Manner { fused: true, fail_if_gone: false }, None);
+            place.destination = destination;
+            place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
+            batches.asked(batch, number, Some(Ticket::There(handle)));
+            self.quiet.push_front((handle, since));
+        }
+    }
+}

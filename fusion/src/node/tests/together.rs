@@ -1,0 +1,171 @@
+//! Many tensors of a step in one call: sends that end together, and recvs that wait together for what comes ahead.
+
+use sealane_transport::limits::KEY_BYTES_MAX;
+
+use super::ahead::{WORKER, met};
+use super::*;
+use crate::limits::{POSTED_CALLS_MAX, QUIET_TIME};
+use crate::node::{BatchWaiter, FusedRequest};
+
+/// Recvs of one call.
+struct Many(oneshot::Receiver<Result<Vec<RecvOutcome>, Error>>);
+
+impl Many {
+    fn waits(&self) -> bool {
+        matches!(self.0.try_recv(), Err(oneshot::TryRecvError::Empty))
+    }
+
+    fn outcomes(&self) -> Vec<Result<Vec<u8>, Code>> {
+        let outcomes = self.0.try_recv().expect("all have ended").unwrap().into_iter();
+        outcomes.map(|outcome| outcome.map(|tensor| tensor.bytes().to_vec()).map_err(|it| it.error.code())).collect()
+    }
+}
+
+impl Net {
+    fn send_many(&mut self, tensors: &[(&str, &[u8])]) -> Sent {
+        let pair = self.number(0, "ps:1", "worker:1");
+        let tensor = |bytes: &[u8]| Tensor::from_elements(&[bytes.len() as u64], bytes).unwrap();
+        let tensors: Vec<_> = tensors.iter().map(|(key, bytes)| (*key, tensor(bytes))).collect();
+        let (sender, receiver) = oneshot::channel();
+        let (deadline, waiter) = (self.now + SOON, SendWaiter::Channel(sender));
+        self.nodes[0].send_many((pair, 1), tensors.into_iter(), deadline, waiter);
+        Sent(receiver)
+    }
+
+    fn recv_many(&mut self, keys: &[&str]) -> Many {
+        let (pair, deadline, now) = (self.number(1, "worker:1", "ps:1"), self.now + SOON, self.now);
+        let (sender, receiver) = oneshot::channel();
+        let (keys, waiter) = (keys.iter().copied(), BatchWaiter::Channel(sender));
+        self.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+        Many(receiver)
+    }
+}
+
+#[test]
+fn whatever_the_order_one_message_brings_all_and_one_says_so() {
+    for recv_first in [false, true] {
+        for sent in [["a", "b", "c"], ["c", "a", "b"], ["b", "c", "a"]] {
+            let mut net = met();
+            let before = (net.said(0), net.said(1));
+            let tensors = sent.map(|key| (key, key.as_bytes()));
+            let mut asked = recv_first.then(|| net.recv_many(&["a", "b", "c"]));
+            net.rest();
+            let sent = net.send_many(&tensors);
+            net.rest();
+            assert!(recv_first || sent.waits());
+            let asked = asked.take().unwrap_or_else(|| net.recv_many(&["a", "b", "c"]));
+            net.rest();
+            assert_eq!(asked.outcomes(), ["a", "b", "c"].map(|key| Ok(key.as_bytes().to_vec())));
+            assert_eq!(sent.outcome(), Ok(()));
+            assert_eq!((net.said(0) - before.0, net.said(1) - before.1), (1, 1));
+            net.nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn each_key_is_asked_once_however_it_is_asked() {
+    let mut net = met();
+    let refused = |asked: &Many| asked.outcomes().into_iter().map(|outcome| outcome.err()).collect::<Vec<_>>();
+    let first = net.recv_many(&["a", "b"]);
+    assert_eq!(net.recv(WORKER, "ps:1", "b").error().code(), Code::InvalidArgument);
+    let (single, second) = (net.recv(WORKER, "ps:1", "c"), net.recv_many(&["b", "c"]));
+    assert_eq!(refused(&second), [Some(Code::InvalidArgument); 2]);
+    let twice = net.recv_many(&["d", "d"]);
+    let sent = net.send_many(&[("a", &[1]), ("b", &[2]), ("c", &[3]), ("d", &[4])]);
+    net.rest();
+    assert_eq!((first.outcomes(), single.bytes()), (vec![Ok(vec![1]), Ok(vec![2])], vec![3]));
+    assert_eq!(refused(&twice), [None, Some(Code::InvalidArgument)]);
+    assert_eq!(sent.outcome(), Ok(()));
+    // One that has its tensor may be asked for again.
+    let (again, sent) = (net.recv_many(&["a", "b"]), net.send_many(&[("b", &[5]), ("a", &[6])]));
+    net.rest();
+    assert_eq!((again.outcomes(), sent.outcome()), (vec![Ok(vec![6]), Ok(vec![5])], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn what_has_come_is_taken_and_what_is_large_is_asked_for() {
+    let mut net = met();
+    let early = net.send_many(&[("b", &[2])]);
+    net.rest();
+    let asked = net.recv_many(&["a", "b", "large", "c"]);
+    let sent = net.send_many(&[("large", &[7; 5000]), ("c", &[3]), ("a", &[1])]);
+    net.rest();
+    let expected = [vec![1], vec![2], vec![7; 5000], vec![3]];
+    assert_eq!((asked.outcomes(), early.outcome(), sent.outcome()), (expected.map(Ok).into(), Ok(()), Ok(())));
+    // By now it is known to be large.
+    let before = net.said(1);
+    let (asked, sent) = (net.recv_many(&["a", "large"]), net.send_many(&[("a", &[1]), ("large", &[8; 5000])]));
+    net.rest();
+    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![1]), Ok(vec![8; 5000])], Ok(())));
+    assert!(net.said(1) > before);
+    net.nothing_is_left();
+}
+
+#[test]
+fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
+    let mut net = met();
+    let asked = net.recv_many(&["a", "b", "c"]);
+    let first = net.send_many(&[("b", &[2])]);
+    net.pass(QUIET_TIME);
+    assert_eq!((first.outcome(), net.nodes[0].counters().parked), (Ok(()), 2));
+    net.cut();
+    let rest = net.send_many(&[("a", &[1]), ("c", &[3])]);
+    net.pass(QUIET_TIME);
+    net.pass(Duration::from_millis(500));
+    assert_eq!((asked.outcomes(), rest.outcome()), (vec![Ok(vec![1]), Ok(vec![2]), Ok(vec![3])], Ok(())));
+    // And those on their way when it is cut.
+    let sent = net.send_many(&[("a", &[4]), ("b", &[5])]);
+    net.nodes[0].turn(net.now);
+    net.cut();
+    let asked = net.recv_many(&["b", "a"]);
+    net.pass(Duration::from_millis(500));
+    net.pass(QUIET_TIME);
+    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![5]), Ok(vec![4])], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn an_abort_ends_those_that_wait_together() {
+    let mut net = met();
+    let asked = net.recv_many(&["a", "b"]);
+    let sent = net.send_many(&[("b", &[2])]);
+    net.rest();
+    assert_eq!(sent.outcome(), Ok(()));
+    let worker = net.nodes[1].local_task("worker:1").unwrap();
+    net.nodes[1].abort(worker, 1, "enough");
+    net.rest();
+    assert_eq!(asked.outcomes(), [Err(Code::Aborted), Ok(vec![2])]);
+}
+
+#[test]
+fn a_call_of_sends_ends_with_its_last_and_tells_the_first_error() {
+    let mut net = met();
+    let asked = net.recv_many(&["a", "c"]);
+    let long = "k".repeat(KEY_BYTES_MAX + 1);
+    let sent = net.send_many(&[("a", &[1]), ("nobody asks", &[2]), (&long, &[3]), ("a", &[4]), ("c", &[5])]);
+    net.rest();
+    assert_eq!(asked.outcomes(), [Ok(vec![1]), Ok(vec![5])]);
+    assert!(sent.waits(), "one is left");
+    net.pass(SOON);
+    assert_eq!(sent.error().code(), Code::InvalidArgument);
+    assert_eq!(net.send_many(&[]).outcome(), Ok(()));
+    net.nothing_is_left();
+}
+
+#[test]
+fn more_calls_than_wait_together_wait_too() {
+    let mut net = met();
+    let keys: Vec<_> = (0..POSTED_CALLS_MAX + 2).map(|number| format!("w{number}")).collect();
+    let asked: Vec<_> = keys.iter().map(|key| net.recv_many(&[key])).collect();
+    assert!(asked.iter().all(Many::waits));
+    let tensors: Vec<(&str, &[u8])> = keys.iter().rev().map(|key| (key.as_str(), key.as_bytes())).collect();
+    let sent = net.send_many(&tensors);
+    net.rest();
+    for (asked, key) in asked.iter().zip(&keys) {
+        assert_eq!(asked.outcomes(), [Ok(key.as_bytes().to_vec())]);
+    }
+    assert_eq!(sent.outcome(), Ok(()));
+    net.nothing_is_left();
+}

@@ -27,10 +27,13 @@ pub(crate) const BLOCKED_TURNS: u32 = 64;
 pub(crate) const POSTED_CALLS_MAX: usize = 64;
 
 /// Recvs of one call that wait together at most; those of a larger one wait each by itself.
-pub(crate) const POSTED_KEYS_MAX: usize = 16 << 10;
+pub(crate) const POSTED_KEYS_MAX: usize = 4096;
 
 /// Lists of keys that are remembered, since the next step has most often the same.
 pub(crate) const KEY_LISTS_MAX: usize = 16;
+
+/// Bytes of the keys of one of them at most.
+pub(crate) const KEY_LIST_BYTES_MAX: usize = 256 << 10;
 
 // Copies within a node.
 

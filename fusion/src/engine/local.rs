@@ -126,7 +126,7 @@ impl LocalPair {
     }
 
     /// Sends many tensors of a step, by key, at a fraction of the cost each. The future completes when the peer has released all of them,
-    /// with the first error if there was any. They may be given by reference: small ones are copied.
+    /// with the first error if there was any. They may be given by reference: small ones are copied. The iterator must not call the engine.
     pub fn send_many<K: AsRef<str>, T: IntoTensor>(
         &self,
         step: i64,

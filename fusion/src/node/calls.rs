@@ -151,7 +151,8 @@ impl Node {
         self.exchange.send((pair, step), std::iter::once((key, tensor)), deadline, waiter, &mut self.context);
     }
 
-    /// The same of many tensors of a step, by key. The waiter hears the first error, if there is any, once all have ended.
+    /// The same of many tensors of a step, by key. The waiter, which is no client, hears the first error, if there is any, once all have
+    /// ended.
     pub fn send_many<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         (pair, step): (u32, i64),

@@ -73,6 +73,10 @@ impl Outcomes {
 
     /// Who waits for each of so many sends, where `waiter` waits for all of them.
     pub(super) fn group(&mut self, count: usize, waiter: SendWaiter) -> SendWaiter {
+        debug_assert!(
+            !matches!(waiter, SendWaiter::Client(_)),
+            "it would not hear that memory is still used which it has lent"
+        );
         if matches!(waiter, SendWaiter::Nobody) {
             return waiter;
         }

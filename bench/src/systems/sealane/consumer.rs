@@ -2,11 +2,12 @@
 //! go into their own memory, then those of the next. With pushes, the consumer is who pushes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sealane_fusion::{
-    AcceptOptions, Buffer, DType, Engine, Error, Keys, LocalEngine, LocalPair, LocalPlan, LocalReceiving, LocalSending,
-    Tensor, TensorMeta, Unreceived,
+    AcceptOptions, Buffer, DType, Engine, Error, Keys, LocalEngine, LocalPair, LocalPlan, LocalReceiving,
+    LocalReceivingMany, LocalSending, Tensor, TensorMeta, Unreceived,
 };
 
 use super::engine::{self, NAME, PS, QUEUE, SHOWN_AFTER, WORKER, key_of, on_shard, shown};
@@ -99,8 +100,14 @@ impl Lane {
     }
 }
 
-/// Batches that a window of pushes is divided into, so that the next is in flight when one has been taken.
+/// Batches that a window is divided into whose tensors are moved by one call, so that the next is in flight when one has been taken.
 const BATCHES: usize = 4;
+
+/// Tensors of a window that are moved by one call.
+pub(super) fn batch(plan: &Plan) -> usize {
+    let is_batched = plan.bench == Bench::Rate && matches!(plan.fuse, Fuse::Push | Fuse::Receive);
+    if is_batched { (plan.window / BATCHES).max(1) } else { 1 }
+}
 
 /// The consumer in one round.
 struct Consumer<'a> {
@@ -114,6 +121,9 @@ struct Consumer<'a> {
     asked: VecDeque<LocalReceiving>,
     /// The lane of the first of them.
     first: usize,
+    /// Those that were asked together, by their lanes, and the lane that is asked next.
+    together: VecDeque<(Range<usize>, LocalReceivingMany)>,
+    next: usize,
     /// How the tensors of a step are asked for.
     way: Option<Way>,
     /// What is pushed, and how many with which batch.
@@ -124,11 +134,11 @@ struct Consumer<'a> {
 impl<'a> Consumer<'a> {
     fn open(engine: Engine, shard: &'a LocalEngine, plan: &'a Plan, mut lanes: Vec<Lane>) -> Result<Self, Error> {
         let pair = shard.task(WORKER)?.pair(PS)?;
-        let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse.is_of_many();
+        let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse == Fuse::Plan;
         let way = is_of_steps.then(|| Way::open(&pair, plan, &mut lanes)).transpose()?;
         let pushed = (TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?, vec![FILL; plan.size_bytes]);
-        let (asked, first, pushing) = (VecDeque::new(), 0, VecDeque::new());
-        Ok(Self { engine, shard, plan, pair, lanes, asked, first, way, pushed, pushing })
+        let (asked, first, together, next, pushing) = (VecDeque::new(), 0, VecDeque::new(), 0, VecDeque::new());
+        Ok(Self { engine, shard, plan, pair, lanes, asked, first, together, next, way, pushed, pushing })
     }
 
     /// Gives the lanes their memory back.
@@ -139,6 +149,19 @@ impl<'a> Consumer<'a> {
             }
         }
         Ok(self.lanes)
+    }
+
+    /// Asks for tensors of the next lanes by one call; how many.
+    fn ask_together(&mut self) -> usize {
+        let range = self.next..self.lanes.len().min(self.next + batch(self.plan));
+        self.next = range.end % self.lanes.len();
+        let lanes = &mut self.lanes[range.clone()];
+        let memory: Vec<_> = lanes.iter_mut().map(Lane::lend).collect();
+        let keys = lanes.iter().map(|lane| lane.key.as_str());
+        let receiving = self.pair.recv_fused_with(lanes[0].step, keys, memory, None);
+        let count = range.len();
+        self.together.push_back((range, receiving));
+        count
     }
 
     fn push(&mut self, count: usize) {
@@ -153,9 +176,15 @@ impl Client for Consumer<'_> {
     fn ask(&mut self, mut count: usize) -> Result<(), BenchError> {
         if self.plan.fuse == Fuse::Push {
             while count > 0 {
-                let batch = (self.plan.window / BATCHES).clamp(1, count);
+                let batch = batch(self.plan).min(count);
                 self.push(batch);
                 count -= batch;
+            }
+            return Ok(());
+        }
+        if batch(self.plan) > 1 {
+            while count > 0 {
+                count -= self.ask_together().min(count);
             }
             return Ok(());
         }
@@ -169,6 +198,13 @@ impl Client for Consumer<'_> {
     async fn take(&mut self) -> Result<usize, BenchError> {
         if let Some((count, pushing)) = self.pushing.pop_front() {
             return pushing.await.map(|()| count).map_err(failed);
+        }
+        if let Some((range, receiving)) = self.together.pop_front() {
+            let (count, outcomes) = (range.len(), receiving.await);
+            for (lane, outcome) in self.lanes[range].iter_mut().zip(outcomes) {
+                lane.take_in(outcome.map_err(unreceived)?)?;
+            }
+            return Ok(count);
         }
         let receiving = self.asked.front_mut().expect("something was asked for");
         let tensor = receiving.await.map_err(unreceived)?;

@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 
 use bytes::Bytes;
-use sealane_fusion::{Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta};
+use sealane_fusion::{
+    Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, SendOptions, Tensor, TensorMeta,
+};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 
 use super::consumer;
@@ -40,29 +42,34 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
             return publish(&ps, 0, &parameters);
         }
         let by_step = plan.bench == Bench::Fuse;
-        drop(shard.shard().spawn(told("the producer ended", serve(ps.pair(WORKER)?, parameters, by_step))));
+        let serving = serve(ps.pair(WORKER)?, parameters, consumer::batch(&plan), by_step);
+        drop(shard.shard().spawn(told("the producer ended", serving)));
         Ok(())
     })
 }
 
 /// Deposits the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was deposited first
-/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is.
-async fn serve(pair: LocalPair, parameters: Vec<Parameter>, by_step: bool) -> Result<(), Error> {
+/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is. So many lanes are
+/// deposited by one call.
+async fn serve(pair: LocalPair, parameters: Vec<Parameter>, batch: usize, by_step: bool) -> Result<(), Error> {
     let mut sent: VecDeque<LocalSending> = VecDeque::new();
-    let steps = steps_ahead(&parameters);
+    let (steps, batches) = (steps_ahead(&parameters), parameters.len().div_ceil(batch));
     for step in 0.. {
         if by_step && steps == 1 {
             for sending in sent.drain(..) {
                 sending.await?;
             }
         }
-        for parameter in &parameters {
-            if sent.len() == steps * parameters.len()
+        for together in parameters.chunks(batch) {
+            if sent.len() == steps * batches
                 && let Some(first) = sent.pop_front()
             {
                 first.await?;
             }
-            sent.push_back(parameter.send(&pair, step)?);
+            sent.push_back(match together {
+                [alone] => alone.send(&pair, step)?,
+                many => send_many(&pair, step, many)?,
+            });
         }
     }
     Ok(())
@@ -121,6 +128,13 @@ impl Parameter {
     fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
         Ok(pair.send(step, &self.key, self.tensor()?))
     }
+}
+
+/// Deposits the tensors of a step in one call.
+fn send_many(pair: &LocalPair, step: i64, parameters: &[Parameter]) -> Result<LocalSending, Error> {
+    let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
+    let tensors = parameters.iter().map(|parameter| &parameter.key).zip(tensors);
+    Ok(pair.send_many(step, tensors, SendOptions::default()))
 }
 
 /// Publishes a version of all of them.

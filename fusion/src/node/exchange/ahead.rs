@@ -129,7 +129,7 @@ impl SentAhead {
         }
     }
 
-    /// So many of those that were sent together have ended: who is to hear how, and the bytes of all if they were the last.
+    /// So many of those that were sent together have ended: who is to hear how, and with the last the bytes of all that are not back.
     #[inline]
     pub(in crate::node) fn ended(&mut self, deposit: Handle, count: u32) -> Option<(Sender, usize)> {
         let ahead = self.sends.get_mut(deposit)?;
@@ -248,19 +248,15 @@ impl Exchange {
         let (epoch, alone) = (session.epoch(), context.settings.fuse == Fuse::Off);
         let Some(mut sending) = session.send_ahead(ends, step, alone) else { return Some(next) };
         let (since, is_traced) = (context.reporter.clock, context.reporter.recorder.is_some());
-        let (mut room, mut open) = (self.table.room(self.ahead.len()), None);
+        let (mut room, mut open, mut has_said) = (self.table.room(self.ahead.len()), None, false);
         let (kept, is_large) = loop {
             let (key, tensor) = (next.0.as_ref(), next.1.borrow());
             let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
-            let Some(bytes) = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES) else {
-                break (Some(next), true);
-            };
+            let is_new = room > 0 && key.len() <= KEY_BYTES_MAX && self.table.is_free(MatchKey { pair, step, key });
+            let bytes = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES);
+            let (true, Some(bytes)) = (is_new, bytes) else { break (Some(next), is_new) };
             let len = bytes.len();
-            let is_kept = room == 0
-                || key.len() > KEY_BYTES_MAX
-                || !self.table.is_free(MatchKey { pair, step, key })
-                || !sending.has_room(key.len() + meta.len(), len);
-            if is_kept {
+            if !sending.has_room(key.len() + meta.len(), len) {
                 break (Some(next), false);
             }
             // Lent memory goes back by itself, and a trace names each tensor.
@@ -278,7 +274,7 @@ impl Exchange {
             };
             (self.ahead.tensors, room) = (self.ahead.tensors + 1, room - 1);
             sending.add(AheadAsk { key, meta, payload: bytes, deposit });
-            open = Some(deposit);
+            (open, has_said) = (Some(deposit), true);
             if is_single {
                 open = None;
                 let bytes = len as u64;
@@ -295,13 +291,15 @@ impl Exchange {
         // Its consumer remembers for how long it has this link.
         if is_large
             && let Some((key, _)) = &kept
-            && key.as_ref().len() <= KEY_BYTES_MAX
             && self.ahead.held.insert((handle, epoch, pair), key.as_ref())
             && let Some(session) = context.peers.session_mut(handle)
         {
             session.hold(ends, step, key.as_ref());
+            has_said = true;
         }
-        context.peers.mark_dirty(handle);
+        if has_said {
+            context.peers.mark_dirty(handle);
+        }
         kept
     }
 
@@ -311,7 +309,7 @@ impl Exchange {
         let Some((sender, bytes)) = self.ahead.ended(deposit, count) else { return };
         let reporter = &mut context.reporter;
         reporter.count_sent(count, bytes);
-        reporter.record(Operation::Send, way, sender.since);
+        (0..count).for_each(|_| reporter.record(Operation::Send, way, sender.since));
         reporter.trace(traced(deposit), || Moment::SendReleased);
         reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }

@@ -231,6 +231,8 @@ impl Exchange {
         };
         if let Some(error) = refused {
             let count = tensors.len() as u32;
+            // Their memory is the caller's again before it hears.
+            drop(tensors);
             return context.reporter.outcomes.finish_sends(waiter, count, Err(error));
         }
         let (since, is_here) = (context.reporter.clock, context.pairs[pair].mirror.is_some());

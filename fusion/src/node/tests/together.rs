@@ -127,6 +127,21 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
 }
 
 #[test]
+fn a_recv_asks_in_time_whatever_becomes_of_a_later_call() {
+    let mut net = met();
+    let first = net.recv(WORKER, "ps:1", "first");
+    net.pass(QUIET_TIME / 2);
+    let _large = net.send_many(&[("large", &[7; 5000])]);
+    let asked = net.recv_many(&["small", "large"]);
+    net.rest();
+    assert_eq!(net.nodes[0].counters().parked, 0, "the large one has come, the others wait without a word");
+    net.pass(QUIET_TIME / 2);
+    assert_eq!((net.nodes[0].counters().parked, first.waits(), asked.waits()), (1, true, true));
+    net.pass(QUIET_TIME / 2);
+    assert_eq!(net.nodes[0].counters().parked, 2);
+}
+
+#[test]
 fn an_abort_ends_those_that_wait_together() {
     let mut net = met();
     let asked = net.recv_many(&["a", "b"]);

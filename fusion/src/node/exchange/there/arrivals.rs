@@ -12,6 +12,7 @@ use sealane_transport::{Error, Handle, Unreceived};
 use super::super::{Exchange, LastPair};
 use super::{Kept, Place, memory_of};
 use crate::limits::KEPT_AHEAD_BYTES_MAX;
+use crate::node::cells::RecvWaiter;
 use crate::node::context::Context;
 use crate::node::memory::Memory;
 use crate::node::outcomes::unheard;
@@ -100,62 +101,32 @@ impl Exchange {
         }
         let at = RawMatchKey { pair, step: came.step, key: came.key };
         let there = &mut self.there;
-        let (waiter, destination, since) = match there.posted.take(at) {
-            Some(taken) => taken,
-            None => {
-                let hash = there.hash(at);
-                let Some(handle) = there.find(hash, at) else {
-                    return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
-                };
-                let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
-                    return Ok((Some(Fate::Duplicate), None));
-                };
-                if let Some((asked, request)) = place.asked {
-                    if asked != of || !place.takes_ahead {
-                        return returned;
-                    }
-                    // Its answer may be arriving: then this one waits with its producer.
-                    let Some(destination) = with.cancel_unanswered(request) else { return returned };
-                    place.destination = destination;
-                }
-                let taken =
-                    there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
-                let Some((Some(waiter), destination, since)) = taken else {
-                    unreachable!("who has no tensor waits for one")
-                };
-                (waiter, destination, since)
-            }
-        };
-        if !reporter.outcomes.listens(&waiter) {
-            reporter.finish_recv(waiter, Err(unheard().into()));
-            return returned;
+        if let Some(found) = there.posted.find(at) {
+            let (waiter, since, destination) = there.posted.at(found);
+            let received = receive(came, (waiter, since), destination, (reporter, memory));
+            there.posted.over(found);
+            return Ok(received);
         }
-        let len = came.payload.len();
-        let memory = match destination {
-            Some(to) if to.len() < len => {
-                let reason = format!("the destination has {} bytes, the tensor needs {len}", to.len());
-                Err(Unreceived { error: Error::invalid(reason), destination: Some(to) })
-            }
-            Some(to) => Ok(to),
-            None => memory.allocate(came.consumer, len).map_err(Unreceived::from),
+        let hash = there.hash(at);
+        let Some(handle) = there.find(hash, at) else {
+            return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
         };
-        let mut buffer = match memory {
-            Ok(buffer) => buffer,
-            Err(unreceived) => {
-                reporter.finish_recv(waiter, Err(unreceived));
+        let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
+            return Ok((Some(Fate::Duplicate), None));
+        };
+        if let Some((asked, request)) = place.asked {
+            if asked != of || !place.takes_ahead {
                 return returned;
             }
-        };
-        buffer.truncate(len);
-        buffer.volatile_mut().copy_from(came.payload);
-        reporter.count_received(len);
-        let outcome = reporter.outcomes.tensor_of(came.meta, buffer);
-        if reporter.recorder.is_some() {
-            let (step, key, bytes) = (came.step, String::from_utf8_lossy(came.key).into(), len as u64);
-            reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
+            // Its answer may be arriving: then this one waits with its producer.
+            let Some(destination) = with.cancel_unanswered(request) else { return returned };
+            place.destination = destination;
         }
-        reporter.finish_recv(waiter, outcome);
-        Ok((Some(Fate::Taken), Some(since)))
+        let taken = there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
+        let Some((Some(waiter), mut destination, since)) = taken else {
+            unreachable!("who has no tensor waits for one")
+        };
+        Ok(receive(came, (waiter, since), &mut destination, (reporter, memory)))
     }
 
     /// Keeps a tensor that came before its recv, if there is room.
@@ -180,4 +151,39 @@ impl Exchange {
         place.asked = None;
         Ok(None)
     }
+}
+
+/// Copies a tensor into the memory of its recv, which brought some or is given some, and ends the recv: what became of it, and since when it
+/// was waited for.
+#[inline]
+fn receive(
+    came: &CameAhead<'_>,
+    (waiter, since): (RecvWaiter, Instant),
+    destination: &mut Option<Buffer>,
+    (reporter, memory): (&mut Reporter, &Memory),
+) -> (Option<Fate>, Option<Instant>) {
+    let len = came.payload.len();
+    let failed = if !reporter.outcomes.listens(&waiter) {
+        Some(unheard())
+    } else if let Some(to) = destination {
+        (to.len() < len)
+            .then(|| Error::invalid(format!("the destination has {} bytes, the tensor needs {len}", to.len())))
+    } else {
+        memory.allocate(came.consumer, len).map(|to| *destination = Some(to)).err()
+    };
+    let (None, Some(to)) = (&failed, destination.as_mut()) else {
+        let unreceived = Unreceived { error: failed.unwrap_or_else(unheard), destination: destination.take() };
+        reporter.finish_recv(waiter, Err(unreceived));
+        return (Some(Fate::Returned), None);
+    };
+    to.truncate(len);
+    to.volatile_mut().copy_from(came.payload);
+    reporter.count_received(len);
+    let outcome = reporter.outcomes.tensor_of(came.meta, std::mem::take(to));
+    if reporter.recorder.is_some() {
+        let (step, key, bytes) = (came.step, String::from_utf8_lossy(came.key).into(), len as u64);
+        reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
+    }
+    reporter.finish_recv(waiter, outcome);
+    (Some(Fate::Taken), Some(since))
 }

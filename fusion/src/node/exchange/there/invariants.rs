@@ -31,6 +31,8 @@ impl Exchange {
                 }
             }
         }
+        let sorted = there.quiet.iter().is_sorted_by_key(|(_, since)| *since);
+        assert!(sorted, "a recv would wait behind one that came later");
         there.posted.check_invariants(|batch| context.reporter.outcomes.batches.is_open(batch));
         assert_eq!(kept_bytes, there.kept_bytes, "the limit would bound something else than what is kept");
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");

@@ -2,7 +2,7 @@
 //!
 //! A recv of a pair that has asked on this link before waits for a moment without a word ([`QUIET_TIME`]): most often its tensor comes
 //! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
-//! the step has ended, that the tensor is large. Bounded by `fusion.queued_requests_max`, and what is kept by the peers' credit and
+//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then. Bounded by `fusion.queued_requests_max`, and what is kept by the peers' credit and
 //! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
 
 mod arrivals;
@@ -246,8 +246,8 @@ impl There {
     pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>, batches: &mut Batches) {
         self.large.insert(pair, of.key);
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
-        if self.posted.waits(at) {
-            self.unpost_all(batches);
+        if self.posted.find(at).is_some() {
+            self.unpost_those(batches, |pair, step| (pair, step) == (at.pair, at.step));
         }
         let found = self.find(self.hash(at), at);
         if let Some(handle) = found

@@ -1,7 +1,7 @@
 //! Recvs of one call that wait together, matched in the order in which they were asked, in which most often their tensors come: what comes
 //! costs a comparison with the key that is next, and no hash.
 //!
-//! They wait so for as long as a single recv waits without a word. Whatever else is to become of one, all of its call [become
+//! They wait so for as long as a single recv waits without a word. Whatever else is to become of one, those of its call [become
 //! single](There::unpost) first.
 
 use std::hash::BuildHasher;
@@ -16,7 +16,7 @@ use sealane_transport::session::Manner;
 
 use super::super::batches::Batches;
 use super::There;
-use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
+use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
 use crate::rendezvous::{MatchKey, RawMatchKey};
@@ -31,11 +31,12 @@ struct KeyList {
 }
 
 impl KeyList {
-    /// `None` if a key is there twice, or too long.
+    /// `None` if a key is there twice or too long, or they are too long together.
     fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
         let mut list = KeyList { text: String::new(), ends: Vec::new(), index: HashTable::new() };
         for (number, key) in keys.enumerate() {
-            if key.len() > KEY_BYTES_MAX || list.find(hasher, key.as_bytes()).is_some() {
+            let is_long = key.len() > KEY_BYTES_MAX || list.text.len() + key.len() > KEY_LIST_BYTES_MAX;
+            if is_long || list.find(hasher.hash_one(key.as_bytes()), key.as_bytes()).is_some() {
                 return None;
             }
             list.text.push_str(key);
@@ -52,14 +53,15 @@ impl KeyList {
         key_of(&self.text, &self.ends, number)
     }
 
-    fn find(&self, hasher: &DefaultHashBuilder, key: &[u8]) -> Option<usize> {
+    #[inline]
+    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let is_it = |number: &u32| self.key(*number as usize).as_bytes() == key;
-        self.index.find(hasher.hash_one(key), is_it).map(|number| *number as usize)
+        self.index.find(hash, is_it).map(|number| *number as usize)
     }
 
-    /// True if it has these, in this order.
-    fn is<'k>(&self, mut keys: impl Iterator<Item = &'k str>) -> bool {
-        (0..self.ends.len()).all(|number| keys.next() == Some(self.key(number))) && keys.next().is_none()
+    /// True if it has these so many, in this order.
+    fn is<'k>(&self, count: usize, mut keys: impl Iterator<Item = &'k str>) -> bool {
+        self.ends.len() == count && (0..count).all(|number| keys.next() == Some(self.key(number)))
     }
 }
 
@@ -95,24 +97,37 @@ struct Call {
 }
 
 impl Call {
-    /// The recv of that key, if it waits here.
     #[inline]
-    fn find(&self, hasher: &DefaultHashBuilder, at: RawMatchKey<'_>) -> Option<usize> {
-        if (self.pair, self.step) != (at.pair, at.step) {
-            return None;
-        }
-        let number = match self.next < self.slots.len() && self.keys.key(self.next).as_bytes() == at.key {
-            true => self.next,
-            false => self.keys.find(hasher, at.key)?,
-        };
-        matches!(self.slots[number], Slot::Open(_)).then_some(number)
+    fn is_of(&self, at: RawMatchKey<'_>) -> bool {
+        (self.pair, self.step) == (at.pair, at.step)
+    }
+
+    /// True if the next recv waits for that tensor.
+    #[inline]
+    fn expects(&self, at: RawMatchKey<'_>) -> bool {
+        matches!(self.slots.get(self.next), Some(Slot::Open(_)))
+            && self.is_of(at)
+            && self.keys.key(self.next).as_bytes() == at.key
     }
 }
+
+/// A recv, by the place of its call and its number there; good until something changes.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    call: usize,
+    number: usize,
+}
+
+/// Calls for whose slots memory is kept.
+const SPARE_CALLS_MAX: usize = 8;
+
+/// Of so many calls in a row whose keys are not known one is tried.
+const UNLISTED_TRIED: u32 = 64;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Posted {
-    /// In the order in which they were made.
+    /// In the order in which they were made: the first has waited for the longest time.
     calls: Vec<Call>,
     /// The one whose tensor came last.
     last: usize,
@@ -121,6 +136,8 @@ pub(super) struct Posted {
     hasher: DefaultHashBuilder,
     /// Keys of the last calls, the latest first: the next step has most often the same.
     lists: Vec<Arc<KeyList>>,
+    /// Calls in a row whose keys were not among them.
+    unlisted: u32,
     /// Memory for the slots of the next calls.
     spare: Vec<Vec<Slot>>,
 }
@@ -137,42 +154,52 @@ impl Posted {
         self.calls.first().map(|call| call.since + QUIET_TIME)
     }
 
+    /// The recv that waits for a tensor.
     #[inline]
-    fn find(&self, at: RawMatchKey<'_>) -> Option<(usize, usize)> {
-        let found = |index: usize| Some((index, self.calls.get(index)?.find(&self.hasher, at)?));
-        found(self.last).or_else(|| (0..self.calls.len()).find_map(found))
-    }
-
-    /// True if a recv waits for this tensor.
-    #[inline]
-    pub(super) fn waits(&self, at: RawMatchKey<'_>) -> bool {
-        !self.calls.is_empty() && self.find(at).is_some()
-    }
-
-    /// Takes the recv out that waits for a tensor: who waits, with which memory, and since when.
-    #[inline]
-    pub(super) fn take(&mut self, at: RawMatchKey<'_>) -> Option<(RecvWaiter, Option<Buffer>, Instant)> {
-        if self.calls.is_empty() {
-            return None;
+    pub(super) fn find(&self, at: RawMatchKey<'_>) -> Option<Found> {
+        match self.calls.get(self.last) {
+            None => None,
+            Some(call) if call.expects(at) => Some(Found { call: self.last, number: call.next }),
+            Some(_) => self.search(at),
         }
-        let (index, number) = self.find(at)?;
+    }
+
+    /// One whose tensor does not come in turn.
+    fn search(&self, at: RawMatchKey<'_>) -> Option<Found> {
+        let hash = self.hasher.hash_one(at.key);
+        let find = |(index, call): (usize, &Call)| {
+            let number = if call.is_of(at) { call.keys.find(hash, at.key)? } else { return None };
+            matches!(call.slots[number], Slot::Open(_)).then_some(Found { call: index, number })
+        };
+        self.calls.iter().enumerate().find_map(find)
+    }
+
+    /// Who waits there, since when, and with which memory.
+    #[inline]
+    pub(super) fn at(&mut self, Found { call, number }: Found) -> (RecvWaiter, Instant, &mut Option<Buffer>) {
+        let Call { batch, since, slots, .. } = &mut self.calls[call];
+        let Slot::Open(destination) = &mut slots[number] else { unreachable!("just found") };
+        (RecvWaiter::Batch { batch: *batch, index: number as u32 }, *since, destination)
+    }
+
+    /// One that was found has ended.
+    #[inline]
+    pub(super) fn over(&mut self, Found { call: index, number }: Found) {
         self.last = index;
         let call = &mut self.calls[index];
-        let Slot::Open(destination) = std::mem::replace(&mut call.slots[number], Slot::Over) else { return None };
+        call.slots[number] = Slot::Over;
         (call.next, call.left) = (number + 1, call.left - 1);
         self.recvs -= 1;
-        let (batch, since) = (call.batch, call.since);
         if call.left == 0 {
             self.remove(index);
         }
-        Some((RecvWaiter::Batch { batch, index: number as u32 }, destination, since))
     }
 
     fn remove(&mut self, index: usize) -> Call {
         let mut call = self.calls.remove(index);
         self.last = 0;
         self.recvs -= call.left;
-        if call.left == 0 && self.spare.len() < POSTED_CALLS_MAX {
+        if call.left == 0 && self.spare.len() < SPARE_CALLS_MAX {
             let mut slots = std::mem::take(&mut call.slots);
             slots.clear();
             self.spare.push(slots);
@@ -187,16 +214,23 @@ impl Posted {
         }
     }
 
-    /// These keys, as a list that may have been made before; `None` if one is there twice, or too long.
-    fn list<'k>(&mut self, keys: impl Iterator<Item = &'k str> + Clone) -> Option<Arc<KeyList>> {
-        match self.lists.iter().position(|list| list.is(keys.clone())) {
-            Some(index) => self.lists[..=index].rotate_right(1),
-            None => {
-                self.lists.truncate(KEY_LISTS_MAX - 1);
-                self.lists.insert(0, Arc::new(KeyList::new(&self.hasher, keys)?));
-            }
+    /// These keys, as a list that may have been made before; `None` if there is none, since a key is there twice or they are too long, or
+    /// is not worth it, since each call has others.
+    fn list<'k>(&mut self, count: usize, keys: impl Iterator<Item = &'k str> + Clone) -> Option<Arc<KeyList>> {
+        if let Some(index) = self.lists.iter().position(|list| list.is(count, keys.clone())) {
+            self.lists[..=index].rotate_right(1);
+            self.unlisted = 0;
+            return self.lists.first().cloned();
         }
-        self.lists.first().cloned()
+        self.unlisted = self.unlisted.wrapping_add(1);
+        if self.unlisted as usize > KEY_LISTS_MAX && !self.unlisted.is_multiple_of(UNLISTED_TRIED) {
+            return None;
+        }
+        let list = Arc::new(KeyList::new(&self.hasher, keys)?);
+        self.lists.truncate(KEY_LISTS_MAX - 1);
+        self.lists.insert(0, list.clone());
+        // Of an iterator that is the same when it is cloned.
+        Some(list).filter(|list| list.ends.len() == count)
     }
 
     /// Panics unless what waits is counted.
@@ -249,7 +283,7 @@ impl There {
         if !can_post {
             return None;
         }
-        let list = posted.list(keys).filter(|list| list.ends.len() == count)?;
+        let list = posted.list(count, keys)?;
         let is_first = !posted.calls.iter().any(|call| (call.pair, call.step) == (pair, step));
         let is_alone = is_first && !self.steps.may_have((pair, step));
         let (mut slots, mut others) = (posted.spare.pop().unwrap_or_default(), Vec::new());
@@ -278,27 +312,28 @@ impl There {
 
     /// True if something waits under this key, a recv or a tensor.
     fn has(&self, at: RawMatchKey<'_>) -> bool {
-        self.find(self.hash(at), at).is_some() || self.posted.waits(at)
-    }
-
-    /// All recvs are single from now on.
-    pub(super) fn unpost_all(&mut self, batches: &mut Batches) {
-        while !self.posted.calls.is_empty() {
-            self.unpost(batches);
-        }
+        self.find(self.hash(at), at).is_some() || self.posted.find(at).is_some()
     }
 
     /// The recvs of calls that have waited for long enough are single from now on.
     pub(super) fn unpost_due(&mut self, now: Instant, batches: &mut Batches) {
         while self.posted.next_deadline().is_some_and(|at| at <= now) {
-            self.unpost(batches);
+            self.unpost(0, batches);
         }
     }
 
-    /// The recvs of the first call are single from now on.
-    fn unpost(&mut self, batches: &mut Batches) {
-        let Call { pair, step, since, deadline, batch, keys, slots, .. } = self.posted.remove(0);
-        for (number, slot) in slots.into_iter().enumerate().rev() {
+    /// The same of calls whose pair and step `pick` says.
+    pub(super) fn unpost_those(&mut self, batches: &mut Batches, pick: impl Fn(u32, i64) -> bool) {
+        while let Some(index) = self.posted.calls.iter().position(|call| pick(call.pair, call.step)) {
+            self.unpost(index, batches);
+        }
+    }
+
+    /// The recvs of a call are single from now on, and have waited since it was made.
+    fn unpost(&mut self, index: usize, batches: &mut Batches) {
+        let Call { pair, step, since, deadline, batch, keys, slots, .. } = self.posted.remove(index);
+        let later = self.quiet.split_off(self.quiet.partition_point(|(_, other)| *other <= since));
+        for (number, slot) in slots.into_iter().enumerate() {
             let Slot::Open(destination) = slot else { continue };
             let at = MatchKey { pair, step, key: keys.key(number) };
             let hash = self.hash(at.into());
@@ -308,7 +343,8 @@ impl There {
             place.destination = destination;
             place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
             batches.asked(batch, number, Some(Ticket::There(handle)));
-            self.quiet.push_front((handle, since));
+            self.quiet.push_back((handle, since));
         }
+        self.quiet.extend(later);
     }
 }

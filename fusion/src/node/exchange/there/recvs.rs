@@ -34,7 +34,7 @@ impl Exchange {
         let at = MatchKey { pair, step, key };
         let hash = self.there.hash(at.into());
         let failed = match (self.there.find(hash, at.into()), session) {
-            (None, _) if self.there.posted.waits(at.into()) => asked_twice(at),
+            (None, _) if self.there.posted.find(at.into()).is_some() => asked_twice(at),
             (None, Ok(_)) if key.len() > KEY_BYTES_MAX => {
                 let found = key.len();
                 Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted"))
@@ -233,7 +233,8 @@ impl Exchange {
 
     /// Ends the recvs of a pair in `step` with `error`, and gives back what came for them.
     pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
-        self.unpost_all(context);
+        let batches = &mut context.reporter.outcomes.batches;
+        self.there.unpost_those(batches, |of, at| (of, at) == (pair, step));
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, Some(error), context);
         }
@@ -241,16 +242,13 @@ impl Exchange {
 
     /// Ends what waits for a local task, or for all, with `error`.
     pub(in crate::node) fn end_there(&mut self, local: Option<u16>, error: &Error, context: &mut Context) {
-        self.unpost_all(context);
         let pairs = &context.pairs;
-        let handles = self.there.places.select(|place| local.is_none_or(|local| pairs[place.pair].local == local));
+        let is_of = |pair: u32| local.is_none_or(|local| pairs[pair].local == local);
+        self.there.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
+        let handles = self.there.places.select(|place| is_of(place.pair));
         for handle in handles {
             self.end_place(handle, Some(error), context);
         }
-    }
-
-    fn unpost_all(&mut self, context: &mut Context) {
-        self.there.unpost_all(&mut context.reporter.outcomes.batches);
     }
 
     /// Ends a recv with `error`, if there is one, or gives a tensor back.

@@ -53,11 +53,12 @@ pub mod rendezvous;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan,
-    LocalPulling, LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Prepared,
-    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SharedArena, SpareArenas, StartError, Task,
+    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling,
+    Portion, Prepared, Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SharedArena, SpareArenas,
+    StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
-pub use node::{CallerCounters, Counters, Fuse, KindCounters};
+pub use node::{CallerCounters, Counters, Fuse, KindCounters, ReceivedBatch};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptedBatch, AcceptingAll, AcceptingMany};
 pub use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, VolatileSlice, VolatileSliceMut};
 pub use sealane_transport::authentication::{Authentication, TlsFiles};

@@ -38,7 +38,7 @@ pub use clients::fuzzing;
 pub use clients::{ClientEnds, ClientId, Portion, SharedArena, SpareArenas};
 pub use hand_over::Prepared;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
-pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};
+pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingBatch, LocalReceivingMany};
 pub use published::{Begun, Brought, Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
 pub use push::Acceptor;
 pub use settings::EngineSettings;

@@ -12,7 +12,7 @@ use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tray, Unr
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use super::context::{Context, draining};
-use super::exchange::{FusedRequest, RecvRequest, ToPost};
+use super::exchange::{FusedRequest, ReceivedBatch, RecvRequest, ToPost};
 use super::lookups::RowsRequest;
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
@@ -91,6 +91,11 @@ impl Node {
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
     pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
         self.context.reporter.outcomes.batches.poll(handle, waker)
+    }
+
+    /// The same of a batch that is read by views.
+    pub fn poll_views(&mut self, handle: Handle, waker: &Waker) -> Poll<ReceivedBatch> {
+        self.context.reporter.outcomes.batches.poll_views(handle, waker)
     }
 
     /// The next outcome that has come, with its number; `None` when all were taken.

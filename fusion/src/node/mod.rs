@@ -55,7 +55,7 @@ pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, T
 use context::{Context, draining};
 pub use counters::{CallerCounters, Counters, KindCounters};
 use exchange::Exchange;
-pub use exchange::{BatchWaiter, FusedRequest, RecvRequest};
+pub use exchange::{BatchWaiter, FusedRequest, ReceivedBatch, RecvRequest};
 use lookups::Lookups;
 pub use lookups::RowsRequest;
 use memory::Memory;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Asked, CameAhead, KeyOf, Sink, Untaken};
+use sealane_transport::session::{Asked, CameAhead, CameTogether, KeyOf, Sink, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{Fate, WireError};
@@ -99,6 +99,15 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
             self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
         }
         Ok(fate)
+    }
+
+    #[inline]
+    fn came_together(&mut self, frame: &CameTogether<'_>) -> Option<u32> {
+        let Rx { exchange, pairs, reporter, asker, .. } = self;
+        let from = (asker.session, &mut *asker.last_pair);
+        let (count, since) = exchange.came_together(from, frame, (pairs, reporter))?;
+        self.recvs.ended_together(since, count, (&self.reporter.metrics.latencies, self.way, self.now));
+        Some(count)
     }
 
     fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {

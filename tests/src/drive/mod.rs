@@ -60,6 +60,18 @@ pub const DRIVES: &[Drive] = &[
         steps: |tensors, steps| node::batches(Tcp, tensors, steps),
     },
     Drive {
+        name: "recv-views",
+        about: "the same over memory, read where they lie",
+        tensors: 256,
+        steps: |tensors, steps| node::views(Loop, tensors, steps),
+    },
+    Drive {
+        name: "recv-tcp-views",
+        about: "the same over a TCP connection",
+        tensors: 256,
+        steps: |tensors, steps| node::views(Tcp, tensors, steps),
+    },
+    Drive {
         name: "recv-verbs",
         about: "a send and its recv between two nodes over RDMA devices in memory, theirs included, one at a time",
         tensors: 1,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 
 use sealane_fusion::node::{
-    BatchWaiter, ClientCall, ClientOutcome, FusedRequest, PullRequest, PullWaiter, PushRequest, RecvRequest,
+    BatchWaiter, ClientCall, ClientOutcome, FusedRequest, Node, PullRequest, PullWaiter, PushRequest, RecvRequest,
     RecvWaiter, SendWaiter,
 };
 use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, IntoTensor, Tensor, TensorView};
@@ -55,26 +55,46 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     Ok(())
 }
 
-/// The same with one call for all sends of a step, and one for all recvs.
+/// The same with one call for all sends of a step and one for all recvs, into memory of their own.
 pub(super) fn batches(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    let buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
+    recv_together(wire, (tensors, steps), buffers, BatchWaiter::Future, |worker, batch, buffers| {
+        let Poll::Ready(outcomes) = worker.poll_batch(batch, Waker::noop()) else { return Ok(false) };
+        for outcome in outcomes {
+            buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
+        }
+        Ok(true)
+    })
+}
+
+/// The same with tensors that are read where they lie.
+pub(super) fn views(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
+    recv_together(wire, (tensors, steps), Vec::new(), BatchWaiter::Views, |worker, batch, _| {
+        let Poll::Ready(received) = worker.poll_views(batch, Waker::noop()) else { return Ok(false) };
+        let is_whole = |view: TensorView<'_>| view.bytes.first() == Some(&7) && view.bytes.len() == BYTES;
+        let all_whole = received.iter().all(|outcome| outcome.is_ok_and(is_whole));
+        all_whole.then_some(true).ok_or_else(|| "other bytes came".into())
+    })
+}
+
+fn recv_together(
+    wire: impl Wire,
+    (tensors, steps): (usize, i64),
+    mut buffers: Vec<Buffer>,
+    waiter: impl Fn(Option<Waker>) -> BatchWaiter,
+    mut take: impl FnMut(&mut Node, Handle, &mut Vec<Buffer>) -> Result<bool, String>,
+) -> Result<(), String> {
     let (mut two, keys, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, keys(tensors), tensor()?);
     let pairs = [two.number(PS).map_err(said)?, two.number(WORKER).map_err(said)?];
     let deadline = two.now() + DEADLINE;
-    let mut buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
     for step in 0..steps {
         let (now, wanted) = (two.now(), keys.iter().map(String::as_str));
-        let (pair, destinations, waiter) = (pairs[WORKER], buffers.drain(..), BatchWaiter::Future(None));
+        let (pair, destinations, waiter) = (pairs[WORKER], buffers.drain(..), waiter(None));
         let request = FusedRequest { pair, step, keys: wanted, destinations, deadline, waiter };
         let batch = two.nodes[WORKER].recv_fused(now, request);
         let tensors = keys.iter().map(|key| (key, &tensor));
         two.nodes[PS].send_many((pairs[PS], step), tensors, deadline, SendWaiter::Nobody);
-        two.until(|nodes| {
-            let Poll::Ready(outcomes) = nodes[WORKER].poll_batch(batch, Waker::noop()) else { return Ok(false) };
-            for outcome in outcomes {
-                buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
-            }
-            Ok(true)
-        })?;
+        two.until(|nodes| take(&mut nodes[WORKER], batch, &mut buffers))?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sealane_fusion::node::{BatchWaiter, FusedRequest};
-use sealane_fusion::{Buffer, Error, RecvOutcome};
+use sealane_fusion::{Buffer, Error, RecvOutcome, Unreceived};
 use sealane_transport::Handle;
 
 use super::climate::TENSOR_BYTES_MAX;
@@ -19,6 +19,7 @@ use super::workload::{Spot, Told};
 
 enum Ear {
     OneByOne,
+    Views,
     Together(oneshot::Receiver<Result<Vec<RecvOutcome>, Error>>),
 }
 
@@ -101,6 +102,7 @@ impl Simulation {
         }
         let (waiter, ear) = match told {
             Told::OneByOne => (BatchWaiter::Future(None), Ear::OneByOne),
+            Told::InViews => (BatchWaiter::Views(None), Ear::Views),
             Told::Together => {
                 let (sender, receiver) = oneshot::channel();
                 (BatchWaiter::Channel(sender), Ear::Together(receiver))
@@ -174,6 +176,7 @@ impl Simulation {
     fn hear(&mut self, batch: &Batch) -> Result<bool, String> {
         match &batch.ear {
             Ear::OneByOne => self.hear_one_by_one(batch),
+            Ear::Views => self.hear_views(batch),
             Ear::Together(receiver) => match receiver.try_recv() {
                 Ok(Ok(outcomes)) if outcomes.len() == batch.recvs.len() => {
                     for (&recv, outcome) in batch.recvs.iter().zip(outcomes) {
@@ -187,6 +190,20 @@ impl Simulation {
                 Err(oneshot::TryRecvError::Empty) => Ok(false),
             },
         }
+    }
+
+    fn hear_views(&mut self, batch: &Batch) -> Result<bool, String> {
+        let Batch { host, shard, handle, recvs, .. } = batch;
+        let node = &mut self.hosts[*host].seats[*shard].node;
+        let Poll::Ready(received) = node.poll_views(*handle, Waker::noop()) else { return Ok(false) };
+        if received.len() != recvs.len() {
+            return Err(format!("{} outcomes for {} keys", received.len(), recvs.len()));
+        }
+        for (&recv, outcome) in recvs.iter().zip(received.iter()) {
+            let outcome = outcome.map(|view| view.to_tensor());
+            self.recv_ended(recv, outcome.map_err(|error| Unreceived::from(error.clone())))?;
+        }
+        Ok(true)
     }
 
     fn hear_one_by_one(&mut self, batch: &Batch) -> Result<bool, String> {

@@ -128,7 +128,7 @@ impl Ledger {
     /// for, or had.
     pub(super) fn may_have_taken(&self, at: Spot) -> bool {
         self.recvs_of(at).iter().map(|&recv| &self.recvs[recv]).any(|recv| match recv.ended {
-            None | Some((_, End::Deaf | End::GivenUp | End::Lost)) => recv.batch == Some(Told::Together),
+            None | Some((_, End::Deaf | End::GivenUp | End::Lost)) => recv.batch.is_some_and(Told::is_together),
             Some(_) => false,
         })
     }

@@ -129,7 +129,7 @@ impl Simulation {
             return Err(format!("recv {number} got its tensor elsewhere than in its own memory"));
         }
         // What a fused receive says late may have come in any era since it was asked.
-        let late = recv.batch == Some(Told::Together);
+        let late = recv.batch.is_some_and(Told::is_together);
         if let Some(&(earlier, before)) = send.deliveries.last()
             && before == era
             && (!late || recv.era == era)

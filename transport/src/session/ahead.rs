@@ -16,7 +16,7 @@ use crate::limits::{AHEAD_BYTES_MAX, AHEAD_RECORD_BYTES, AHEAD_TENSOR_BYTES};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
 use crate::spares;
-use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecordsBuf, Ends, Fate, RecordPlace, WireError};
+use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecords, AheadRecordsBuf, Ends, Fate, RecordPlace, WireError};
 
 /// A small tensor, to be sent before it is asked for.
 #[derive(Debug)]
@@ -73,6 +73,19 @@ pub struct AheadBack<D> {
     pub meta: Meta,
     /// Its bytes.
     pub buffer: Buffer,
+}
+
+/// Tensors of the peer's that have come ahead of their requests, in one frame.
+#[derive(Debug, Clone, Copy)]
+pub struct CameTogether<'a> {
+    /// The peer's task, by the owner's number.
+    pub producer: u32,
+    /// The task of this side that they are for, by its index in this side's list.
+    pub consumer: u16,
+    /// The step.
+    pub step: i64,
+    /// The tensors, with metadata that is not looked at.
+    pub records: AheadRecords<'a>,
 }
 
 /// A tensor of the peer's that has come ahead of its request.
@@ -420,7 +433,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn release_ahead(&mut self, number: u64, cost: usize, fate: Fate) {
         debug_assert!(self.kept_ahead >= cost, "the peer would lose its link for what it may do");
         self.kept_ahead -= cost;
-        self.consumer.release_ahead(number, fate);
+        self.consumer.release_ahead(number, 1, fate);
     }
 
     /// The key of a tensor that was sent ahead and has not ended.

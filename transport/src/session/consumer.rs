@@ -282,8 +282,8 @@ impl<W> Consumer<W> {
 
     /// A tensor that came ahead has ended.
     #[inline]
-    pub(super) fn release_ahead(&mut self, number: u64, fate: Fate) {
-        self.releases.push_ahead(number, fate);
+    pub(super) fn release_ahead(&mut self, first: u64, count: u32, fate: Fate) {
+        self.releases.push_ahead(first, count, fate);
     }
 
     pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {

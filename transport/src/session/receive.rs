@@ -5,7 +5,7 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Awaited, CameAhead, Event, RowsAsked, Session};
+use super::{Asked, Awaited, CameAhead, CameTogether, Event, RowsAsked, Session};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
@@ -58,6 +58,12 @@ pub trait Sink<W, D> {
     /// The key is to be kept, and is no text.
     fn came_ahead(&mut self, _session: &mut Session<W, D>, _tensor: &CameAhead<'_>) -> Result<Option<Fate>, WireError> {
         Ok(Some(Fate::Returned))
+    }
+
+    /// Small tensors came ahead of their requests, in one frame. How many, if recvs wait for all of them, and have them now; else each
+    /// [comes by itself](Self::came_ahead).
+    fn came_together(&mut self, _frame: &CameTogether<'_>) -> Option<u32> {
+        None
     }
 
     /// The peer wants such a tensor back: what it cost, if it was kept and is not any more.
@@ -401,6 +407,13 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         }
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
+        let together = CameTogether { producer, consumer, step, records: ahead.records };
+        if let Some(count) = self.sink.as_mut().and_then(|sink| sink.came_together(&together)) {
+            session.consumer.release_ahead(ahead.first, count, Fate::Taken);
+            session.came.tensors += u64::from(count);
+            session.ahead_next = ahead.first + u64::from(count);
+            return Ok(());
+        }
         let (mut number, mut meta): (u64, &[u8]) = (ahead.first, &[]);
         for record in ahead.records.iter() {
             let record = record?;
@@ -411,7 +424,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
                 None => Some(Fate::Returned),
             };
             match fate {
-                Some(fate) => session.consumer.release_ahead(number, fate),
+                Some(fate) => session.consumer.release_ahead(number, 1, fate),
                 None => {
                     session.kept_ahead += came.cost();
                     if session.kept_ahead > AHEAD_BYTES_MAX {

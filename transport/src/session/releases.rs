@@ -45,18 +45,18 @@ impl ReleaseLog {
         self.entries.push_back(Entry::Asked(token, taken));
     }
 
-    /// One that was sent ahead: most often it is the next after the last of these.
+    /// So many that were sent ahead: most often they are the next after the last of these.
     #[inline]
-    pub(super) fn push_ahead(&mut self, number: u64, fate: Fate) {
+    pub(super) fn push_ahead(&mut self, first: u64, count: u32, fate: Fate) {
         if self.has_unsent()
             && let Some(Entry::Ahead(last)) = self.entries.back_mut()
-            && (last.first + u64::from(last.count), last.fate) == (number, fate)
-            && last.count < u32::MAX
+            && (last.first + u64::from(last.count), last.fate) == (first, fate)
+            && last.count < u32::MAX - count
         {
-            last.count += 1;
+            last.count += count;
             return;
         }
-        self.entries.push_back(Entry::Ahead(AheadEnd { first: number, count: 1, fate }));
+        self.entries.push_back(Entry::Ahead(AheadEnd { first, count, fate }));
     }
 
     pub(super) fn is_empty(&self) -> bool {

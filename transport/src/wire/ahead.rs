@@ -127,6 +127,12 @@ impl<'a> AheadRecords<'a> {
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
+
+    /// Where bytes that were read here begin.
+    #[inline]
+    pub fn place_of(self, bytes: &[u8]) -> usize {
+        bytes.as_ptr().addr().wrapping_sub(self.0.as_ptr().addr())
+    }
 }
 
 /// Reads the tensor at the front, and what follows it; the first of all has metadata of its own.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sealane_fusion::{
     AcceptOptions, Buffer, DType, Engine, Error, Keys, LocalEngine, LocalPair, LocalPlan, LocalReceiving,
-    LocalReceivingMany, LocalSending, Tensor, TensorMeta, Unreceived,
+    LocalReceivingBatch, LocalSending, Tensor, TensorMeta, Unreceived,
 };
 
 use super::engine::{self, NAME, PS, QUEUE, SHOWN_AFTER, WORKER, key_of, on_shard, shown};
@@ -122,7 +122,7 @@ struct Consumer<'a> {
     /// The lane of the first of them.
     first: usize,
     /// Those that were asked together, by their lanes, and the lane that is asked next.
-    together: VecDeque<(Range<usize>, LocalReceivingMany)>,
+    together: VecDeque<(Range<usize>, LocalReceivingBatch)>,
     next: usize,
     /// How the tensors of a step are asked for.
     way: Option<Way>,
@@ -151,14 +151,13 @@ impl<'a> Consumer<'a> {
         Ok(self.lanes)
     }
 
-    /// Asks for tensors of the next lanes by one call; how many.
+    /// Asks for tensors of the next lanes by one call, to be read where they lie; how many.
     fn ask_together(&mut self) -> usize {
         let range = self.next..self.lanes.len().min(self.next + batch(self.plan));
         self.next = range.end % self.lanes.len();
-        let lanes = &mut self.lanes[range.clone()];
-        let memory: Vec<_> = lanes.iter_mut().map(Lane::lend).collect();
+        let lanes = &self.lanes[range.clone()];
         let keys = lanes.iter().map(|lane| lane.key.as_str());
-        let receiving = self.pair.recv_fused_with(lanes[0].step, keys, memory, None);
+        let receiving = self.pair.recv_many(lanes[0].step, keys, None);
         let count = range.len();
         self.together.push_back((range, receiving));
         count
@@ -200,9 +199,10 @@ impl Client for Consumer<'_> {
             return pushing.await.map(|()| count).map_err(failed);
         }
         if let Some((range, receiving)) = self.together.pop_front() {
-            let (count, outcomes) = (range.len(), receiving.await);
-            for (lane, outcome) in self.lanes[range].iter_mut().zip(outcomes) {
-                lane.take_in(outcome.map_err(unreceived)?)?;
+            let (count, received) = (range.len(), receiving.await);
+            for (lane, outcome) in self.lanes[range].iter_mut().zip(received.iter()) {
+                check_length(NAME, lane.size_bytes, outcome.map_err(failed)?.bytes.len())?;
+                lane.step += 1;
             }
             return Ok(count);
         }

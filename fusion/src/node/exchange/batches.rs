@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use sealane_transport::wire::AheadRecords;
 use sealane_transport::{Arena, Error, Handle, RecvOutcome};
 
+use super::received::ReceivedBatch;
 use crate::node::cells::Ticket;
 
 /// Many recvs, as a task of this shard asks them.
@@ -30,12 +32,20 @@ pub struct FusedRequest<K, D> {
 pub enum BatchWaiter {
     /// A future on this shard, with its waker once it was polled.
     Future(Option<Waker>),
+    /// A future on this shard that reads the tensors where they lie.
+    Views(Option<Waker>),
     /// A caller on any thread.
     Channel(oneshot::Sender<Result<Vec<RecvOutcome>, Error>>),
 }
 
+/// What has come of a batch.
+enum Come {
+    Each(Vec<Option<RecvOutcome>>),
+    Views(ReceivedBatch),
+}
+
 struct Batch {
-    outcomes: Vec<Option<RecvOutcome>>,
+    outcomes: Come,
     /// Those that ended and were not taken one by one.
     arrived: VecDeque<u32>,
     tickets: Vec<Option<Ticket>>,
@@ -45,7 +55,18 @@ struct Batch {
 
 impl Batch {
     fn take_all(&mut self) -> Vec<RecvOutcome> {
-        self.outcomes.drain(..).flatten().collect()
+        match &mut self.outcomes {
+            Come::Each(outcomes) => outcomes.drain(..).flatten().collect(),
+            Come::Views(_) => unreachable!("its future takes views"),
+        }
+    }
+
+    /// So many more have ended.
+    fn ended(&mut self, count: usize, wakers: &mut Vec<Waker>) {
+        self.left -= count;
+        if let BatchWaiter::Future(waker) | BatchWaiter::Views(waker) = &mut self.waiter {
+            wakers.extend(waker.take());
+        }
     }
 }
 
@@ -61,7 +82,10 @@ impl Default for Batches {
 impl Batches {
     /// So many recvs that are about to be asked.
     pub(in crate::node) fn open(&mut self, count: usize, waiter: BatchWaiter) -> Handle {
-        let outcomes = std::iter::repeat_with(|| None).take(count).collect();
+        let outcomes = match waiter {
+            BatchWaiter::Views(_) => Come::Views(ReceivedBatch::waiting(count)),
+            _ => Come::Each(std::iter::repeat_with(|| None).take(count).collect()),
+        };
         let batch = Batch { outcomes, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
         let Ok(batch) = self.0.insert(batch) else { unreachable!("2^32 batches do not fit in memory") };
         batch
@@ -69,9 +93,12 @@ impl Batches {
 
     /// One of a batch was asked, and is given up by this ticket unless it has ended.
     pub(in crate::node) fn asked(&mut self, handle: Handle, index: usize, ticket: Option<Ticket>) {
-        if let Some(batch) = self.0.get_mut(handle)
-            && batch.outcomes[index].is_none()
-        {
+        let Some(batch) = self.0.get_mut(handle) else { return };
+        let waits = match &batch.outcomes {
+            Come::Each(outcomes) => outcomes[index].is_none(),
+            Come::Views(views) => views.waits(index),
+        };
+        if waits {
             batch.tickets[index] = ticket;
         }
     }
@@ -81,8 +108,24 @@ impl Batches {
     pub(in crate::node) fn listens(&self, handle: Handle) -> bool {
         self.0.get(handle).is_some_and(|batch| match &batch.waiter {
             BatchWaiter::Channel(sender) => !sender.is_closed(),
-            BatchWaiter::Future(_) => true,
+            BatchWaiter::Future(_) | BatchWaiter::Views(_) => true,
         })
+    }
+
+    /// A frame came for a batch that is to be read by views: see [`ReceivedBatch::take`].
+    pub(in crate::node) fn take_frame(
+        &mut self,
+        handle: Handle,
+        first: usize,
+        records: AheadRecords<'_>,
+        wakers: &mut Vec<Waker>,
+        is: impl Fn(usize, &[u8]) -> bool,
+    ) -> Option<(usize, usize)> {
+        let batch = self.0.get_mut(handle)?;
+        let Come::Views(views) = &mut batch.outcomes else { return None };
+        let (count, bytes) = views.take(first, records, is)?;
+        batch.ended(count, wakers);
+        Some((count, bytes))
     }
 
     /// One of a batch has ended.
@@ -94,14 +137,19 @@ impl Batches {
         wakers: &mut Vec<Waker>,
     ) {
         let Some(batch) = self.0.get_mut(handle) else { return };
-        debug_assert!(batch.outcomes[index as usize].is_none(), "a recv would end twice, and another never");
-        batch.outcomes[index as usize] = Some(outcome);
-        batch.tickets[index as usize] = None;
-        batch.left -= 1;
-        if let BatchWaiter::Future(waker) = &mut batch.waiter {
-            batch.arrived.push_back(index);
-            wakers.extend(waker.take());
+        let number = index as usize;
+        match &mut batch.outcomes {
+            Come::Each(outcomes) => {
+                debug_assert!(outcomes[number].is_none(), "a recv would end twice, and another never");
+                outcomes[number] = Some(outcome);
+            }
+            Come::Views(views) => views.end(number, outcome),
         }
+        batch.tickets[number] = None;
+        if let BatchWaiter::Future(_) = &batch.waiter {
+            batch.arrived.push_back(index);
+        }
+        batch.ended(1, wakers);
         if batch.left == 0 {
             self.end(handle);
         }
@@ -109,7 +157,7 @@ impl Batches {
 
     /// All have ended: who is not on this shard is told.
     pub(in crate::node) fn end(&mut self, handle: Handle) {
-        let is_here = |batch: &Batch| matches!(batch.waiter, BatchWaiter::Future(_));
+        let is_here = |batch: &Batch| !matches!(batch.waiter, BatchWaiter::Channel(_));
         if self.0.get(handle).is_none_or(is_here) {
             return;
         }
@@ -133,11 +181,25 @@ impl Batches {
         Poll::Ready(outcomes)
     }
 
+    /// The same of a batch that is read by views.
+    pub(in crate::node) fn poll_views(&mut self, handle: Handle, waker: &Waker) -> Poll<ReceivedBatch> {
+        let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
+        if batch.left > 0 {
+            batch.waiter = BatchWaiter::Views(Some(waker.clone()));
+            return Poll::Pending;
+        }
+        match self.0.remove(handle).map(|batch| batch.outcomes) {
+            Some(Come::Views(views)) => Poll::Ready(views),
+            _ => unreachable!("its future takes outcomes"),
+        }
+    }
+
     /// The next outcome that has come, with its number; `None` when all were taken.
     pub(in crate::node) fn poll_next(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
         let Some(batch) = self.0.get_mut(handle) else { return Poll::Ready(None) };
         if let Some(index) = batch.arrived.pop_front() {
-            let outcome = batch.outcomes[index as usize].take().expect("it has arrived once");
+            let Come::Each(outcomes) = &mut batch.outcomes else { unreachable!("its future takes views") };
+            let outcome = outcomes[index as usize].take().expect("it has arrived once");
             return Poll::Ready(Some((index as usize, outcome)));
         }
         if batch.left == 0 {
@@ -165,7 +227,7 @@ impl Batches {
             assert!(batch.left <= batch.tickets.len(), "a batch would never end");
             let tickets = batch.tickets.iter().flatten().count();
             assert!(tickets <= batch.left, "a recv would be given up that has ended, and may be another's by now");
-            let is_here = matches!(batch.waiter, BatchWaiter::Future(_));
+            let is_here = !matches!(batch.waiter, BatchWaiter::Channel(_));
             assert!(batch.left > 0 || is_here, "nobody would hear that a batch has ended");
         }
     }

@@ -4,6 +4,7 @@ mod ahead;
 pub(super) mod batches;
 mod large_keys;
 mod matches;
+mod received;
 mod steps;
 mod there;
 
@@ -32,6 +33,7 @@ use ahead::SentAhead;
 pub(super) use ahead::traced as traced_ahead;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
+pub use received::ReceivedBatch;
 use sealane_transport::tensor::{IntoTensor, TensorMeta};
 use there::There;
 pub(super) use there::ToPost;

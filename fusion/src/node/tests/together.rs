@@ -2,10 +2,12 @@
 
 use sealane_transport::limits::KEY_BYTES_MAX;
 
+use std::task::{Poll, Waker};
+
 use super::ahead::{WORKER, met};
 use super::*;
 use crate::limits::{POSTED_CALLS_MAX, QUIET_TIME};
-use crate::node::{BatchWaiter, FusedRequest};
+use crate::node::{BatchWaiter, FusedRequest, ReceivedBatch};
 
 /// Recvs of one call.
 struct Many(oneshot::Receiver<Result<Vec<RecvOutcome>, Error>>);
@@ -166,6 +168,78 @@ fn a_call_of_sends_ends_with_its_last_and_tells_the_first_error() {
     net.pass(SOON);
     assert_eq!(sent.error().code(), Code::InvalidArgument);
     assert_eq!(net.send_many(&[]).outcome(), Ok(()));
+    net.nothing_is_left();
+}
+
+/// The outcomes of recvs that are read where they lie, once all have ended.
+fn views(net: &mut Net, batch: Handle) -> Option<ReceivedBatch> {
+    match net.nodes[1].poll_views(batch, Waker::noop()) {
+        Poll::Ready(received) => Some(received),
+        Poll::Pending => None,
+    }
+}
+
+fn bytes(received: &ReceivedBatch) -> Vec<Result<Vec<u8>, Code>> {
+    let outcomes = received.iter().map(|outcome| outcome.map(|view| view.bytes.to_vec()));
+    outcomes.map(|outcome| outcome.map_err(Error::code)).collect()
+}
+
+impl Net {
+    fn recv_views(&mut self, keys: &[&str]) -> Handle {
+        let (pair, deadline, now) = (self.number(1, "worker:1", "ps:1"), self.now + SOON, self.now);
+        let (keys, waiter) = (keys.iter().copied(), BatchWaiter::Views(None));
+        self.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter })
+    }
+}
+
+#[test]
+fn what_is_read_where_it_lies_is_what_was_sent_however_it_came() {
+    let keys = ["a", "b", "c", "large", "d"];
+    let large = [9; 5000];
+    let sent: [(&str, &[u8]); 5] = [("a", &[1]), ("b", &[]), ("c", &[3, 3]), ("large", &large), ("d", &[4])];
+    // In order, out of order, by single calls, and before they are asked for.
+    for way in 0..4 {
+        let mut net = met();
+        let mut asked = (way < 3).then(|| net.recv_views(&keys));
+        let mut tensors = sent.to_vec();
+        if way == 1 {
+            tensors.swap(0, 2);
+        }
+        let sends: Vec<_> = match way {
+            2 => tensors.iter().map(|(key, bytes)| net.send((0, "ps:1"), "worker:1", key, bytes)).collect(),
+            _ => vec![net.send_many(&tensors)],
+        };
+        net.rest();
+        let asked = *asked.get_or_insert_with(|| net.recv_views(&keys));
+        net.pass(QUIET_TIME);
+        let received = views(&mut net, asked).expect("all have come");
+        assert_eq!(bytes(&received), sent.map(|(_, bytes)| Ok(bytes.to_vec())), "way {way}");
+        assert_eq!(received.get(2).unwrap().meta.shape().as_slice(), [2]);
+        assert!(sends.iter().all(|sent| sent.outcome() == Ok(())));
+        drop(received);
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn views_of_which_some_do_not_come_say_why_and_what_is_given_up_is_left_to_others() {
+    let mut net = met();
+    let asked = net.recv_views(&["a", "never"]);
+    let sent = net.send_many(&[("a", &[1])]);
+    net.rest();
+    assert!(views(&mut net, asked).is_none() && sent.outcome() == Ok(()));
+    net.pass(SOON);
+    let received = views(&mut net, asked).expect("its deadline has passed");
+    assert_eq!(bytes(&received), [Ok(vec![1]), Err(Code::DeadlineExceeded)]);
+    let given_up = net.recv_views(&["a", "b"]);
+    net.nodes[1].close_batch(given_up);
+    let sent = net.send_many(&[("a", &[2]), ("b", &[3])]);
+    net.rest();
+    let asked = net.recv_many(&["a", "b"]);
+    net.rest();
+    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![2]), Ok(vec![3])], Ok(())));
+    let none = net.recv_views(&[]);
+    assert!(views(&mut net, none).is_some_and(|received| received.is_empty()));
     net.nothing_is_left();
 }
 

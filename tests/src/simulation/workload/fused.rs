@@ -45,14 +45,18 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
         }
         let timeout_of_all = timeout(random, Duration::from_millis(30));
         agenda.add(start + soon(random), Event::Deed(Deed::SendMany { tensors, timeout: timeout_of_all }));
-        let told = if random.random_bool(0.5) { Told::OneByOne } else { Told::Together };
+        let told = [Told::OneByOne, Told::Together, Told::InViews][random.random_range(0..3)];
         let fuse = |random: &mut SmallRng| Deed::Fuse {
             batch,
             producer,
             consumer,
             step,
             keys: keys.clone(),
-            rooms: if random.random_bool(0.3) { random.random_range(0..=keys.len()) } else { 0 },
+            rooms: if told != Told::InViews && random.random_bool(0.3) {
+                random.random_range(0..=keys.len())
+            } else {
+                0
+            },
             told,
             timeout: timeout(random, Duration::from_millis(3)),
         };

@@ -42,6 +42,15 @@ pub(super) enum Told {
     OneByOne,
     /// All, when the last has come.
     Together,
+    /// The same, to be read where they lie.
+    InViews,
+}
+
+impl Told {
+    /// True if what came early is told late.
+    pub(super) fn is_together(self) -> bool {
+        self != Told::OneByOne
+    }
 }
 
 #[derive(Debug)]

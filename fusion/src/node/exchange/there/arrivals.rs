@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{CameAhead, ReceiveMemory};
+use sealane_transport::session::{CameAhead, CameTogether, ReceiveMemory};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{self, Fate, WireError};
@@ -71,6 +71,50 @@ impl Exchange {
         debug_assert!(self.there.taken.iter().all(|(of, ..)| *of != session), "its producer would send it again");
     }
 
+    /// The pair of tensors that a session brings ahead; `None` if nobody can have them.
+    #[inline]
+    fn pair_ahead(
+        &self,
+        (session, last_pair): (Handle, &mut LastPair),
+        (consumer, producer, step): (u16, u32, i64),
+        pairs: &mut Pairs,
+    ) -> Option<u32> {
+        let ends = (consumer, producer);
+        let pair = match *last_pair {
+            Some((last, pair)) if last == ends => pair,
+            _ if producer == STRANGER => return None,
+            _ => {
+                let pair = pairs.pair_of(consumer, producer);
+                *last_pair = Some((ends, pair));
+                pair
+            }
+        };
+        // Only where the pair has asked: a task that has moved may still send from where it was.
+        let is_asked = pairs[pair].asked_there == Some(session) && pairs[pair].owned;
+        (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
+    }
+
+    /// Small tensors of a peer have come ahead of their requests in one frame: how many, and since when they were waited for, if all of
+    /// them are those that a call expects next, which reads them where they lie.
+    #[inline]
+    pub(in crate::node) fn came_together(
+        &mut self,
+        session: (Handle, &mut LastPair),
+        came: &CameTogether<'_>,
+        (pairs, reporter): (&mut Pairs, &mut Reporter),
+    ) -> Option<(u32, Instant)> {
+        // A trace tells of each tensor.
+        if self.there.posted.recvs() == 0 || reporter.recorder.is_some() {
+            return None;
+        }
+        let pair = self.pair_ahead(session, (came.consumer, came.producer, came.step), pairs)?;
+        let posted = &mut self.there.posted;
+        let (count, bytes, since) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes)?;
+        reporter.counters.tensors_received += count as u64;
+        reporter.counters.bytes_received += bytes as u64;
+        Some((count as u32, since))
+    }
+
     /// A small tensor of a peer has come ahead of its request: what became of it, or `None` if it is kept.
     ///
     /// # Errors
@@ -78,27 +122,13 @@ impl Exchange {
     #[inline]
     pub(in crate::node) fn came_ahead(
         &mut self,
-        session: (Handle, &mut PeerSession, &mut LastPair),
+        (of, with, last_pair): (Handle, &mut PeerSession, &mut LastPair),
         came: &CameAhead<'_>,
         (pairs, reporter, memory): (&mut Pairs, &mut Reporter, &Memory),
     ) -> Result<(Option<Fate>, Option<Instant>), WireError> {
-        let (of, with, last_pair) = session;
-        let ends = (came.consumer, came.producer);
-        let pair = match *last_pair {
-            Some((last, pair)) if last == ends => pair,
-            _ if came.producer == STRANGER => return Ok((Some(Fate::Returned), None)),
-            _ => {
-                let pair = pairs.pair_of(came.consumer, came.producer);
-                *last_pair = Some((ends, pair));
-                pair
-            }
-        };
         let returned = Ok((Some(Fate::Returned), None));
-        // Only where the pair has asked: a task that has moved may still send from where it was.
-        let is_asked = pairs[pair].asked_there == Some(of) && pairs[pair].owned;
-        if !is_asked || self.ended.reason(came.consumer, pair, came.step).is_some() {
-            return returned;
-        }
+        let ends = (came.consumer, came.producer, came.step);
+        let Some(pair) = self.pair_ahead((of, last_pair), ends, pairs) else { return returned };
         let at = RawMatchKey { pair, step: came.step, key: came.key };
         let there = &mut self.there;
         if let Some(found) = there.posted.find(at) {

@@ -13,12 +13,14 @@ use sealane_runtime::Buffer;
 use sealane_transport::Handle;
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
 use sealane_transport::session::Manner;
+use sealane_transport::wire::AheadRecords;
 
 use super::super::batches::Batches;
 use super::There;
 use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
+use crate::node::outcomes::Outcomes;
 use crate::rendezvous::{MatchKey, RawMatchKey};
 
 /// Keys that were asked for together, each once.
@@ -193,6 +195,38 @@ impl Posted {
         if call.left == 0 {
             self.remove(index);
         }
+    }
+
+    /// Takes a frame in whose tensors are all those that a call expects next; how many, their bytes, and since when they were waited for.
+    /// `None` if there is no such call, and nothing was taken.
+    pub(super) fn take_frame(
+        &mut self,
+        (pair, step): (u32, i64),
+        records: AheadRecords<'_>,
+        outcomes: &mut Outcomes,
+    ) -> Option<(usize, usize, Instant)> {
+        let is_of = |call: &Call| (call.pair, call.step) == (pair, step);
+        let index = match self.calls.get(self.last) {
+            Some(call) if is_of(call) => self.last,
+            _ => self.calls.iter().position(is_of)?,
+        };
+        let call = &mut self.calls[index];
+        let (keys, slots, first) = (&call.keys, &call.slots, call.next);
+        // One with memory of the caller's is filled by itself.
+        let is_next = |number: usize, key: &[u8]| {
+            matches!(slots.get(number), Some(Slot::Open(None))) && keys.key(number).as_bytes() == key
+        };
+        let Outcomes { batches, wakers, .. } = outcomes;
+        let (count, bytes) = batches.take_frame(call.batch, first, records, wakers, is_next)?;
+        call.slots[first..first + count].fill_with(|| Slot::Over);
+        (call.next, call.left) = (first + count, call.left - count);
+        self.recvs -= count;
+        let (since, is_over) = (call.since, call.left == 0);
+        self.last = index;
+        if is_over {
+            self.remove(index);
+        }
+        Some((count, bytes, since))
     }
 
     fn remove(&mut self, index: usize) -> Call {

@@ -197,13 +197,17 @@ impl<D> SentAhead<D> {
         let bytes = key.len() + meta.len() + payload.len();
         let cost = bytes + AHEAD_RECORD_BYTES;
         debug_assert!(self.has_room(bytes), "the peer would end the link");
-        let is_open = |frame: &&mut Sent<D>| frame.ends == ends && !alone && !frame.written.is_full(bytes);
+        // One behind which another was taken back has no place for this number.
+        let number = self.next;
+        let is_open = |frame: &&mut Sent<D>| {
+            frame.ends == ends && !alone && frame.end() == number && !frame.written.is_full(bytes)
+        };
         let open = if self.unsent > 0 { self.frames.back_mut().filter(is_open) } else { None };
         let frame = match open {
             Some(frame) => frame,
             None => {
                 let records = self.spare.pop().unwrap_or_default();
-                let (first, written) = (self.next, AheadRecordsBuf::within(spares::take()));
+                let (first, written) = (number, AheadRecordsBuf::within(spares::take()));
                 let frame = Sent { first, ends, written, records, left: 0, bytes: 0, is_stale: false };
                 self.unsent += 1;
                 self.frames.push_back(frame);

@@ -116,6 +116,22 @@ fn a_peer_that_does_not_read_is_told_of_no_more_than_a_queue_holds() {
 }
 
 #[test]
+fn a_number_is_found_after_the_frame_before_it_was_taken_back_unsent() {
+    let mut end = End::new();
+    assert_eq!(end.send_ahead("first", false), 0);
+    // In a frame of its own.
+    assert_eq!(end.send_ahead("revoked", true), 1);
+    end.session.revoke_ahead(1);
+    assert_eq!(end.send_ahead("last", false), 2);
+    assert_eq!(
+        (end.session.key_ahead(0).as_deref(), end.session.key_ahead(2).as_deref()),
+        (Some("first"), Some("last"))
+    );
+    end.session.revoke_ahead(2);
+    assert_eq!(end.ended(), (0, vec!["revoked".to_owned(), "last".to_owned()]));
+}
+
+#[test]
 fn credit_is_a_bound_for_what_may_be_on_its_way() {
     let mut end = End::new();
     let payload = [7; 4096];

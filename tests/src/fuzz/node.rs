@@ -2,6 +2,7 @@
 //! must always be well-formed, every call of its tasks must end, and no memory may stay taken.
 
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use oneshot::Receiver as Outcome;
@@ -135,13 +136,16 @@ struct World {
     peers: Vec<Peer>,
     calls: Vec<Call>,
     plans: Vec<(Handle, usize)>,
+    /// Recvs that are read where they lie.
+    views: Vec<Handle>,
     queues: Vec<(u16, &'static str, Arc<AcceptQueue>)>,
 }
 
 /// Follows the input from word to word.
 pub(super) fn run(input: &[u8]) {
     let now = Instant::now();
-    let mut world = World { node: shard(), now, peers: vec![], calls: vec![], plans: vec![], queues: vec![] };
+    let mut world =
+        World { node: shard(), now, peers: vec![], calls: vec![], plans: vec![], views: vec![], queues: vec![] };
     let mut script = Script::new(input);
     while !script.is_over() {
         world.go_on(&mut script);
@@ -331,13 +335,18 @@ impl World {
                 self.node.send_many((pair, step), tensors.into_iter(), deadline, SendWaiter::Channel(sender));
             }
             13 => {
-                let (sender, outcome) = oneshot::channel();
-                self.calls.push(Call::RecvMany(outcome));
                 let keys = (0..script.below(6)).map(|_| script.one_of(&KEYS)).collect::<Vec<_>>();
                 let destinations = (0..script.below(3)).map(|_| Buffer::from_vec(vec![0; bytes]));
-                let (keys, waiter) = (keys.into_iter(), BatchWaiter::Channel(sender));
-                let batch = FusedRequest { pair, step, keys, destinations, deadline, waiter };
-                self.node.recv_fused(now, batch);
+                let (sender, outcome) = oneshot::channel();
+                let in_views = script.yes();
+                let waiter = if in_views { BatchWaiter::Views(None) } else { BatchWaiter::Channel(sender) };
+                let batch = FusedRequest { pair, step, keys: keys.into_iter(), destinations, deadline, waiter };
+                let batch = self.node.recv_fused(now, batch);
+                if in_views {
+                    self.views.push(batch);
+                } else {
+                    self.calls.push(Call::RecvMany(outcome));
+                }
             }
             _ if script.yes() => self.node.meet_client(local),
             _ => self.node.forget_client(local, "its process ended"),
@@ -358,6 +367,10 @@ impl World {
             let _ = queue.take(usize::MAX, &mut Vec::new());
         }
         assert!(self.calls.iter().all(Call::has_ended), "a call stands");
+        for batch in self.views.drain(..) {
+            let Poll::Ready(received) = self.node.poll_views(batch, Waker::noop()) else { panic!("a call stands") };
+            received.iter().flatten().for_each(|view| drop(view.to_tensor()));
+        }
         let counters = self.node.counters();
         assert_eq!((counters.deposits, counters.parked, counters.links), (0, 0, 0), "{counters:?}");
         self.plans.drain(..).for_each(|(plan, _)| self.node.close_plan(plan));

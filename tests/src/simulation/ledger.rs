@@ -24,6 +24,8 @@ pub(super) enum End {
     Err(Code),
     /// Its deadline passed while the tensor was on its way.
     Unknown,
+    /// Its task heard of another that failed in the same call, and not of this one.
+    Untold,
     /// Its process ended first.
     Lost,
     /// Its task gave it up.

@@ -263,6 +263,7 @@ impl Simulation {
             let long_enough = met < send.deadline.min(recv.deadline).min(self.now);
             let undisturbed = recv.destination.is_none_or(|(_, room)| room >= send.bytes)
                 && !matches!(recv.ended, Some((_, End::Deaf | End::GivenUp)))
+                && !matches!(send.ended, Some((_, End::Untold)))
                 && !self.ledger.is_touched(send.at)
                 && !self.is_newcomer(send.at.producer)
                 && !self.is_newcomer(send.at.consumer);

@@ -66,7 +66,7 @@ impl Simulation {
                     if group.sends.iter().find(explains).is_none() {
                         return Err(format!("the call of sends {:?} was told '{error}' for none of them", group.sends));
                     }
-                    group.sends.iter().for_each(|&send| self.ledger.end_send(send, self.now, End::Unknown));
+                    group.sends.iter().for_each(|&send| self.ledger.end_send(send, self.now, End::Untold));
                 }
                 Err(oneshot::TryRecvError::Empty) => self.groups.0.push(group),
                 Err(oneshot::TryRecvError::Disconnected) => {

@@ -72,7 +72,7 @@ impl Exchange {
     }
 
     /// The pair of tensors that a session brings ahead; `None` if nobody can have them.
-    #[inline]
+    #[inline(always)]
     fn pair_ahead(
         &self,
         (session, last_pair): (Handle, &mut LastPair),
@@ -185,7 +185,7 @@ impl Exchange {
 
 /// Copies a tensor into the memory of its recv, which brought some or is given some, and ends the recv: what became of it, and since when it
 /// was waited for.
-#[inline]
+#[inline(always)]
 fn receive(
     came: &CameAhead<'_>,
     (waiter, since): (RecvWaiter, Instant),

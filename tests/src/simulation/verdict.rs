@@ -42,7 +42,6 @@ impl Simulation {
     /// Hears what the calls of a host have come to.
     pub(super) fn look_at_calls(&mut self, host: usize) -> Result<(), String> {
         self.look_at_batches(host)?;
-        self.look_at_groups(host)?;
         let mut recvs = std::mem::take(&mut self.ledger.open_recvs[host]);
         let mut left = Vec::new();
         for number in recvs.drain(..) {
@@ -57,6 +56,8 @@ impl Simulation {
             }
         }
         self.ledger.open_recvs[host] = left;
+        // What ended well was received: after the recvs.
+        self.look_at_groups(host)?;
         let mut sends = std::mem::take(&mut self.ledger.open_sends[host]);
         let mut left = Vec::new();
         for number in sends.drain(..) {

@@ -103,10 +103,13 @@ impl Lane {
 /// Batches that a window is divided into whose tensors are moved by one call, so that the next is in flight when one has been taken.
 const BATCHES: usize = 4;
 
-/// Tensors of a window that are moved by one call.
+/// Tensors of a window or a step that are moved by one call.
 pub(super) fn batch(plan: &Plan) -> usize {
-    let is_batched = plan.bench == Bench::Rate && matches!(plan.fuse, Fuse::Push | Fuse::Receive);
-    if is_batched { (plan.window / BATCHES).max(1) } else { 1 }
+    match (plan.bench, plan.fuse) {
+        (Bench::Rate, Fuse::Push | Fuse::Receive) => (plan.window / BATCHES).max(1),
+        (Bench::Fuse, Fuse::Receive) => plan.step.len().max(1),
+        _ => 1,
+    }
 }
 
 /// The consumer in one round.
@@ -181,7 +184,7 @@ impl Client for Consumer<'_> {
             }
             return Ok(());
         }
-        if batch(self.plan) > 1 {
+        if self.plan.fuse == Fuse::Receive {
             while count > 0 {
                 count -= self.ask_together().min(count);
             }

@@ -237,29 +237,21 @@ impl Exchange {
             drop(tensors);
             return context.reporter.outcomes.finish_sends(waiter, count, Err(error));
         }
-        let (since, is_here) = (context.reporter.clock, context.pairs[pair].mirror.is_some());
-        loop {
-            let kept = match is_here {
-                true => tensors.next(),
-                false => self.send_ahead((pair, step), &mut tensors, deadline, &mut waiter, context),
-            };
-            let Some((key, tensor)) = kept else { return };
-            let (at, waiter) = (MatchKey { pair, step, key: key.as_ref() }, waiter.for_one());
-            if at.key.len() > KEY_BYTES_MAX {
-                let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", at.key.len());
-                context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
-                continue;
-            }
-            let tensor = tensor.into_tensor().into_parts();
-            if is_here {
+        let since = context.reporter.clock;
+        if context.pairs[pair].mirror.is_some() {
+            for (key, tensor) in tensors {
+                let (at, waiter) = (MatchKey { pair, step, key: key.as_ref() }, waiter.for_one());
                 let slot = self.table.slot(at);
-                match self.send_here((at, slot), tensor, context) {
+                match self.send_here((at, slot), tensor.into_tensor().into_parts(), context) {
                     Some(back) => self.keep(at, back, deadline, Sender { waiter, since }, context),
                     None => context.reporter.finish_send(waiter, Ok(())),
                 }
-            } else {
-                self.keep(at, tensor, deadline, Sender { waiter, since }, context);
             }
+            return;
+        }
+        while let Some((key, tensor)) = self.send_ahead((pair, step), &mut tensors, deadline, &mut waiter, context) {
+            let (at, waiter) = (MatchKey { pair, step, key: key.as_ref() }, waiter.for_one());
+            self.keep(at, tensor.into_tensor().into_parts(), deadline, Sender { waiter, since }, context);
         }
     }
 
@@ -272,10 +264,17 @@ impl Exchange {
         sender: Sender,
         context: &mut Context,
     ) {
-        if let Some(error) = self.table.full(self.ahead.len()) {
+        let MatchKey { step, key, .. } = at;
+        let refused = match key.len() > KEY_BYTES_MAX {
+            true => {
+                let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
+                Some(Error::invalid(reason))
+            }
+            false => self.table.full(self.ahead.len()),
+        };
+        if let Some(error) = refused {
             return context.reporter.finish_send(sender.waiter, Err(error));
         }
-        let MatchKey { step, key, .. } = at;
         let bytes = tensor.1.len() as u64;
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
         match self.table.send(at, tensor, sender, deadline) {

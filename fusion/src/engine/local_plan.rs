@@ -79,7 +79,7 @@ impl LocalPair {
     }
 
     /// Requests many tensors of a step from the peer at once, to be read where they lie: small ones that come together cost a fraction
-    /// of what each costs by itself. `timeout` defaults to the engine's `request_timeout`. Dropping the future cancels the recvs.
+    /// of what each costs by itself. They lie on the heap until the batch is dropped, beside what `runtime.slab_receive_bytes` limits. `timeout` defaults to the engine's `request_timeout`. Dropping the future cancels the recvs.
     pub fn recv_many<'k, K>(&self, step: i64, keys: K, timeout: Option<Duration>) -> LocalReceivingBatch
     where
         K: IntoIterator<Item = &'k str>,

@@ -42,7 +42,7 @@ impl Node {
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {
                     Ok(arrived) => {
-                        context.reporter.count_received(arrived.buffer.len());
+                        context.reporter.count_received(1, arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
                             let peer = context.peers.name_of(handle);
                             Unreceived::from(Error::unavailable(peer, format!("it sent an invalid tensor: {error}")))

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Asked, CameAhead, CameTogether, KeyOf, Sink, Untaken};
+use sealane_transport::session::{Asked, CameAhead, CameTogether, KeyOf, Sink, TakenTogether, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{Fate, WireError};
@@ -73,7 +73,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
             self.reporter.outcomes.finish_recv(waiter, Err(unheard().into()));
             return false;
         }
-        self.reporter.count_received(buffer.len());
+        self.reporter.count_received(1, buffer.len());
         self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
         let outcome = self.reporter.outcomes.tensor_of(meta, buffer);
         self.reporter.outcomes.finish_recv(waiter, outcome);
@@ -102,12 +102,14 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     }
 
     #[inline]
-    fn came_together(&mut self, frame: &CameTogether<'_>) -> Option<u32> {
+    fn came_together(&mut self, frame: &CameTogether<'_>) -> TakenTogether {
         let Rx { exchange, pairs, reporter, asker, .. } = self;
         let from = (asker.session, &mut *asker.last_pair);
-        let (count, since) = exchange.came_together(from, frame, (pairs, reporter))?;
-        self.recvs.ended_together(since, count, (&self.reporter.metrics.latencies, self.way, self.now));
-        Some(count)
+        let Some((taken, since)) = exchange.came_together(from, frame, (pairs, reporter)) else {
+            return TakenTogether::default();
+        };
+        self.recvs.ended_together(since, taken.count, (&self.reporter.metrics.latencies, self.way, self.now));
+        taken
     }
 
     fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {

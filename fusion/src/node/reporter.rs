@@ -69,8 +69,8 @@ impl Reporter {
     }
 
     #[inline]
-    pub(super) fn count_received(&mut self, bytes: usize) {
-        self.counters.tensors_received += 1;
+    pub(super) fn count_received(&mut self, tensors: u32, bytes: usize) {
+        self.counters.tensors_received += u64::from(tensors);
         self.counters.bytes_received += bytes as u64;
     }
 

@@ -88,6 +88,15 @@ pub struct CameTogether<'a> {
     pub records: AheadRecords<'a>,
 }
 
+/// How many of the first of them a sink has taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TakenTogether {
+    /// So many.
+    pub count: u32,
+    /// There are no others.
+    pub is_all: bool,
+}
+
 /// A tensor of the peer's that has come ahead of its request.
 #[derive(Debug, Clone, Copy)]
 pub struct CameAhead<'a> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Awaited, CameAhead, CameTogether, Event, RowsAsked, Session};
+use super::{Asked, Awaited, CameAhead, CameTogether, Event, RowsAsked, Session, TakenTogether};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
@@ -60,10 +60,10 @@ pub trait Sink<W, D> {
         Ok(Some(Fate::Returned))
     }
 
-    /// Small tensors came ahead of their requests, in one frame. How many, if recvs wait for all of them, and have them now; else each
+    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken so; each of the others
     /// [comes by itself](Self::came_ahead).
-    fn came_together(&mut self, _frame: &CameTogether<'_>) -> Option<u32> {
-        None
+    fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
+        TakenTogether::default()
     }
 
     /// The peer wants such a tensor back: what it cost, if it was kept and is not any more.
@@ -408,16 +408,19 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
         let together = CameTogether { producer, consumer, step, records: ahead.records };
-        if let Some(count) = self.sink.as_mut().and_then(|sink| sink.came_together(&together)) {
-            session.consumer.release_ahead(ahead.first, count, Fate::Taken);
-            session.came.tensors += u64::from(count);
-            session.ahead_next = ahead.first + u64::from(count);
-            return Ok(());
+        let taken = self.sink.as_mut().map(|sink| sink.came_together(&together)).unwrap_or_default();
+        let (mut number, mut meta): (u64, &[u8]) = (ahead.first + u64::from(taken.count), &[]);
+        if taken.count > 0 {
+            session.consumer.release_ahead(ahead.first, taken.count, Fate::Taken);
         }
-        let (mut number, mut meta): (u64, &[u8]) = (ahead.first, &[]);
-        for record in ahead.records.iter() {
+        let mut passed = taken.count;
+        for record in ahead.records.iter().take_while(|_| !taken.is_all) {
             let record = record?;
             meta = record.meta.unwrap_or(meta);
+            if passed > 0 {
+                passed -= 1;
+                continue;
+            }
             let came = CameAhead { number, producer, consumer, step, key: record.key, meta, payload: record.payload };
             let fate = match &mut self.sink {
                 Some(sink) => sink.came_ahead(session, &came)?,

@@ -122,6 +122,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
         (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
+        (Bench::Rate, Fuse::Receive) => format!("{waiting}, batches read in place"),
         (Bench::Rate | Bench::Fuse, Fuse::Receive | Fuse::ReceiveWaitAll) => format!("{waiting}, fused receive"),
         (Bench::Rate | Bench::Fuse, Fuse::Plan) => format!("{waiting}, plan"),
         (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use sealane_transport::wire::AheadRecords;
 use sealane_transport::{Arena, Error, Handle, RecvOutcome};
 
-use super::received::ReceivedBatch;
+use super::received::{Brought, ReceivedBatch};
 use crate::node::cells::Ticket;
 
 /// Many recvs, as a task of this shard asks them.
@@ -64,8 +64,10 @@ impl Batch {
     /// So many more have ended.
     fn ended(&mut self, count: usize, wakers: &mut Vec<Waker>) {
         self.left -= count;
-        if let BatchWaiter::Future(waker) | BatchWaiter::Views(waker) = &mut self.waiter {
-            wakers.extend(waker.take());
+        match &mut self.waiter {
+            BatchWaiter::Future(waker) => wakers.extend(waker.take()),
+            BatchWaiter::Views(waker) if self.left == 0 => wakers.extend(waker.take()),
+            BatchWaiter::Views(_) | BatchWaiter::Channel(_) => {}
         }
     }
 }
@@ -116,16 +118,15 @@ impl Batches {
     pub(in crate::node) fn take_frame(
         &mut self,
         handle: Handle,
-        first: usize,
         records: AheadRecords<'_>,
         wakers: &mut Vec<Waker>,
-        is: impl Fn(usize, &[u8]) -> bool,
-    ) -> Option<(usize, usize)> {
+        expects: impl FnMut(&[u8]) -> Option<usize>,
+    ) -> Option<Brought> {
         let batch = self.0.get_mut(handle)?;
         let Come::Views(views) = &mut batch.outcomes else { return None };
-        let (count, bytes) = views.take(first, records, is)?;
-        batch.ended(count, wakers);
-        Some((count, bytes))
+        let brought = views.take(records, expects)?;
+        batch.ended(brought.count, wakers);
+        Some(brought)
     }
 
     /// One of a batch has ended.
@@ -172,6 +173,7 @@ impl Batches {
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
     pub(in crate::node) fn poll(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
         let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
+        debug_assert!(matches!(batch.outcomes, Come::Each(_)), "it is read by views");
         if batch.left > 0 {
             batch.waiter = BatchWaiter::Future(Some(waker.clone()));
             return Poll::Pending;
@@ -184,6 +186,7 @@ impl Batches {
     /// The same of a batch that is read by views.
     pub(in crate::node) fn poll_views(&mut self, handle: Handle, waker: &Waker) -> Poll<ReceivedBatch> {
         let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
+        debug_assert!(matches!(batch.outcomes, Come::Views(_)), "it is not read by views");
         if batch.left > 0 {
             batch.waiter = BatchWaiter::Views(Some(waker.clone()));
             return Poll::Pending;

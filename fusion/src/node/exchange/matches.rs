@@ -383,7 +383,7 @@ impl Exchange {
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
         let reporter = &mut context.reporter;
-        reporter.count_received(payload.len());
+        reporter.count_received(1, payload.len());
         reporter.record(Operation::Recv, Way::MEMORY, since);
         let (key, bytes) = (self.traced_key(pending, reporter), payload.len() as u64);
         reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
@@ -510,7 +510,7 @@ fn hand_over(
             to.into()
         }
     };
-    reporter.count_received(bytes);
+    reporter.count_received(1, bytes);
     reporter.record(Operation::Recv, Way::MEMORY, since);
     let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
     reporter.trace(Handle::NONE, moment);

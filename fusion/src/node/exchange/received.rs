@@ -28,6 +28,15 @@ enum Place {
     Own(Box<RecvOutcome>),
 }
 
+/// The first tensors of a frame.
+pub(in crate::node) struct Brought {
+    pub(in crate::node) count: usize,
+    /// Of all of them.
+    pub(in crate::node) bytes: usize,
+    /// There were no others.
+    pub(in crate::node) is_all: bool,
+}
+
 /// The outcomes of many recvs, in the order of their keys; see the module.
 #[derive(Debug, Default)]
 pub struct ReceivedBatch {
@@ -57,7 +66,7 @@ impl ReceivedBatch {
     /// Why it has not come: as of a recv of its own.
     ///
     /// # Panics
-    /// If there are not so many, or it lies in a device's memory, which only a task of this engine can have sent.
+    /// If there are not so many.
     #[inline]
     pub fn get(&self, index: usize) -> Result<TensorView<'_>, &Error> {
         match &self.places[index] {
@@ -90,18 +99,18 @@ impl ReceivedBatch {
         matches!(self.places[index], Place::Waits)
     }
 
-    /// Takes a frame in that has the tensors from `first` on, one after the other, as `is` says of their numbers and keys; how many, and
-    /// their bytes. `None` if it has others, or what is no tensor, and nothing was taken.
+    /// Takes the first tensors of a frame in, for as long as `expects` gives a key a number; `None` if there is none. It ends where
+    /// something is no tensor, as who takes each by itself is to find out.
     pub(super) fn take(
         &mut self,
-        first: usize,
         records: AheadRecords<'_>,
-        is: impl Fn(usize, &[u8]) -> bool,
-    ) -> Option<(usize, usize)> {
-        let (mut metas, mut checked, mut bytes) = (SmallVec::<[TensorMeta; 1]>::new(), usize::MAX, 0);
-        let (frame, mut count) = (self.frames.len() as u32, 0);
+        mut expects: impl FnMut(&[u8]) -> Option<usize>,
+    ) -> Option<Brought> {
+        let (mut metas, mut checked) = (SmallVec::<[TensorMeta; 1]>::new(), usize::MAX);
+        let (frame, mut end) = (self.frames.len() as u32, 0);
+        let mut brought = Brought { count: 0, bytes: 0, is_all: true };
         for record in records.iter() {
-            let taken = record.ok().filter(|record| is(first + count, record.key)).and_then(|record| {
+            let taken = record.ok().and_then(|record| {
                 if let Some(meta) = record.meta {
                     metas.push(TensorMeta::from_wire(meta).ok()?);
                     checked = usize::MAX;
@@ -111,23 +120,28 @@ impl ReceivedBatch {
                     metas.last()?.check_bytes(len as u64).ok()?;
                     checked = len;
                 }
-                let start = records.place_of(record.payload);
-                Some(Place::Lies { frame, start: start as u32, len: len as u32, meta: metas.len() as u32 - 1 })
+                Some((expects(record.key)?, records.place_of(record.payload), len))
             });
-            let Some(place) = taken else {
-                self.places[first..first + count].fill_with(|| Place::Waits);
-                return None;
+            let Some((number, start, len)) = taken else {
+                brought.is_all = false;
+                break;
             };
-            if let Place::Lies { len, .. } = place {
-                bytes += len as usize;
-            }
-            self.places[first + count] = place;
-            count += 1;
+            debug_assert!(self.waits(number), "a recv would end twice, and another never");
+            let meta = metas.len() as u32 - 1;
+            self.places[number] = Place::Lies { frame, start: start as u32, len: len as u32, meta };
+            (brought.count, brought.bytes, end) = (brought.count + 1, brought.bytes + len, start + len);
         }
-        if count == 0 {
+        if brought.count == 0 {
             return None;
         }
-        self.frames.push(Frame { bytes: records.as_bytes().into(), metas });
-        Some((count, bytes))
+        self.frames.push(Frame { bytes: records.as_bytes()[..end].into(), metas });
+        Some(brought)
+    }
+
+    /// Frames that brought some, and how many lie there.
+    #[cfg(test)]
+    pub(in crate::node) fn in_frames(&self) -> (usize, usize) {
+        let lie = self.places.iter().filter(|place| matches!(place, Place::Lies { .. })).count();
+        (self.frames.len(), lie)
     }
 }

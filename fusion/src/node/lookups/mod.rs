@@ -387,7 +387,7 @@ impl Lookups {
             }),
             Asker::Here { waiter, .. } => {
                 let reporter = &mut context.reporter;
-                reporter.count_received(buffer.len());
+                reporter.count_received(1, buffer.len());
                 reporter.record(Measured::Pull, Way::MEMORY, since);
                 reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, buffer)));
             }

@@ -115,13 +115,13 @@ impl LocalPull {
         if views && memory.shares_with(consumer, published.payload) {
             let meta = TensorMeta::from_own_wire(published.meta.into());
             self.tray.fill(index, published.stamp, meta, published.version, published.payload.share());
-            reporter.count_received(bytes);
+            reporter.count_received(1, bytes);
             return VIEW_COST_BYTES;
         }
         let allocate = |len| memory.allocate_to_stay(consumer, len);
         if bytes <= COPY_AT_ONCE_BYTES && published.payload.host_bytes().is_some() {
             self.tray.copy_in(index, published, allocate);
-            reporter.count_received(bytes);
+            reporter.count_received(1, bytes);
             return bytes;
         }
         match self.tray.lend(index, bytes, allocate) {
@@ -129,7 +129,7 @@ impl LocalPull {
                 let meta = TensorMeta::from_own_wire(published.meta.into());
                 let (version, stamp, from) = (published.version, published.stamp, published.payload.share());
                 self.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
-                reporter.count_received(bytes);
+                reporter.count_received(1, bytes);
             }
             Err(full) => self.tray.fail(index, full),
         }

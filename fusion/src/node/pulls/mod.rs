@@ -204,7 +204,7 @@ impl Pulls {
         let mut missing = tray.len();
         for index in 0..tray.len() {
             if let Ok(tensor) = tray.get(index) {
-                context.reporter.count_received(tensor.len());
+                context.reporter.count_received(1, tensor.len());
                 missing -= 1;
             }
         }

@@ -65,7 +65,7 @@ impl Pushes {
                     Ok(tensor) => {
                         let (from, len) = (context.pairs[pair].local_name.clone(), tensor.len());
                         (tensors, bytes) = (tensors - 1, bytes.saturating_sub(len));
-                        context.reporter.count_received(len);
+                        context.reporter.count_received(1, len);
                         items.push(Accepted { from, tensor }.into());
                         self.ended(group, 1, Ok(()), &mut context.reporter);
                     }

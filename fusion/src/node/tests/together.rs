@@ -222,6 +222,37 @@ fn what_is_read_where_it_lies_is_what_was_sent_however_it_came() {
 }
 
 #[test]
+fn frames_stay_as_they_came_but_for_what_is_large_or_came_before() {
+    let keys: Vec<String> = (0..300).map(|number| format!("layer{number}/bias")).collect();
+    // Of several kinds, in several frames, some without bytes.
+    let bytes_of = |number: usize| vec![number as u8; if number.is_multiple_of(7) { 0 } else { 40 + number % 3 * 20 }];
+    let values: Vec<_> = (0..keys.len()).map(bytes_of).collect();
+    let mut tensors: Vec<(&str, &[u8])> =
+        keys.iter().map(String::as_str).zip(values.iter().map(Vec::as_slice)).collect();
+    tensors.insert(100, ("large", &[9; 5000]));
+    let names: Vec<_> = tensors.iter().map(|(key, _)| *key).collect();
+    let mut net = met();
+    for round in 0..3 {
+        let early = (round == 2).then(|| net.send_many(&tensors[7..8]));
+        net.rest();
+        let asked = net.recv_views(&names);
+        let sent = match early.is_some() {
+            true => net.send_many(&[&tensors[..7], &tensors[8..]].concat()),
+            false => net.send_many(&tensors),
+        };
+        net.rest();
+        net.pass(QUIET_TIME);
+        let received = views(&mut net, asked).expect("all have come");
+        let expected: Vec<_> = tensors.iter().map(|(_, bytes)| Ok(bytes.to_vec())).collect();
+        assert_eq!((bytes(&received), sent.outcome()), (expected, Ok(())));
+        // At first it is not known what is large.
+        let (frames, lie) = received.in_frames();
+        assert!(round == 0 || frames > 1 && lie == 300 - usize::from(round == 2), "round {round}: {lie} in {frames}");
+    }
+    net.nothing_is_left();
+}
+
+#[test]
 fn views_of_which_some_do_not_come_say_why_and_what_is_given_up_is_left_to_others() {
     let mut net = met();
     let asked = net.recv_views(&["a", "never"]);

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{CameAhead, CameTogether, ReceiveMemory};
+use sealane_transport::session::{CameAhead, CameTogether, ReceiveMemory, TakenTogether};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{self, Fate, WireError};
@@ -94,25 +94,24 @@ impl Exchange {
         (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
 
-    /// Small tensors of a peer have come ahead of their requests in one frame: how many, and since when they were waited for, if all of
-    /// them are those that a call expects next, which reads them where they lie.
+    /// Small tensors of a peer have come ahead of their requests in one frame: the first of them, and since when they were waited for, if
+    /// they are those that a call expects next, which reads them where they lie.
     #[inline]
     pub(in crate::node) fn came_together(
         &mut self,
         session: (Handle, &mut LastPair),
         came: &CameTogether<'_>,
         (pairs, reporter): (&mut Pairs, &mut Reporter),
-    ) -> Option<(u32, Instant)> {
+    ) -> Option<(TakenTogether, Instant)> {
         // A trace tells of each tensor.
         if self.there.posted.recvs() == 0 || reporter.recorder.is_some() {
             return None;
         }
         let pair = self.pair_ahead(session, (came.consumer, came.producer, came.step), pairs)?;
         let posted = &mut self.there.posted;
-        let (count, bytes, since) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes)?;
-        reporter.counters.tensors_received += count as u64;
-        reporter.counters.bytes_received += bytes as u64;
-        Some((count as u32, since))
+        let (brought, since) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes)?;
+        reporter.count_received(brought.count as u32, brought.bytes);
+        Some((TakenTogether { count: brought.count as u32, is_all: brought.is_all }, since))
     }
 
     /// A small tensor of a peer has come ahead of its request: what became of it, or `None` if it is kept.
@@ -208,7 +207,7 @@ fn receive(
     };
     to.truncate(len);
     to.volatile_mut().copy_from(came.payload);
-    reporter.count_received(len);
+    reporter.count_received(1, len);
     let outcome = reporter.outcomes.tensor_of(came.meta, std::mem::take(to));
     if reporter.recorder.is_some() {
         let (step, key, bytes) = (came.step, String::from_utf8_lossy(came.key).into(), len as u64);

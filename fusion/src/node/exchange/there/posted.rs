@@ -16,6 +16,7 @@ use sealane_transport::session::Manner;
 use sealane_transport::wire::AheadRecords;
 
 use super::super::batches::Batches;
+use super::super::received::Brought;
 use super::There;
 use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
 use crate::node::cells::{RecvWaiter, Ticket};
@@ -81,6 +82,13 @@ enum Slot {
     Over,
 }
 
+/// The first slot from there on whose recv waits, if it is near.
+#[inline]
+fn open_from(slots: &[Slot], from: usize) -> usize {
+    let near = slots.iter().skip(from).take(OVER_SKIPPED_MAX);
+    from + near.take_while(|slot| matches!(slot, Slot::Over)).count()
+}
+
 /// Recvs of one call.
 struct Call {
     pair: u32,
@@ -122,6 +130,9 @@ pub(super) struct Found {
 
 /// Calls for whose slots memory is kept.
 const SPARE_CALLS_MAX: usize = 8;
+
+/// Recvs that are over, and are passed to find the next that waits: a tensor that comes in another order costs no more.
+const OVER_SKIPPED_MAX: usize = 64;
 
 /// Of so many calls in a row whose keys are not known one is tried.
 const UNLISTED_TRIED: u32 = 64;
@@ -190,46 +201,53 @@ impl Posted {
     /// One that was found has ended.
     #[inline]
     pub(super) fn over(&mut self, Found { call: index, number }: Found) {
-        self.last = index;
-        let call = &mut self.calls[index];
-        call.slots[number] = Slot::Over;
-        (call.next, call.left) = (number + 1, call.left - 1);
-        self.recvs -= 1;
-        if call.left == 0 {
-            self.remove(index);
-        }
+        let Call { slots, next, .. } = &mut self.calls[index];
+        slots[number] = Slot::Over;
+        *next = open_from(slots, number + 1);
+        self.ended(index, 1);
     }
 
-    /// Takes a frame in whose tensors are all those that a call expects next; how many, their bytes, and since when they were waited for.
-    /// `None` if there is no such call, and nothing was taken.
+    /// Takes the first tensors of a frame in, if they are those that a call expects next, and since when they were waited for. `None` if
+    /// there is no such call, and nothing was taken.
     pub(super) fn take_frame(
         &mut self,
         (pair, step): (u32, i64),
         records: AheadRecords<'_>,
         outcomes: &mut Outcomes,
-    ) -> Option<(usize, usize, Instant)> {
+    ) -> Option<(Brought, Instant)> {
         let is_of = |call: &Call| (call.pair, call.step) == (pair, step);
         let index = match self.calls.get(self.last) {
             Some(call) if is_of(call) => self.last,
             _ => self.calls.iter().position(is_of)?,
         };
-        let call = &mut self.calls[index];
-        let (keys, slots, first) = (&call.keys, &call.slots, call.next);
+        let Call { batch, keys, slots, next, .. } = &mut self.calls[index];
         // One with memory of the caller's is filled by itself.
-        let is_next = |number: usize, key: &[u8]| {
-            matches!(slots.get(number), Some(Slot::Open(None))) && keys.key(number).as_bytes() == key
+        let expects = |key: &[u8]| {
+            let number = *next;
+            let is_it = matches!(slots.get(number), Some(Slot::Open(None))) && keys.key(number).as_bytes() == key;
+            is_it.then(|| {
+                slots[number] = Slot::Over;
+                *next = open_from(slots, number + 1);
+                number
+            })
         };
         let Outcomes { batches, wakers, .. } = outcomes;
-        let (count, bytes) = batches.take_frame(call.batch, first, records, wakers, is_next)?;
-        call.slots[first..first + count].fill_with(|| Slot::Over);
-        (call.next, call.left) = (first + count, call.left - count);
-        self.recvs -= count;
-        let (since, is_over) = (call.since, call.left == 0);
+        let brought = batches.take_frame(*batch, records, wakers, expects)?;
+        let since = self.ended(index, brought.count);
+        Some((brought, since))
+    }
+
+    /// So many recvs of a call have ended; since when they have waited.
+    fn ended(&mut self, index: usize, count: usize) -> Instant {
         self.last = index;
+        let call = &mut self.calls[index];
+        call.left -= count;
+        let (since, is_over) = (call.since, call.left == 0);
+        self.recvs -= count;
         if is_over {
             self.remove(index);
         }
-        Some((count, bytes, since))
+        since
     }
 
     fn remove(&mut self, index: usize) -> Call {
@@ -339,7 +357,8 @@ impl There {
             });
         }
         let left = count - others.len();
-        let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next: 0, left };
+        let next = open_from(&slots, 0);
+        let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next, left };
         if left > 0 {
             self.posted.recvs += left;
             self.posted.calls.push(call);

@@ -93,7 +93,7 @@ impl Exchange {
             Ok(payload) => {
                 self.there.taken.push((session, number, cost));
                 let reporter = &mut context.reporter;
-                reporter.count_received(bytes);
+                reporter.count_received(1, bytes);
                 reporter.record(Operation::Recv, way, now);
                 let (step, key, bytes) = (at.step, at.key, bytes as u64);
                 reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key: key.into(), since: now, bytes });

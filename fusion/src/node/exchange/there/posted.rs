@@ -85,8 +85,11 @@ enum Slot {
 /// The first slot from there on whose recv waits, if it is near.
 #[inline]
 fn open_from(slots: &[Slot], from: usize) -> usize {
-    let near = slots.iter().skip(from).take(OVER_SKIPPED_MAX);
-    from + near.take_while(|slot| matches!(slot, Slot::Over)).count()
+    let mut at = from;
+    while at < from + OVER_SKIPPED_MAX && matches!(slots.get(at), Some(Slot::Over)) {
+        at += 1;
+    }
+    at
 }
 
 /// Recvs of one call.

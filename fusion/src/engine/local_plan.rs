@@ -14,7 +14,7 @@ use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tray};
 use super::deadline;
 use super::local::{LocalPair, LocalTask};
 use super::shard::ShardEngine;
-use crate::node::{BatchWaiter, FusedRequest, PullRequest, PullWaiter, ReceivedBatch};
+use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter, ReceivedBatch};
 
 impl LocalTask {
     /// Publishes a tensor to the peers that this shard serves, replacing the previous version: see
@@ -69,29 +69,34 @@ impl LocalPair {
         K: IntoIterator<Item = &'k str>,
         K::IntoIter: Clone,
     {
-        let timeout = timeout.unwrap_or(self.engine.settings.request_timeout);
-        let batch = self.engine.with_node(|node, now| {
-            let deadline = deadline(now, timeout);
-            let (pair, keys, waiter) = (self.pair, keys.into_iter(), BatchWaiter::Future(None));
-            node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter })
-        });
-        LocalReceivingMany { engine: self.engine.clone(), batch: Some(batch) }
+        LocalReceivingMany(self.recv_batch(step, keys.into_iter(), destinations, timeout, BatchWaiter::Future(None)))
     }
 
     /// Requests many tensors of a step from the peer at once, to be read where they lie: small ones that come together cost a fraction
-    /// of what each costs by itself. They lie on the heap until the batch is dropped, beside what `runtime.slab_receive_bytes` limits. `timeout` defaults to the engine's `request_timeout`. Dropping the future cancels the recvs.
+    /// of what each costs by itself. They lie on the heap until the batch is dropped, beside what `runtime.slab_receive_bytes` limits.
+    /// `timeout` defaults to the engine's `request_timeout`. Dropping the future cancels the recvs.
     pub fn recv_many<'k, K>(&self, step: i64, keys: K, timeout: Option<Duration>) -> LocalReceivingBatch
     where
         K: IntoIterator<Item = &'k str>,
         K::IntoIter: Clone,
     {
+        LocalReceivingBatch(self.recv_batch(step, keys.into_iter(), [], timeout, BatchWaiter::Views(None)))
+    }
+
+    fn recv_batch<'k>(
+        &self,
+        step: i64,
+        keys: impl Iterator<Item = &'k str> + Clone,
+        destinations: impl IntoIterator<Item = Buffer>,
+        timeout: Option<Duration>,
+        waiter: BatchWaiter,
+    ) -> OpenBatch {
         let timeout = timeout.unwrap_or(self.engine.settings.request_timeout);
         let batch = self.engine.with_node(|node, now| {
-            let deadline = deadline(now, timeout);
-            let (pair, keys, waiter) = (self.pair, keys.into_iter(), BatchWaiter::Views(None));
-            node.recv_fused(now, FusedRequest { pair, step, keys, destinations: [], deadline, waiter })
+            let (pair, deadline) = (self.pair, deadline(now, timeout));
+            node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter })
         });
-        LocalReceivingBatch { engine: self.engine.clone(), batch: Some(batch) }
+        OpenBatch { engine: self.engine.clone(), batch: Some(batch) }
     }
 
     /// Pulls many published tensors once, each at `min_version` or newer: the outcomes in the order of the keys. To pull the
@@ -113,18 +118,41 @@ impl LocalPair {
     }
 }
 
-/// Many recvs in progress on this shard.
-#[must_use = "dropping it cancels the recvs"]
-pub struct LocalReceivingMany {
+/// Recvs of one call, which are cancelled when this is dropped.
+struct OpenBatch {
     engine: Rc<ShardEngine>,
+    /// `None` once all outcomes were taken.
     batch: Option<Handle>,
 }
+
+impl OpenBatch {
+    /// What `poll` of the node gives, which closes the batch.
+    fn poll<T>(&mut self, poll: impl FnOnce(&mut Node, Handle) -> Poll<T>) -> Poll<T> {
+        let batch = self.batch.expect("polled after it was ready");
+        let outcomes = ready!(self.engine.borrow_node(|node| poll(node, batch)));
+        self.batch = None;
+        Poll::Ready(outcomes)
+    }
+}
+
+impl Drop for OpenBatch {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch {
+            self.engine.with_node(|node, _| node.close_batch(batch));
+        }
+    }
+}
+
+/// Many recvs in progress on this shard.
+#[must_use = "dropping it cancels the recvs"]
+pub struct LocalReceivingMany(OpenBatch);
 
 impl LocalReceivingMany {
     /// The next outcome, with its index; `None` when all were taken.
     pub async fn next(&mut self) -> Option<(usize, RecvOutcome)> {
-        let batch = self.batch?;
-        std::future::poll_fn(|context| self.engine.borrow_node(|node| node.poll_next_of(batch, context.waker()))).await
+        let OpenBatch { engine, batch } = &self.0;
+        let batch = (*batch)?;
+        std::future::poll_fn(|context| engine.borrow_node(|node| node.poll_next_of(batch, context.waker()))).await
     }
 }
 
@@ -133,44 +161,19 @@ impl Future for LocalReceivingMany {
     type Output = Vec<RecvOutcome>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<RecvOutcome>> {
-        let batch = self.batch.expect("polled after it was ready");
-        let outcomes = ready!(self.engine.borrow_node(|node| node.poll_batch(batch, context.waker())));
-        self.batch = None;
-        Poll::Ready(outcomes)
-    }
-}
-
-impl Drop for LocalReceivingMany {
-    fn drop(&mut self) {
-        if let Some(batch) = self.batch {
-            self.engine.with_node(|node, _| node.close_batch(batch));
-        }
+        self.0.poll(|node, batch| node.poll_batch(batch, context.waker()))
     }
 }
 
 /// Many recvs in progress on this shard, whose tensors are to be read where they lie.
 #[must_use = "dropping it cancels the recvs"]
-pub struct LocalReceivingBatch {
-    engine: Rc<ShardEngine>,
-    batch: Option<Handle>,
-}
+pub struct LocalReceivingBatch(OpenBatch);
 
 impl Future for LocalReceivingBatch {
     type Output = ReceivedBatch;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReceivedBatch> {
-        let batch = self.batch.expect("polled after it was ready");
-        let received = ready!(self.engine.borrow_node(|node| node.poll_views(batch, context.waker())));
-        self.batch = None;
-        Poll::Ready(received)
-    }
-}
-
-impl Drop for LocalReceivingBatch {
-    fn drop(&mut self) {
-        if let Some(batch) = self.batch {
-            self.engine.with_node(|node, _| node.close_batch(batch));
-        }
+        self.0.poll(|node, batch| node.poll_views(batch, context.waker()))
     }
 }
 

@@ -51,8 +51,9 @@ impl Latencies {
         self.record_many(operation, way, (since, 1), now);
     }
 
+    /// The same of so many that began together.
     #[inline]
-    fn record_many(&self, operation: Operation, way: Way, (since, count): (Instant, u64), now: Instant) {
+    pub(crate) fn record_many(&self, operation: Operation, way: Way, (since, count): (Instant, u64), now: Instant) {
         let took = now.saturating_duration_since(since).as_nanos();
         self.0[usize::from(way.0)].calls[operation as usize]
             .record_many(u64::try_from(took).unwrap_or(u64::MAX), count);

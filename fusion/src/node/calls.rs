@@ -85,7 +85,7 @@ impl Node {
             return None;
         }
         let session = self.session_of(ask.pair).ok()?;
-        self.exchange.there().post(now, session, ask, &self.context)
+        self.exchange.there().post(now, session, ask, &mut self.context)
     }
 
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.

@@ -108,7 +108,9 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
         let Some((taken, since)) = exchange.came_together(from, frame, (pairs, reporter)) else {
             return TakenTogether::default();
         };
-        self.recvs.ended_together(since, taken.count, (&self.reporter.metrics.latencies, self.way, self.now));
+        if let Some(since) = since {
+            self.recvs.ended_together(since, taken.count, (&self.reporter.metrics.latencies, self.way, self.now));
+        }
         taken
     }
 

@@ -78,6 +78,8 @@ pub struct AheadBack<D> {
 /// Tensors of the peer's that have come ahead of their requests, in one frame.
 #[derive(Debug, Clone, Copy)]
 pub struct CameTogether<'a> {
+    /// Number of the first.
+    pub first: u64,
     /// The peer's task, by the owner's number.
     pub producer: u32,
     /// The task of this side that they are for, by its index in this side's list.
@@ -88,13 +90,15 @@ pub struct CameTogether<'a> {
     pub records: AheadRecords<'a>,
 }
 
-/// How many of the first of them a sink has taken.
+/// How many of the first of them a sink has taken, or keeps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TakenTogether {
     /// So many.
     pub count: u32,
     /// There are no others.
     pub is_all: bool,
+    /// What they [cost](CameAhead::cost) together, if they are kept, and [released](Session::release_ahead) later.
+    pub kept: Option<usize>,
 }
 
 /// A tensor of the peer's that has come ahead of its request.
@@ -442,11 +446,24 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// A tensor that came ahead, and was kept at such a cost, has ended.
-    pub fn release_ahead(&mut self, number: u64, cost: usize, fate: Fate) {
+    /// So many tensors from that number on, that came ahead and were kept at such a cost, have ended.
+    pub fn release_ahead(&mut self, (first, count): (u64, u32), cost: usize, fate: Fate) {
         debug_assert!(self.kept_ahead >= cost, "the peer would lose its link for what it may do");
         self.kept_ahead -= cost;
-        self.consumer.release_ahead(number, 1, fate);
+        self.consumer.release_ahead(first, count, fate);
+    }
+
+    /// Tensors that came ahead are kept, at such a cost.
+    ///
+    /// # Errors
+    /// The peer has sent more than it may.
+    #[inline]
+    pub(super) fn keep_ahead(&mut self, cost: usize) -> Result<(), WireError> {
+        self.kept_ahead += cost;
+        if self.kept_ahead > AHEAD_BYTES_MAX {
+            return Err(WireError::BadValue { what: "bytes of tensors sent ahead", found: self.kept_ahead as u64 });
+        }
+        Ok(())
     }
 
     /// The key of a tensor that was sent ahead and has not ended.

@@ -9,7 +9,6 @@ use super::{Asked, Awaited, CameAhead, CameTogether, Event, RowsAsked, Session, 
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
-use crate::limits::AHEAD_BYTES_MAX;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorBatch};
@@ -60,8 +59,8 @@ pub trait Sink<W, D> {
         Ok(Some(Fate::Returned))
     }
 
-    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken so; each of the others
-    /// [comes by itself](Self::came_ahead).
+    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken or kept so; each of the
+    /// others [comes by itself](Self::came_ahead).
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }
@@ -376,7 +375,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
             AheadFrame::Revoke { number, ends, key } => {
                 let Some(of) = self.key_of(ends, key)? else { return Ok(()) };
                 if let Some(cost) = self.sink.as_mut().and_then(|sink| sink.revoked(number, of)) {
-                    self.session.release_ahead(number, cost, Fate::Returned);
+                    self.session.release_ahead((number, 1), cost, Fate::Returned);
                 }
                 Ok(())
             }
@@ -407,11 +406,13 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         }
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
-        let together = CameTogether { producer, consumer, step, records: ahead.records };
+        let together = CameTogether { first: ahead.first, producer, consumer, step, records: ahead.records };
         let taken = self.sink.as_mut().map(|sink| sink.came_together(&together)).unwrap_or_default();
         let (mut number, mut meta): (u64, &[u8]) = (ahead.first + u64::from(taken.count), &[]);
-        if taken.count > 0 {
-            session.consumer.release_ahead(ahead.first, taken.count, Fate::Taken);
+        match taken.kept {
+            Some(cost) => session.keep_ahead(cost)?,
+            None if taken.count > 0 => session.consumer.release_ahead(ahead.first, taken.count, Fate::Taken),
+            None => {}
         }
         let mut passed = taken.count;
         for record in ahead.records.iter().take_while(|_| !taken.is_all) {
@@ -428,13 +429,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
             };
             match fate {
                 Some(fate) => session.consumer.release_ahead(number, 1, fate),
-                None => {
-                    session.kept_ahead += came.cost();
-                    if session.kept_ahead > AHEAD_BYTES_MAX {
-                        let found = session.kept_ahead as u64;
-                        return Err(WireError::BadValue { what: "bytes of tensors sent ahead", found });
-                    }
-                }
+                None => session.keep_ahead(came.cost())?,
             }
             number += 1;
         }

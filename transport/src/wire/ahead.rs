@@ -98,6 +98,11 @@ pub struct AheadRecord<'a> {
 pub struct AheadRecords<'a>(&'a [u8]);
 
 impl<'a> AheadRecords<'a> {
+    /// Those in bytes [of such](Self::as_bytes), which are not looked at.
+    pub fn of(bytes: &'a [u8]) -> Self {
+        AheadRecords(bytes)
+    }
+
     /// Each tensor.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<AheadRecord<'a>, WireError>> {
@@ -201,7 +206,7 @@ impl AheadRecordsBuf {
 
     /// What was written.
     pub fn records(&self) -> AheadRecords<'_> {
-        AheadRecords(&self.bytes)
+        AheadRecords::of(&self.bytes)
     }
 
     /// The memory, to be used again.
@@ -295,7 +300,7 @@ impl<'a> AheadFrame<'a> {
         }
         let (ends, rest) = Ends::read(body)?;
         if kind == KIND_AHEAD {
-            return Ok(AheadFrame::Tensors(Ahead { first: number, ends, records: AheadRecords(rest) }));
+            return Ok(AheadFrame::Tensors(Ahead { first: number, ends, records: AheadRecords::of(rest) }));
         }
         bounded("key", rest.len(), KEY_BYTES_MAX)?;
         let key = text("key", rest)?;

@@ -32,7 +32,7 @@ pub struct FusedRequest<K, D> {
 pub enum BatchWaiter {
     /// A future on this shard, with its waker once it was polled.
     Future(Option<Waker>),
-    /// A future on this shard that reads the tensors where they lie.
+    /// A future on this shard that reads the tensors where they lie: it brings no memory.
     Views(Option<Waker>),
     /// A caller on any thread.
     Channel(oneshot::Sender<Result<Vec<RecvOutcome>, Error>>),
@@ -91,6 +91,18 @@ impl Batches {
         let batch = Batch { outcomes, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
         let Ok(batch) = self.0.insert(batch) else { unreachable!("2^32 batches do not fit in memory") };
         batch
+    }
+
+    /// True if a batch is to be read by views.
+    pub(in crate::node) fn is_read_in_place(&self, handle: Handle) -> bool {
+        self.0.get(handle).is_some_and(|batch| matches!(batch.outcomes, Come::Views(_)))
+    }
+
+    /// Some of such a batch came before it, of which nothing has come yet.
+    pub(in crate::node) fn begin_with(&mut self, handle: Handle, come: ReceivedBatch) {
+        let Some(batch) = self.0.get_mut(handle) else { return };
+        batch.left = (0..come.len()).filter(|&index| come.waits(index)).count();
+        batch.outcomes = Come::Views(come);
     }
 
     /// One of a batch was asked, and is given up by this ticket unless it has ended.

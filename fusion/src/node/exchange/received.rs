@@ -1,6 +1,7 @@
 //! Tensors that one call has received, read where the frames that brought them lie: as many as came together cost one copy, and each of
 //! them neither memory nor a tensor of its own.
 
+use sealane_transport::limits::AHEAD_RECORD_BYTES;
 use sealane_transport::tensor::{TensorMeta, TensorView};
 use sealane_transport::wire::AheadRecords;
 use sealane_transport::{Error, RecvOutcome};
@@ -33,6 +34,8 @@ pub(in crate::node) struct Brought {
     pub(in crate::node) count: usize,
     /// Of all of them.
     pub(in crate::node) bytes: usize,
+    /// What they count in the credit of their session.
+    pub(in crate::node) cost: usize,
     /// There were no others.
     pub(in crate::node) is_all: bool,
 }
@@ -99,34 +102,35 @@ impl ReceivedBatch {
         matches!(self.places[index], Place::Waits)
     }
 
-    /// Takes the first tensors of a frame in, for as long as `expects` gives a key a number; `None` if there is none. It ends where
-    /// something is no tensor, as who takes each by itself is to find out.
+    /// Takes the first tensors of a frame in, for as long as `expects` gives a key the number of one that waits; `None` if there is none.
+    /// It ends where something is no tensor, as who takes each by itself is to find out.
     pub(super) fn take(
         &mut self,
         records: AheadRecords<'_>,
         mut expects: impl FnMut(&[u8]) -> Option<usize>,
     ) -> Option<Brought> {
-        let (mut metas, mut checked) = (SmallVec::<[TensorMeta; 1]>::new(), usize::MAX);
+        let (mut metas, mut meta_bytes, mut checked) = (SmallVec::<[TensorMeta; 1]>::new(), 0, usize::MAX);
         let (frame, mut end) = (self.frames.len() as u32, 0);
-        let mut brought = Brought { count: 0, bytes: 0, is_all: true };
+        let mut brought = Brought { count: 0, bytes: 0, cost: 0, is_all: true };
         for record in records.iter() {
             let taken = record.ok().and_then(|record| {
                 if let Some(meta) = record.meta {
                     metas.push(TensorMeta::from_wire(meta).ok()?);
-                    checked = usize::MAX;
+                    (meta_bytes, checked) = (meta.len(), usize::MAX);
                 }
                 let len = record.payload.len();
                 if checked != len {
                     metas.last()?.check_bytes(len as u64).ok()?;
                     checked = len;
                 }
-                Some((expects(record.key)?, records.place_of(record.payload), len))
+                let number = expects(record.key).filter(|number| self.waits(*number))?;
+                brought.cost += AHEAD_RECORD_BYTES + record.key.len() + meta_bytes + len;
+                Some((number, records.place_of(record.payload), len))
             });
             let Some((number, start, len)) = taken else {
                 brought.is_all = false;
                 break;
             };
-            debug_assert!(self.waits(number), "a recv would end twice, and another never");
             let meta = metas.len() as u32 - 1;
             self.places[number] = Place::Lies { frame, start: start as u32, len: len as u32, meta };
             (brought.count, brought.bytes, end) = (brought.count + 1, brought.bytes + len, start + len);
@@ -136,6 +140,16 @@ impl ReceivedBatch {
         }
         self.frames.push(Frame { bytes: records.as_bytes()[..end].into(), metas });
         Some(brought)
+    }
+
+    /// What lies in each frame.
+    pub(super) fn frames(&self) -> impl ExactSizeIterator<Item = AheadRecords<'_>> {
+        self.frames.iter().map(|frame| AheadRecords::of(&frame.bytes))
+    }
+
+    /// Memory of the places.
+    pub(super) fn memory(&self) -> usize {
+        self.places.len() * size_of::<Place>()
     }
 
     /// Frames that brought some, and how many lie there.

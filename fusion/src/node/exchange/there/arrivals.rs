@@ -4,14 +4,12 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{CameAhead, CameTogether, ReceiveMemory, TakenTogether};
-use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
-use sealane_transport::wire::{self, Fate, WireError};
+use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Error, Handle, Unreceived};
 
 use super::super::{Exchange, LastPair};
-use super::{Kept, Place, memory_of};
-use crate::limits::KEPT_AHEAD_BYTES_MAX;
+use super::{InSession, Place};
 use crate::node::cells::RecvWaiter;
 use crate::node::context::Context;
 use crate::node::memory::Memory;
@@ -19,37 +17,27 @@ use crate::node::outcomes::unheard;
 use crate::node::pairs::{Pairs, STRANGER};
 use crate::node::peers::PeerSession;
 use crate::node::reporter::Reporter;
-use crate::rendezvous::{MatchKey, RawMatchKey};
+use crate::rendezvous::RawMatchKey;
 
 impl Exchange {
     /// The turn is over, or a link is: producers may hear in the next one of what was taken. How much that was.
     #[inline]
     pub(in crate::node) fn release_taken(&mut self, context: &mut Context) -> usize {
-        let count = self.there.taken.len();
-        for (session, number, cost) in self.there.taken.drain(..) {
-            if let Some(with) = context.peers.session_mut(session) {
-                with.release_ahead(number, cost, Fate::Taken);
-                context.peers.mark_dirty(session);
-            }
+        let count = self.there.ended.len();
+        for (of, fate) in self.there.ended.drain(..) {
+            release(of, fate, context);
         }
         count
     }
 
     /// True if producers are still to hear of what was taken.
     pub(in crate::node) fn has_taken(&self) -> bool {
-        !self.there.taken.is_empty()
-    }
-
-    /// A kept tensor is its producer's again.
-    pub(super) fn give_back(&mut self, session: Handle, number: u64, cost: usize, context: &mut Context) {
-        if let Some(with) = context.peers.session_mut(session) {
-            with.release_ahead(number, cost, Fate::Returned);
-            context.peers.mark_dirty(session);
-        }
+        !self.there.ended.is_empty()
     }
 
     /// Gives back what came from the peer of a pair.
     pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
+        self.there.keep_those_singly(|of, _| of == pair);
         for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
             self.end_place(handle, None, context);
         }
@@ -57,6 +45,7 @@ impl Exchange {
 
     /// Gives back what came for a pair in `step`.
     pub(in crate::node::exchange) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
+        self.there.keep_singly((pair, step));
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, None, context);
         }
@@ -64,11 +53,12 @@ impl Exchange {
 
     /// The link of a session is gone: its peer takes back what no recv has taken.
     pub(in crate::node::exchange) fn forget_kept(&mut self, session: Handle) {
-        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.session == session);
+        self.there.forget_unexpected(session);
+        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.of.session == session);
         for handle in self.there.places.select(is_of) {
             self.there.take_kept(handle);
         }
-        debug_assert!(self.there.taken.iter().all(|(of, ..)| *of != session), "its producer would send it again");
+        debug_assert!(self.there.ended.iter().all(|(of, _)| of.session != session), "its producer would send it again");
     }
 
     /// The pair of tensors that a session brings ahead; `None` if nobody can have them.
@@ -94,24 +84,28 @@ impl Exchange {
         (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
 
-    /// Small tensors of a peer have come ahead of their requests in one frame: the first of them, and since when they were waited for, if
-    /// they are those that a call expects next, which reads them where they lie.
+    /// Small tensors of a peer have come ahead of their requests in one frame: how many of the first a call reads where they lie, and
+    /// since when they were waited for, or are kept for one.
     #[inline]
     pub(in crate::node) fn came_together(
         &mut self,
         session: (Handle, &mut LastPair),
         came: &CameTogether<'_>,
         (pairs, reporter): (&mut Pairs, &mut Reporter),
-    ) -> Option<(TakenTogether, Instant)> {
+    ) -> Option<(TakenTogether, Option<Instant>)> {
         // A trace tells of each tensor.
-        if self.there.posted.recvs() == 0 || reporter.recorder.is_some() {
+        if !self.there.posted.reads_in_place() || reporter.recorder.is_some() {
             return None;
         }
+        let of = session.0;
         let pair = self.pair_ahead(session, (came.consumer, came.producer, came.step), pairs)?;
         let posted = &mut self.there.posted;
-        let (brought, since) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes)?;
-        reporter.count_received(brought.count as u32, brought.bytes);
-        Some((TakenTogether { count: brought.count as u32, is_all: brought.is_all }, since))
+        let Some((brought, since)) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes) else {
+            return self.there.keep_together(of, pair, came).map(|kept| (kept, None));
+        };
+        let count = brought.count as u32;
+        reporter.count_received(count, brought.bytes);
+        Some((TakenTogether { count, is_all: brought.is_all, kept: None }, Some(since)))
     }
 
     /// A small tensor of a peer has come ahead of its request: what became of it, or `None` if it is kept.
@@ -136,9 +130,10 @@ impl Exchange {
             there.posted.over(found);
             return Ok(received);
         }
+        there.keep_singly((pair, came.step));
         let hash = there.hash(at);
         let Some(handle) = there.find(hash, at) else {
-            return self.keep_ahead(of, hash, at, came).map(|fate| (fate, None));
+            return there.keep(of, hash, at, came).map(|fate| (fate, None));
         };
         let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
             return Ok((Some(Fate::Duplicate), None));
@@ -157,28 +152,13 @@ impl Exchange {
         };
         Ok(receive(came, (waiter, since), &mut destination, (reporter, memory)))
     }
+}
 
-    /// Keeps a tensor that came before its recv, if there is room.
-    fn keep_ahead(
-        &mut self,
-        session: Handle,
-        hash: u64,
-        at: RawMatchKey<'_>,
-        came: &CameAhead<'_>,
-    ) -> Result<Option<Fate>, WireError> {
-        let cost = came.cost();
-        if self.there.kept_bytes + memory_of(cost) > KEPT_AHEAD_BYTES_MAX {
-            return Ok(Some(Fate::Returned));
-        }
-        let key = wire::text("key", came.key)?;
-        let Ok(tensor) = Tensor::from_wire(came.meta, Buffer::copy_of(came.payload)) else {
-            return Ok(Some(Fate::Returned));
-        };
-        self.there.kept_bytes += memory_of(cost);
-        let (_, place) = self.there.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
-        place.kept = Some(Kept { session, number: came.number, cost, tensor });
-        place.asked = None;
-        Ok(None)
+/// Tells the producer of kept tensors what became of them.
+pub(super) fn release(InSession { session, first, count, cost }: InSession, fate: Fate, context: &mut Context) {
+    if let Some(with) = context.peers.session_mut(session) {
+        with.release_ahead((first, count), cost, fate);
+        context.peers.mark_dirty(session);
     }
 }
 

@@ -9,7 +9,8 @@ impl Exchange {
     /// Panics unless each recv has a way to end, and what is kept is of a session with a link.
     pub(in crate::node::exchange) fn check_there(&self, context: &Context) {
         let there = &self.there;
-        let mut kept_bytes = 0;
+        let is_attached = |session| context.peers.session(session).is_some_and(|with| with.is_attached());
+        let mut kept_bytes = there.check_unexpected(is_attached);
         for (handle, place) in there.places.iter() {
             let at = RawMatchKey { pair: place.pair, step: place.step, key: place.key.as_bytes() };
             assert_eq!(there.find(there.hash(at), at), Some(handle), "a recv and its tensor would not meet");
@@ -17,9 +18,8 @@ impl Exchange {
             assert!(place.kept.is_some() != place.waiter.is_some(), "an empty place would wait for ever");
             match (&place.kept, place.asked) {
                 (Some(kept), _) => {
-                    kept_bytes += memory_of(kept.cost);
-                    let session = context.peers.session(kept.session);
-                    assert!(session.is_some_and(|with| with.is_attached()), "its producer has it back by now");
+                    kept_bytes += memory_of(kept.of.cost);
+                    assert!(is_attached(kept.of.session), "its producer has it back by now");
                 }
                 (None, None) => {
                     let is_quiet = there.quiet.iter().any(|(quiet, _)| *quiet == handle);

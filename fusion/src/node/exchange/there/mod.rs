@@ -2,15 +2,18 @@
 //!
 //! A recv of a pair that has asked on this link before waits for a moment without a word ([`QUIET_TIME`]): most often its tensor comes
 //! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
-//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then. Bounded by
+//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then, and what came
+//! before a call waits [together](unexpected) as well. Bounded by
 //! `fusion.queued_requests_max`, and what is kept by the peers' credit and
 //! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
 
 mod arrivals;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
+mod key_lists;
 mod posted;
 mod recvs;
+mod unexpected;
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -21,6 +24,7 @@ use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{KeyOf, Manner};
 use sealane_transport::tensor::Tensor;
+use sealane_transport::wire::Fate;
 use sealane_transport::{Arena, Chains, Handle, reuse_key};
 
 use super::batches::Batches;
@@ -31,13 +35,22 @@ use crate::rendezvous::{MatchKey, RawMatchKey};
 
 use posted::Posted;
 pub(in crate::node) use posted::ToPost;
+use unexpected::Unexpected;
+
+/// Consecutive tensors that came ahead, as their session knows them.
+#[derive(Clone, Copy)]
+struct InSession {
+    session: Handle,
+    /// Number of the first.
+    first: u64,
+    count: u32,
+    /// What they count in the session's credit.
+    cost: usize,
+}
 
 /// A tensor that came before its recv.
 struct Kept {
-    session: Handle,
-    number: u64,
-    /// What it counts in the session's credit.
-    cost: usize,
+    of: InSession,
     tensor: Tensor,
 }
 
@@ -104,12 +117,14 @@ pub(in crate::node) struct There {
     quiet: VecDeque<(Handle, Instant)>,
     /// Those of them that are to ask now.
     hurried: Vec<Handle>,
+    /// Tensors that came before the call that will have them.
+    unexpected: Vec<Unexpected>,
     /// Memory of all kept tensors.
     kept_bytes: usize,
     /// Those of a pair ask at once.
     large: LargeKeys,
-    /// Kept tensors that recvs took in this turn: those of a client must be in its ring before their producers hear so.
-    taken: Vec<(Handle, u64, usize)>,
+    /// Kept tensors that have ended in this turn: those that a client took must be in its ring before their producers hear so.
+    ended: Vec<(InSession, Fate)>,
 }
 
 impl There {
@@ -122,9 +137,10 @@ impl There {
             posted: Posted::default(),
             quiet: VecDeque::new(),
             hurried: Vec::new(),
+            unexpected: Vec::new(),
             kept_bytes: 0,
             large: LargeKeys::new(),
-            taken: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -188,7 +204,7 @@ impl There {
     fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
         self.places.get(handle)?.kept.as_ref()?;
         let kept = self.remove(handle, |place| place.kept.take())??;
-        self.kept_bytes -= memory_of(kept.cost);
+        self.kept_bytes -= memory_of(kept.of.cost);
         Some(kept)
     }
 
@@ -229,13 +245,14 @@ impl There {
 
     /// The peer wants a tensor back: what it cost, if it was kept, and is not any more.
     pub(in crate::node) fn revoked(&mut self, session: Handle, number: u64, pair: u32, of: KeyOf<'_>) -> Option<usize> {
+        self.keep_singly((pair, of.step));
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
         let handle = self.find(self.hash(at), at)?;
         let kept = self.places.get(handle)?.kept.as_ref()?;
-        if (kept.session, kept.number) != (session, number) {
+        if (kept.of.session, kept.of.first) != (session, number) {
             return None;
         }
-        self.take_kept(handle).map(|kept| kept.cost)
+        self.take_kept(handle).map(|kept| kept.of.cost)
     }
 
     /// The caller of recvs that wait together waits no more.

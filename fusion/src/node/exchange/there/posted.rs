@@ -4,75 +4,24 @@
 //! They wait so for as long as a single recv waits without a word. Whatever else is to become of one, those of its call [become
 //! single](There::unpost) first.
 
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::Buffer;
 use sealane_transport::Handle;
-use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
+use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::Manner;
 use sealane_transport::wire::AheadRecords;
 
 use super::super::batches::Batches;
 use super::super::received::Brought;
 use super::There;
-use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX, POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
+use super::key_lists::{KeyList, KeyLists};
+use crate::limits::{POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
 use crate::node::outcomes::Outcomes;
 use crate::rendezvous::{MatchKey, RawMatchKey};
-
-/// Keys that were asked for together, each once.
-struct KeyList {
-    text: String,
-    /// Where each ends.
-    ends: Vec<usize>,
-    /// Their numbers, by the keys.
-    index: HashTable<u32>,
-}
-
-impl KeyList {
-    /// `None` if a key is there twice or too long, or they are too long together.
-    fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
-        let mut list = KeyList { text: String::new(), ends: Vec::new(), index: HashTable::new() };
-        for (number, key) in keys.enumerate() {
-            let is_long = key.len() > KEY_BYTES_MAX || list.text.len() + key.len() > KEY_LIST_BYTES_MAX;
-            if is_long || list.find(hasher.hash_one(key.as_bytes()), key.as_bytes()).is_some() {
-                return None;
-            }
-            list.text.push_str(key);
-            list.ends.push(list.text.len());
-            let KeyList { text, ends, index } = &mut list;
-            let rehash = |number: &u32| hasher.hash_one(key_of(text, ends, *number as usize).as_bytes());
-            index.insert_unique(hasher.hash_one(key.as_bytes()), number as u32, rehash);
-        }
-        Some(list)
-    }
-
-    #[inline]
-    fn key(&self, number: usize) -> &str {
-        key_of(&self.text, &self.ends, number)
-    }
-
-    #[inline]
-    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        let is_it = |number: &u32| self.key(*number as usize).as_bytes() == key;
-        self.index.find(hash, is_it).map(|number| *number as usize)
-    }
-
-    /// True if it has these so many, in this order.
-    fn is<'k>(&self, count: usize, mut keys: impl Iterator<Item = &'k str>) -> bool {
-        self.ends.len() == count && (0..count).all(|number| keys.next() == Some(self.key(number)))
-    }
-}
-
-#[inline]
-fn key_of<'a>(text: &'a str, ends: &[usize], number: usize) -> &'a str {
-    let start = number.checked_sub(1).map_or(0, |before| ends[before]);
-    &text[start..ends[number]]
-}
 
 /// A recv of a call.
 enum Slot {
@@ -111,15 +60,15 @@ struct Call {
 
 impl Call {
     #[inline]
-    fn is_of(&self, at: RawMatchKey<'_>) -> bool {
-        (self.pair, self.step) == (at.pair, at.step)
+    fn is_of(&self, of: (u32, i64)) -> bool {
+        (self.pair, self.step) == of
     }
 
     /// True if the next recv waits for that tensor.
     #[inline]
     fn expects(&self, at: RawMatchKey<'_>) -> bool {
         matches!(self.slots.get(self.next), Some(Slot::Open(_)))
-            && self.is_of(at)
+            && self.is_of((at.pair, at.step))
             && self.keys.key(self.next).as_bytes() == at.key
     }
 }
@@ -137,9 +86,6 @@ const SPARE_CALLS_MAX: usize = 8;
 /// Recvs that are over, and are passed to find the next that waits: a tensor that comes in another order costs no more.
 const OVER_SKIPPED_MAX: usize = 64;
 
-/// Of so many calls in a row whose keys are not known one is tried.
-const UNLISTED_TRIED: u32 = 64;
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct Posted {
@@ -149,16 +95,24 @@ pub(super) struct Posted {
     last: usize,
     /// Recvs of all of them.
     recvs: usize,
-    hasher: DefaultHashBuilder,
-    /// Keys of the last calls, the latest first: the next step has most often the same.
-    lists: Vec<Arc<KeyList>>,
-    /// Calls in a row whose keys were not among them.
-    unlisted: u32,
+    /// Keys of the last calls.
+    pub(super) lists: KeyLists,
     /// Memory for the slots of the next calls.
     spare: Vec<Vec<Slot>>,
 }
 
 impl Posted {
+    /// True if recvs of a pair and step wait together.
+    pub(super) fn has(&self, of: (u32, i64)) -> bool {
+        self.calls.iter().any(|call| call.is_of(of))
+    }
+
+    /// True if a frame may be for a call that reads in place, or for one to come.
+    #[inline]
+    pub(super) fn reads_in_place(&self) -> bool {
+        self.recvs > 0 || self.lists.reads_in_place()
+    }
+
     /// Recvs that wait.
     pub(super) fn recvs(&self) -> usize {
         self.recvs
@@ -185,9 +139,9 @@ impl Posted {
 
     /// One whose tensor does not come in turn.
     fn search(&self, at: RawMatchKey<'_>) -> Option<Found> {
-        let hash = self.hasher.hash_one(at.key);
         let find = |(index, call): (usize, &Call)| {
-            let number = if call.is_of(at) { call.keys.find(hash, at.key)? } else { return None };
+            let number =
+                if call.is_of((at.pair, at.step)) { self.lists.number_of(&call.keys, at.key)? } else { return None };
             matches!(call.slots[number], Slot::Open(_)).then_some(Found { call: index, number })
         };
         self.calls.iter().enumerate().find_map(find)
@@ -214,14 +168,13 @@ impl Posted {
     /// there is no such call, and nothing was taken.
     pub(super) fn take_frame(
         &mut self,
-        (pair, step): (u32, i64),
+        of: (u32, i64),
         records: AheadRecords<'_>,
         outcomes: &mut Outcomes,
     ) -> Option<(Brought, Instant)> {
-        let is_of = |call: &Call| (call.pair, call.step) == (pair, step);
         let index = match self.calls.get(self.last) {
-            Some(call) if is_of(call) => self.last,
-            _ => self.calls.iter().position(is_of)?,
+            Some(call) if call.is_of(of) => self.last,
+            _ => self.calls.iter().position(|call| call.is_of(of))?,
         };
         let Call { batch, keys, slots, next, .. } = &mut self.calls[index];
         // One with memory of the caller's is filled by itself.
@@ -272,32 +225,13 @@ impl Posted {
         }
     }
 
-    /// These keys, as a list that may have been made before; `None` if there is none, since a key is there twice or they are too long, or
-    /// is not worth it, since each call has others.
-    fn list<'k>(&mut self, count: usize, keys: impl Iterator<Item = &'k str> + Clone) -> Option<Arc<KeyList>> {
-        if let Some(index) = self.lists.iter().position(|list| list.is(count, keys.clone())) {
-            self.lists[..=index].rotate_right(1);
-            self.unlisted = 0;
-            return self.lists.first().cloned();
-        }
-        self.unlisted = self.unlisted.wrapping_add(1);
-        if self.unlisted as usize > KEY_LISTS_MAX && !self.unlisted.is_multiple_of(UNLISTED_TRIED) {
-            return None;
-        }
-        let list = Arc::new(KeyList::new(&self.hasher, keys)?);
-        self.lists.truncate(KEY_LISTS_MAX - 1);
-        self.lists.insert(0, list.clone());
-        // Of an iterator that is the same when it is cloned.
-        Some(list).filter(|list| list.ends.len() == count)
-    }
-
     /// Panics unless what waits is counted.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, listens: impl Fn(Handle) -> bool) {
         for call in &self.calls {
             let left = call.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count();
             assert!(left == call.left && left > 0, "a call of which {left} recvs wait would wait for {}", call.left);
-            assert_eq!(call.slots.len(), call.keys.ends.len(), "a recv would have no key");
+            assert_eq!(call.slots.len(), call.keys.len(), "a recv would have no key");
             assert!(listens(call.batch), "a tensor would come for nobody");
         }
         let recvs: usize = self.calls.iter().map(|call| call.left).sum();
@@ -324,7 +258,7 @@ impl There {
         now: Instant,
         session: Handle,
         ask: ToPost<'_, K, D>,
-        context: &Context,
+        context: &mut Context,
     ) -> Option<Vec<(usize, Option<Buffer>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
@@ -341,25 +275,33 @@ impl There {
         if !can_post {
             return None;
         }
-        let list = posted.list(count, keys)?;
-        let is_first = !posted.calls.iter().any(|call| (call.pair, call.step) == (pair, step));
-        let is_alone = is_first && !self.steps.may_have((pair, step));
-        let (mut slots, mut others) = (posted.spare.pop().unwrap_or_default(), Vec::new());
+        let in_place = context.reporter.outcomes.batches.is_read_in_place(batch);
+        let list = posted.lists.list(count, keys, in_place)?;
+        let come = self.take_unexpected((pair, step), in_place.then_some(&list), context);
+        let is_alone = !self.posted.has((pair, step)) && !self.steps.may_have((pair, step));
+        let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
+        let mut left = 0;
         for number in 0..count {
             let (key, destination) = (list.key(number), destinations.next());
             let is_small = |to: &Buffer| to.device().is_none() && to.len() <= AHEAD_TENSOR_BYTES;
-            let can_wait = destination.as_ref().is_none_or(is_small)
-                && !self.large.contains(pair, key)
-                && (is_alone || !self.has(RawMatchKey { pair, step, key: key.as_bytes() }));
-            slots.push(match can_wait {
-                true => Slot::Open(destination),
-                false => {
-                    others.push((number, destination));
-                    Slot::Over
-                }
+            let can_wait = |destination: &Option<Buffer>| {
+                destination.as_ref().is_none_or(is_small)
+                    && !self.large.contains(pair, key)
+                    && (is_alone || !self.has(RawMatchKey { pair, step, key: key.as_bytes() }))
+            };
+            slots.push(if come.as_ref().is_some_and(|come| !come.waits(number)) {
+                Slot::Over
+            } else if can_wait(&destination) {
+                left += 1;
+                Slot::Open(destination)
+            } else {
+                others.push((number, destination));
+                Slot::Over
             });
         }
-        let left = count - others.len();
+        if let Some(come) = come {
+            context.reporter.outcomes.batches.begin_with(batch, come);
+        }
         let next = open_from(&slots, 0);
         let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next, left };
         if left > 0 {

@@ -7,11 +7,13 @@ use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
 use sealane_transport::session::{Ask, Manner, Unanswered};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
+use sealane_transport::wire::Fate;
 use sealane_transport::{Error, Handle, Unreceived};
 
 use super::super::batches::Batches;
 use super::super::matches::place;
 use super::super::{Exchange, RecvRequest};
+use super::arrivals::release;
 use super::{Kept, Place, There};
 use crate::limits::QUIET_TIME;
 use crate::metrics::Operation;
@@ -32,6 +34,7 @@ impl Exchange {
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
         let at = MatchKey { pair, step, key };
+        self.there.keep_singly((pair, step));
         let hash = self.there.hash(at.into());
         let failed = match (self.there.find(hash, at.into()), session) {
             (None, _) if self.there.posted.find(at.into()).is_some() => asked_twice(at),
@@ -79,7 +82,7 @@ impl Exchange {
     fn hand_over(
         &mut self,
         now: Instant,
-        Kept { session, number, cost, tensor }: Kept,
+        Kept { of, tensor }: Kept,
         at: MatchKey<'_>,
         (destination, waiter): (Option<Buffer>, RecvWaiter),
         context: &mut Context,
@@ -87,11 +90,11 @@ impl Exchange {
         let (meta, payload) = tensor.into_parts();
         let (consumer, limit) = (context.pairs[at.pair].local, context.settings.session.tensor_bytes_max);
         let placed = place(&context.memory, limit, consumer, destination, &payload);
-        let way = context.peers.way_of(session);
+        let way = context.peers.way_of(of.session);
         let bytes = payload.len();
         match placed.and_then(|place| place.fill(payload)) {
             Ok(payload) => {
-                self.there.taken.push((session, number, cost));
+                self.there.ended.push((of, Fate::Taken));
                 let reporter = &mut context.reporter;
                 reporter.count_received(1, bytes);
                 reporter.record(Operation::Recv, way, now);
@@ -100,7 +103,7 @@ impl Exchange {
                 reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
             }
             Err(unreceived) => {
-                self.give_back(session, number, cost, context);
+                release(of, Fate::Returned, context);
                 context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
@@ -235,6 +238,7 @@ impl Exchange {
     pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
         let batches = &mut context.reporter.outcomes.batches;
         self.there.unpost_those(batches, |of, at| (of, at) == (pair, step));
+        self.there.keep_singly((pair, step));
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, Some(error), context);
         }
@@ -245,6 +249,7 @@ impl Exchange {
         let pairs = &context.pairs;
         let is_of = |pair: u32| local.is_none_or(|local| pairs[pair].local == local);
         self.there.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
+        self.there.keep_those_singly(|pair, _| is_of(pair));
         let handles = self.there.places.select(|place| is_of(place.pair));
         for handle in handles {
             self.end_place(handle, Some(error), context);
@@ -253,8 +258,8 @@ impl Exchange {
 
     /// Ends a recv with `error`, if there is one, or gives a tensor back.
     pub(super) fn end_place(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
-        if let Some(Kept { session, number, cost, .. }) = self.there.take_kept(handle) {
-            self.give_back(session, number, cost, context);
+        if let Some(Kept { of, .. }) = self.there.take_kept(handle) {
+            release(of, Fate::Returned, context);
         } else if let Some(error) = error {
             self.fail_there(handle, error.clone(), context);
         }

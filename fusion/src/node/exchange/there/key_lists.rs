@@ -1,0 +1,135 @@
+//! Keys of the last calls for many tensors: a step most often asks for those of the step before, so that a tensor which comes in their order
+//! costs a comparison, and one that comes before its call is known to be expected.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use sealane_transport::limits::KEY_BYTES_MAX;
+
+use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX};
+
+/// Of so many calls in a row whose keys are not known one is tried.
+const UNLISTED_TRIED: u32 = 64;
+
+/// Keys that were asked for together, each once.
+pub(super) struct KeyList {
+    text: String,
+    /// Where each ends.
+    ends: Vec<usize>,
+    /// Their numbers, by the keys.
+    index: HashTable<u32>,
+}
+
+impl KeyList {
+    /// `None` if a key is there twice or too long, or they are too long together.
+    fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
+        let mut list = KeyList { text: String::new(), ends: Vec::new(), index: HashTable::new() };
+        for (number, key) in keys.enumerate() {
+            let is_long = key.len() > KEY_BYTES_MAX || list.text.len() + key.len() > KEY_LIST_BYTES_MAX;
+            if is_long || list.find(hasher.hash_one(key.as_bytes()), key.as_bytes()).is_some() {
+                return None;
+            }
+            list.text.push_str(key);
+            list.ends.push(list.text.len());
+            let KeyList { text, ends, index } = &mut list;
+            let rehash = |number: &u32| hasher.hash_one(key_of(text, ends, *number as usize).as_bytes());
+            index.insert_unique(hasher.hash_one(key.as_bytes()), number as u32, rehash);
+        }
+        Some(list)
+    }
+
+    /// The key of that number.
+    #[inline]
+    pub(super) fn key(&self, number: usize) -> &str {
+        key_of(&self.text, &self.ends, number)
+    }
+
+    #[inline]
+    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+        let is_it = |number: &u32| self.key(*number as usize).as_bytes() == key;
+        self.index.find(hash, is_it).map(|number| *number as usize)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// True if it has these so many, in this order.
+    fn is<'k>(&self, count: usize, mut keys: impl Iterator<Item = &'k str>) -> bool {
+        self.ends.len() == count && (0..count).all(|number| keys.next() == Some(self.key(number)))
+    }
+}
+
+#[inline]
+fn key_of<'a>(text: &'a str, ends: &[usize], number: usize) -> &'a str {
+    let start = number.checked_sub(1).map_or(0, |before| ends[before]);
+    &text[start..ends[number]]
+}
+
+/// The keys of a call, and how it read its tensors.
+struct Known {
+    keys: Arc<KeyList>,
+    in_place: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct KeyLists {
+    hasher: DefaultHashBuilder,
+    /// Keys of the last calls, the latest first.
+    lists: Vec<Known>,
+    /// Calls in a row whose keys were not among them.
+    unlisted: u32,
+}
+
+impl KeyLists {
+    /// These keys, of a call that reads its tensors `in_place` or does not, as a list that may have been made before; `None` if there is
+    /// none, since a key is there twice or they are too long, or is not worth it, since each call has others.
+    pub(super) fn list<'k>(
+        &mut self,
+        count: usize,
+        keys: impl Iterator<Item = &'k str> + Clone,
+        in_place: bool,
+    ) -> Option<Arc<KeyList>> {
+        if let Some(index) = self.lists.iter().position(|known| known.keys.is(count, keys.clone())) {
+            self.lists[..=index].rotate_right(1);
+            self.unlisted = 0;
+            let known = self.lists.first_mut()?;
+            known.in_place = in_place;
+            return Some(known.keys.clone());
+        }
+        self.unlisted = self.unlisted.wrapping_add(1);
+        if self.unlisted as usize > KEY_LISTS_MAX && !self.unlisted.is_multiple_of(UNLISTED_TRIED) {
+            return None;
+        }
+        let keys = Arc::new(KeyList::new(&self.hasher, keys)?);
+        self.lists.truncate(KEY_LISTS_MAX - 1);
+        self.lists.insert(0, Known { keys: keys.clone(), in_place });
+        // Of an iterator that is the same when it is cloned.
+        Some(keys).filter(|keys| keys.len() == count)
+    }
+
+    /// True if a call has read its tensors in place, and may be made again.
+    #[inline]
+    pub(super) fn reads_in_place(&self) -> bool {
+        self.lists.iter().any(|known| known.in_place)
+    }
+
+    /// The list of the last call that had this key, if it read its tensors in place.
+    pub(super) fn read_in_place(&self, key: &[u8]) -> Option<&Arc<KeyList>> {
+        let is_first = |known: &&Known| known.keys.len() > 0 && known.keys.key(0).as_bytes() == key;
+        let known = self.lists.iter().find(is_first).or_else(|| {
+            let hash = self.hasher.hash_one(key);
+            self.lists.iter().find(|known| known.keys.find(hash, key).is_some())
+        })?;
+        known.in_place.then_some(&known.keys)
+    }
+
+    /// The number of a key in a list of these.
+    #[inline]
+    pub(super) fn number_of(&self, keys: &KeyList, key: &[u8]) -> Option<usize> {
+        keys.find(self.hasher.hash_one(key), key)
+    }
+}

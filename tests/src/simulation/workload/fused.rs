@@ -11,10 +11,15 @@ use crate::simulation::climate::Climate;
 
 /// Keys of fused receives begin here, apart from those of single recvs.
 const FIRST_KEY: u32 = 1_000_000;
+/// And here those that a loop asks for in each step.
+const FIRST_LOOP_KEY: u32 = 2_000_000;
+/// Time of a step of a loop.
+const STEP_TIME: Duration = Duration::from_millis(20);
 /// Keys of one fused receive at most.
 const KEYS_MAX: u32 = 60;
 
 pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
+    plan_loops(climate, random, agenda);
     let tasks = climate.hosts * climate.tasks_per_host;
     for batch in 0..climate.batches {
         let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
@@ -79,6 +84,42 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
                 agenda.add(when + soon(random), Event::Deed(Deed::Cleanup { task, step }));
             }
             _ => {}
+        }
+    }
+}
+
+/// Loops that ask for the same tensors in each step, which are most often sent before they are asked for.
+fn plan_loops(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
+    let tasks = climate.hosts * climate.tasks_per_host;
+    for batch in climate.batches..climate.batches * 2 {
+        let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
+        let (first, count) = (FIRST_LOOP_KEY + batch as u32 * KEYS_MAX, random.random_range(1..KEYS_MAX));
+        let keys: Vec<u32> = (first..first + count).collect();
+        let start = moment(random);
+        for step in 0..STEPS {
+            let begins = start + STEP_TIME * step as u32;
+            let mut tensors: Vec<_> =
+                keys.iter().map(|&key| (Spot { producer, consumer, step, key }, length(random))).collect();
+            if random.random_bool(0.3) {
+                tensors.rotate_left(random.random_range(0..keys.len()));
+            }
+            let rest = tensors.split_off(random.random_range(0..=tensors.len()));
+            for tensors in [tensors, rest] {
+                let at = begins + soon(random) / 20;
+                let timeout = timeout(random, Duration::from_millis(30));
+                agenda.add(at, Event::Deed(Deed::SendMany { tensors, timeout }));
+            }
+            let told = if random.random_bool(0.8) { Told::InViews } else { Told::Together };
+            let (keys, timeout) = (keys.clone(), timeout(random, Duration::from_millis(30)));
+            let asked = begins + soon(random) / 10;
+            agenda
+                .add(asked, Event::Deed(Deed::Fuse { batch, producer, consumer, step, keys, rooms: 0, told, timeout }));
+            match random.random_range(0..100) {
+                0..5 => agenda.add(asked + soon(random) / 20, Event::Deed(Deed::GiveUpFused { batch })),
+                5..10 => agenda.add(begins + soon(random) / 10, Event::Deed(Deed::Abort { task: producer, step })),
+                10..15 => agenda.add(begins + soon(random) / 10, Event::Deed(Deed::Cleanup { task: consumer, step })),
+                _ => {}
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use super::deadline;
 use super::shard::ShardEngine;
 
 use crate::node::{Counters, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
-use sealane_transport::tensor::{IntoTensor, Tensor};
+use sealane_transport::tensor::IntoTensor;
 
 /// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, like everything
 /// that belongs to a shard:
@@ -108,14 +108,14 @@ pub struct LocalPair {
 }
 
 impl LocalPair {
-    /// Sends a tensor to the peer. The future completes when the peer has released it; if it is dropped, the send continues
-    /// unobserved.
-    pub fn send(&self, step: i64, key: &str, tensor: Tensor) -> LocalSending {
+    /// Sends a tensor to the peer, by reference if it stays: a small one is copied. The future completes when the peer has released it; if
+    /// it is dropped, the send continues unobserved.
+    pub fn send(&self, step: i64, key: &str, tensor: impl IntoTensor) -> LocalSending {
         self.send_with(step, key, tensor, SendOptions::default())
     }
 
     /// [`send`](Self::send) with options.
-    pub fn send_with(&self, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> LocalSending {
+    pub fn send_with(&self, step: i64, key: &str, tensor: impl IntoTensor, options: SendOptions) -> LocalSending {
         let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
         let cell = self.engine.with_node(|node, now| {
             let cell = node.open_send();

@@ -43,8 +43,8 @@ pub(super) struct Send {
     pub(super) deadline: Duration,
     pub(super) receiver: Option<oneshot::Receiver<SendOutcome>>,
     pub(super) ended: Option<(Duration, End)>,
-    /// The recvs that got it, and when.
-    pub(super) deliveries: Vec<(usize, Era)>,
+    /// The recvs that got it, and where its producer and its consumer stood then.
+    pub(super) deliveries: Vec<(usize, (Era, Era))>,
 }
 
 impl Send {

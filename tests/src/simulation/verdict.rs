@@ -131,8 +131,11 @@ impl Simulation {
         }
         // What a fused receive says late may have come in any era since it was asked.
         let late = recv.batch.is_some_and(Told::is_together);
+        // A link whose loss its consumer has not seen may still bring what a producer that has seen it took back.
+        let resets = self.hosts[recv.host].seats[recv.shard].node.counters().sessions_reset;
+        let eras = (era, Era { process: recv.process, resets });
         if let Some(&(earlier, before)) = send.deliveries.last()
-            && before == era
+            && before == eras
             && (!late || recv.era == era)
         {
             return Err(format!("send {from} was delivered to recv {earlier} and again to recv {number}"));
@@ -144,7 +147,7 @@ impl Simulation {
             }
             _ => {}
         }
-        self.ledger.sends[from].deliveries.push((number, era));
+        self.ledger.sends[from].deliveries.push((number, eras));
         Ok(())
     }
 

@@ -15,11 +15,10 @@ use sealane_transport::tcp::{TcpSettings, listen};
 use sealane_transport::verbs::device::{Device, VerbsError};
 use sealane_transport::verbs::{self, Verbs, VerbsSettings};
 
-use super::producer::AHEAD;
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::machine::RdmaDevice;
-use crate::plan::{Bench, Fuse, Keys, Link, Plan};
+use crate::plan::{Fuse, Keys, Link, Plan};
 use crate::systems::training::Moved;
 
 /// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
@@ -200,10 +199,6 @@ pub(super) fn filled(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<B
 /// Bytes of the slab that both sides take their tensors from.
 fn slab_bytes(plan: &Plan) -> usize {
     match plan.link {
-        // The producer of these makes each tensor anew; the others send theirs again.
-        Link::Verbs if matches!(plan.bench, Bench::Latency | Bench::Rate) => {
-            SLAB_BYTES + AHEAD * room_bytes(&lanes(plan))
-        }
         Link::Verbs => SLAB_BYTES + room_bytes(&lanes(plan)),
         Link::Tcp | Link::Shm | Link::Loopback => SLAB_BYTES,
     }

@@ -6,9 +6,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 
 use bytes::Bytes;
-use sealane_fusion::{
-    Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, LocalTask, SendOptions, Tensor, TensorMeta,
-};
+use sealane_fusion::{Code, DType, Engine, Error, LocalPair, LocalSending, LocalTask, SendOptions, Tensor, TensorMeta};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 
 use super::consumer;
@@ -29,12 +27,8 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
             _ => None,
         };
         let parameter = |(lane, size_bytes)| match &shared {
-            Some(bytes) => Parameter::kept(lane, bytes.clone()),
-            // A parameter that has memory of its own, and is not copied to be sent.
-            None if plan.bench == Bench::Fuse || plan.fuse == Fuse::Plan => {
-                Parameter::kept(lane, engine::filled(&shard, &plan, size_bytes)?)
-            }
-            None => Parameter::made_anew(lane, &shard, size_bytes),
+            Some(bytes) => Parameter::new(lane, bytes.clone()),
+            None => Parameter::new(lane, engine::filled(&shard, &plan, size_bytes)?),
         };
         let parameters = lanes(&plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
         let ps = shard.task(PS)?;
@@ -67,8 +61,8 @@ async fn serve(pair: LocalPair, parameters: Vec<Parameter>, batch: usize, by_ste
                 first.await?;
             }
             sent.push_back(match together {
-                [alone] => alone.send(&pair, step)?,
-                many => send_many(&pair, step, many)?,
+                [alone] => alone.send(&pair, step),
+                many => pair.send_many(step, many.iter().map(Parameter::named), SendOptions::default()),
             });
         }
     }
@@ -83,64 +77,37 @@ fn steps_ahead(parameters: &[Parameter]) -> usize {
     if parameters.iter().any(|parameter| parameter.bytes() <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
 }
 
-/// A tensor of a ps.
+/// A tensor of a ps, in memory of its own that stays, and is not copied to be sent if it is large.
 pub(super) struct Parameter {
     key: String,
-    meta: TensorMeta,
-    memory: Memory,
-}
-
-/// Where a tensor's bytes come from.
-enum Memory {
-    /// The shard's slab, anew for each tensor.
-    Slab(LocalEngine, usize),
-    Kept(Bytes),
+    tensor: Tensor,
 }
 
 impl Parameter {
-    /// The parameter of that number, which is sent without a copy from memory that stays.
-    pub(super) fn kept(number: usize, bytes: Bytes) -> Result<Self, Error> {
+    /// The parameter of that number.
+    pub(super) fn new(number: usize, bytes: Bytes) -> Result<Self, Error> {
         let meta = TensorMeta::new(DType::U8, &[bytes.len() as u64])?;
-        Ok(Self { key: key_of(number), meta, memory: Memory::Kept(bytes) })
-    }
-
-    /// The parameter of that number, whose tensors are made anew.
-    fn made_anew(number: usize, shard: &LocalEngine, size_bytes: usize) -> Result<Self, Error> {
-        let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
-        Ok(Self { key: key_of(number), meta, memory: Memory::Slab(shard.clone(), size_bytes) })
+        Ok(Self { key: key_of(number), tensor: Tensor::new(meta, bytes)? })
     }
 
     fn bytes(&self) -> usize {
-        match &self.memory {
-            Memory::Slab(_, size_bytes) => *size_bytes,
-            Memory::Kept(bytes) => bytes.len(),
-        }
+        self.tensor.len()
     }
 
-    pub(super) fn tensor(&self) -> Result<Tensor, Error> {
-        match &self.memory {
-            Memory::Slab(shard, size_bytes) => Tensor::new(self.meta.clone(), shard.allocate(*size_bytes)?),
-            Memory::Kept(bytes) => Tensor::new(self.meta.clone(), bytes.clone()),
-        }
+    /// It and its key.
+    pub(super) fn named(&self) -> (&str, &Tensor) {
+        (&self.key, &self.tensor)
     }
 
-    /// Deposits the tensor of a step.
-    fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
-        Ok(pair.send(step, &self.key, self.tensor()?))
+    /// Deposits it for a step.
+    fn send(&self, pair: &LocalPair, step: i64) -> LocalSending {
+        pair.send(step, &self.key, &self.tensor)
     }
-}
-
-/// Deposits the tensors of a step in one call.
-fn send_many(pair: &LocalPair, step: i64, parameters: &[Parameter]) -> Result<LocalSending, Error> {
-    let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
-    let tensors = parameters.iter().map(|parameter| &parameter.key).zip(tensors);
-    Ok(pair.send_many(step, tensors, SendOptions::default()))
 }
 
 /// Publishes a version of all of them.
 pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
-    let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
-    ps.publish_many(version, parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
+    ps.publish_many(version, parameters.iter().map(Parameter::named))
 }
 
 /// Deposits the tensors of step after step, as many as [`steps_ahead`] says, each when `ready` lets it.
@@ -154,7 +121,7 @@ pub(super) async fn deposit_ahead(
     for step in 0.. {
         ready(step).await;
         // When the last of a step was released, the others are about to be.
-        let last = parameters.iter().try_fold(None, |_, parameter| parameter.send(pair, step).map(Some))?;
+        let last = parameters.iter().map(|parameter| parameter.send(pair, step)).last();
         let Some(last) = last else { return Ok(()) };
         deposited.push_back(last);
         if deposited.len() == steps

@@ -135,7 +135,7 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
 /// Starts a ps on the shard; it runs until the engine stops.
 fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> Result<(), Error> {
     let training = training::of(plan);
-    let parameter = |&tensor: &usize| Parameter::kept(tensor, engine::filled(shard, plan, plan.step[tensor])?);
+    let parameter = |&tensor: &usize| Parameter::new(tensor, engine::filled(shard, plan, plan.step[tensor])?);
     let (task, ended) = (shard.task(&ps_task(number))?, format!("{} no longer serves", ps_task(number)));
     let parameters: Rc<[Parameter]> = share.numbers.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = share.pushed.len() * training.size.workers;

@@ -13,8 +13,8 @@ use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorBatch};
 use crate::wire::{
-    self, Ahead, AheadFrame, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release, Request, Response,
-    RowsRequest, WireError,
+    self, Ahead, AheadFrame, AheadRecords, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release, Request,
+    Response, RowsRequest, WireError,
 };
 
 /// Memory for tensors that come without a place of their own.
@@ -406,22 +406,25 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         }
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
-        let together = CameTogether { first: ahead.first, producer, consumer, step, records: ahead.records };
-        let taken = self.sink.as_mut().map(|sink| sink.came_together(&together)).unwrap_or_default();
-        let (mut number, mut meta): (u64, &[u8]) = (ahead.first + u64::from(taken.count), &[]);
-        match taken.kept {
-            Some(cost) => session.keep_ahead(cost)?,
-            None if taken.count > 0 => session.consumer.release_ahead(ahead.first, taken.count, Fate::Taken),
-            None => {}
+        let (mut number, mut records) = (ahead.first, ahead.records);
+        while let Some(sink) = &mut self.sink {
+            let taken = sink.came_together(&CameTogether { first: number, producer, consumer, step, records });
+            match taken.kept {
+                Some(cost) => session.keep_ahead(cost)?,
+                None if taken.count > 0 => session.consumer.release_ahead(number, taken.count, Fate::Taken),
+                None => break,
+            }
+            number += u64::from(taken.count);
+            if taken.is_all {
+                records = AheadRecords::default();
+                break;
+            }
+            records = records.after(taken.count as usize)?;
         }
-        let mut passed = taken.count;
-        for record in ahead.records.iter().take_while(|_| !taken.is_all) {
+        let mut meta: &[u8] = &[];
+        for record in records.iter() {
             let record = record?;
             meta = record.meta.unwrap_or(meta);
-            if passed > 0 {
-                passed -= 1;
-                continue;
-            }
             let came = CameAhead { number, producer, consumer, step, key: record.key, meta, payload: record.payload };
             let fate = match &mut self.sink {
                 Some(sink) => sink.came_ahead(session, &came)?,

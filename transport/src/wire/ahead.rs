@@ -94,26 +94,44 @@ pub struct AheadRecord<'a> {
 }
 
 /// Small tensors with their keys, one behind the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AheadRecords<'a>(&'a [u8]);
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AheadRecords<'a> {
+    bytes: &'a [u8],
+    /// The metadata of the one before the first, if that is not the first of all.
+    before: Option<&'a [u8]>,
+}
 
 impl<'a> AheadRecords<'a> {
-    /// Those in bytes [of such](Self::as_bytes), which are not looked at.
-    pub fn of(bytes: &'a [u8]) -> Self {
-        AheadRecords(bytes)
+    /// Those in bytes [of such](Self::as_bytes), which are not looked at, behind one with metadata `before`, or none.
+    pub fn of(bytes: &'a [u8], before: Option<&'a [u8]>) -> Self {
+        AheadRecords { bytes, before }
     }
 
-    /// Each tensor.
+    /// Those behind the first so many.
+    ///
+    /// # Errors
+    /// Those of [`iter`](Self::iter)'s items.
+    pub fn after(self, count: usize) -> Result<Self, WireError> {
+        let Self { mut bytes, mut before } = self;
+        for _ in 0..count {
+            let (record, tail) = read_record(bytes, before.is_none())?;
+            (bytes, before) = (tail, record.meta.or(before));
+        }
+        Ok(AheadRecords { bytes, before })
+    }
+
+    /// Each tensor. The first has metadata.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<AheadRecord<'a>, WireError>> {
-        let (mut rest, mut is_first) = (self.0, true);
+        let (mut rest, mut before, mut is_first) = (self.bytes, self.before, self.before.is_none());
         walk(move || {
             if rest.is_empty() {
                 return Ok(None);
             }
             let (record, tail) = read_record(rest, is_first)?;
             (rest, is_first) = (tail, false);
-            Ok(Some(record))
+            let meta = record.meta.or(before.take());
+            Ok(Some(AheadRecord { meta, ..record }))
         })
     }
 
@@ -122,7 +140,7 @@ impl<'a> AheadRecords<'a> {
     /// # Errors
     /// It was another's.
     pub fn at(self, RecordPlace { record, meta }: RecordPlace) -> Result<AheadRecord<'a>, WireError> {
-        let from = |at: u32| self.0.get(at as usize..).unwrap_or_default();
+        let from = |at: u32| self.bytes.get(at as usize..).unwrap_or_default();
         let (found, _) = read_record(from(record), false)?;
         let (AheadRecord { meta, .. }, _) = read_record(from(meta), true)?;
         Ok(AheadRecord { meta, ..found })
@@ -130,13 +148,13 @@ impl<'a> AheadRecords<'a> {
 
     /// As they are on the wire.
     pub fn as_bytes(self) -> &'a [u8] {
-        self.0
+        self.bytes
     }
 
     /// Where bytes that were read here begin.
     #[inline]
     pub fn place_of(self, bytes: &[u8]) -> usize {
-        bytes.as_ptr().addr().wrapping_sub(self.0.as_ptr().addr())
+        bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr())
     }
 }
 
@@ -206,7 +224,7 @@ impl AheadRecordsBuf {
 
     /// What was written.
     pub fn records(&self) -> AheadRecords<'_> {
-        AheadRecords::of(&self.bytes)
+        AheadRecords::of(&self.bytes, None)
     }
 
     /// The memory, to be used again.
@@ -300,7 +318,7 @@ impl<'a> AheadFrame<'a> {
         }
         let (ends, rest) = Ends::read(body)?;
         if kind == KIND_AHEAD {
-            return Ok(AheadFrame::Tensors(Ahead { first: number, ends, records: AheadRecords::of(rest) }));
+            return Ok(AheadFrame::Tensors(Ahead { first: number, ends, records: AheadRecords::of(rest, None) }));
         }
         bounded("key", rest.len(), KEY_BYTES_MAX)?;
         let key = text("key", rest)?;
@@ -315,7 +333,7 @@ impl FrameWriter<'_> {
     /// Writes tensors ahead of their requests.
     #[inline]
     pub fn ahead(&mut self, ahead: &Ahead<'_>) {
-        self.frame(KIND_AHEAD, 0, ahead.first, ahead.ends.fields().as_bytes(), ahead.records.0);
+        self.frame(KIND_AHEAD, 0, ahead.first, ahead.ends.fields().as_bytes(), ahead.records.bytes);
     }
 
     /// Writes what became of such tensors, at most [`AHEAD_RELEASES_PER_FRAME`].

@@ -144,7 +144,7 @@ impl ReceivedBatch {
 
     /// What lies in each frame.
     pub(super) fn frames(&self) -> impl ExactSizeIterator<Item = AheadRecords<'_>> {
-        self.frames.iter().map(|frame| AheadRecords::of(&frame.bytes))
+        self.frames.iter().map(|Frame { bytes, metas }| AheadRecords::of(bytes, metas.first().map(TensorMeta::as_wire)))
     }
 
     /// Memory of the places.

@@ -405,3 +405,34 @@ fn what_came_before_its_call_comes_again_over_the_next_link() {
     assert_eq!((bytes(&received), sent.outcome()), (vec![Ok(vec![1]), Ok(vec![2])], Ok(())));
     net.nothing_is_left();
 }
+
+#[test]
+fn calls_of_a_step_that_have_no_key_in_common_do_not_disturb_each_other() {
+    let lists = [["a", "b"], ["c", "d"], ["e", "f"]];
+    let mut net = met();
+    let tensors = ["a", "b", "c", "d", "e", "f"].map(|key| (key, key.as_bytes()));
+    let expected = |keys: [&str; 2]| keys.map(|key| Ok(key.as_bytes().to_vec()));
+    for round in 0..3 {
+        // At first one frame brings what all of them wait for, then what two of them do and one will.
+        let waiting = if round == 0 { 3 } else { 2 };
+        let mut asked: Vec<_> = lists[..waiting].iter().map(|keys| net.recv_views(keys)).collect();
+        let sent = net.send_many(&tensors);
+        net.rest();
+        asked.extend(lists[waiting..].iter().map(|keys| net.recv_views(keys)));
+        for (batch, keys) in asked.into_iter().zip(lists) {
+            let received = views(&mut net, batch).expect("all have come");
+            assert_eq!((bytes(&received), received.in_frames()), (expected(keys).to_vec(), (1, 2)), "round {round}");
+        }
+        net.rest();
+        assert_eq!(sent.outcome(), Ok(()));
+        net.nothing_is_left();
+    }
+    // Those of one are there as single recvs, which disturb no other.
+    let _sent = net.send_many(&tensors[4..]);
+    net.rest();
+    let waits = net.recv_views(&lists[0]);
+    net.pass(QUIET_TIME);
+    assert!(views(&mut net, waits).is_none());
+    let asked = net.recv_views(&lists[2]);
+    assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), expected(lists[2]));
+}

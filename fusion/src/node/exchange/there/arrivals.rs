@@ -37,7 +37,7 @@ impl Exchange {
 
     /// Gives back what came from the peer of a pair.
     pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
-        self.there.keep_those_singly(|of, _| of == pair);
+        self.there.keep_singly_for(|of| of == pair);
         for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
             self.end_place(handle, None, context);
         }

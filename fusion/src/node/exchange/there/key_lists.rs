@@ -14,6 +14,10 @@ const UNLISTED_TRIED: u32 = 64;
 
 /// Keys that were asked for together, each once.
 pub(super) struct KeyList {
+    /// Not that of any other.
+    id: u64,
+    /// Those of lists that have none of its keys.
+    apart: Vec<u64>,
     text: String,
     /// Where each ends.
     ends: Vec<usize>,
@@ -24,7 +28,8 @@ pub(super) struct KeyList {
 impl KeyList {
     /// `None` if a key is there twice or too long, or they are too long together.
     fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
-        let mut list = KeyList { text: String::new(), ends: Vec::new(), index: HashTable::new() };
+        let (text, ends, index) = (String::new(), Vec::new(), HashTable::new());
+        let mut list = KeyList { id: 0, apart: Vec::new(), text, ends, index };
         for (number, key) in keys.enumerate() {
             let is_long = key.len() > KEY_BYTES_MAX || list.text.len() + key.len() > KEY_LIST_BYTES_MAX;
             if is_long || list.find(hasher.hash_one(key.as_bytes()), key.as_bytes()).is_some() {
@@ -32,7 +37,7 @@ impl KeyList {
             }
             list.text.push_str(key);
             list.ends.push(list.text.len());
-            let KeyList { text, ends, index } = &mut list;
+            let KeyList { text, ends, index, .. } = &mut list;
             let rehash = |number: &u32| hasher.hash_one(key_of(text, ends, *number as usize).as_bytes());
             index.insert_unique(hasher.hash_one(key.as_bytes()), number as u32, rehash);
         }
@@ -49,6 +54,12 @@ impl KeyList {
     fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let is_it = |number: &u32| self.key(*number as usize).as_bytes() == key;
         self.index.find(hash, is_it).map(|number| *number as usize)
+    }
+
+    /// True if none of its keys is known to be one of the other's.
+    #[inline]
+    pub(super) fn is_apart_from(&self, other: &KeyList) -> bool {
+        self.apart.contains(&other.id) || other.apart.contains(&self.id)
     }
 
     /// How many there are.
@@ -80,6 +91,8 @@ pub(super) struct KeyLists {
     hasher: DefaultHashBuilder,
     /// Keys of the last calls, the latest first.
     lists: Vec<Known>,
+    /// Lists that were made.
+    made: u64,
     /// Calls in a row whose keys were not among them.
     unlisted: u32,
 }
@@ -104,7 +117,14 @@ impl KeyLists {
         if self.unlisted as usize > KEY_LISTS_MAX && !self.unlisted.is_multiple_of(UNLISTED_TRIED) {
             return None;
         }
-        let keys = Arc::new(KeyList::new(&self.hasher, keys)?);
+        let mut keys = KeyList::new(&self.hasher, keys)?;
+        let is_apart = |known: &&Known| {
+            let mut hashed = (0..keys.len()).map(|number| keys.key(number).as_bytes());
+            hashed.all(|key| self.number_of(&known.keys, key).is_none())
+        };
+        let apart = self.lists.iter().filter(is_apart).map(|known| known.keys.id).collect();
+        (keys.id, keys.apart, self.made) = (self.made, apart, self.made + 1);
+        let keys = Arc::new(keys);
         self.lists.truncate(KEY_LISTS_MAX - 1);
         self.lists.insert(0, Known { keys: keys.clone(), in_place });
         // Of an iterator that is the same when it is cloned.

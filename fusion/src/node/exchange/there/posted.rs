@@ -102,9 +102,9 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// True if recvs of a pair and step wait together.
-    pub(super) fn has(&self, of: (u32, i64)) -> bool {
-        self.calls.iter().any(|call| call.is_of(of))
+    /// True if recvs of a pair and step wait together, of which some may be for these keys.
+    pub(super) fn may_have(&self, of: (u32, i64), keys: &KeyList) -> bool {
+        self.calls.iter().any(|call| call.is_of(of) && !call.keys.is_apart_from(keys))
     }
 
     /// True if a frame may be for a call that reads in place, or for one to come.
@@ -172,9 +172,11 @@ impl Posted {
         records: AheadRecords<'_>,
         outcomes: &mut Outcomes,
     ) -> Option<(Brought, Instant)> {
+        let key = records.iter().next()?.ok()?.key;
+        let at = RawMatchKey { pair: of.0, step: of.1, key };
         let index = match self.calls.get(self.last) {
-            Some(call) if call.is_of(of) => self.last,
-            _ => self.calls.iter().position(|call| call.is_of(of))?,
+            Some(call) if call.expects(at) => self.last,
+            _ => self.calls.iter().position(|call| call.expects(at))?,
         };
         let Call { batch, keys, slots, next, .. } = &mut self.calls[index];
         // One with memory of the caller's is filled by itself.
@@ -277,8 +279,8 @@ impl There {
         }
         let in_place = context.reporter.outcomes.batches.is_read_in_place(batch);
         let list = posted.lists.list(count, keys, in_place)?;
-        let come = self.take_unexpected((pair, step), in_place.then_some(&list), context);
-        let is_alone = !self.posted.has((pair, step)) && !self.steps.may_have((pair, step));
+        let come = self.take_unexpected((pair, step), &list, in_place, context);
+        let is_alone = !self.posted.may_have((pair, step), &list) && !self.steps.may_have((pair, step));
         let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
         let mut left = 0;
         for number in 0..count {

@@ -249,7 +249,7 @@ impl Exchange {
         let pairs = &context.pairs;
         let is_of = |pair: u32| local.is_none_or(|local| pairs[pair].local == local);
         self.there.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
-        self.there.keep_those_singly(|pair, _| is_of(pair));
+        self.there.keep_singly_for(is_of);
         let handles = self.there.places.select(|place| is_of(place.pair));
         for handle in handles {
             self.end_place(handle, Some(error), context);

@@ -57,9 +57,12 @@ impl There {
         came: &CameTogether<'_>,
     ) -> Option<TakenTogether> {
         let of = (pair, came.step);
-        let index = match self.unexpected.iter().position(|other| other.is_of(of)) {
+        let key = came.records.iter().next()?.ok()?.key;
+        let keys = self.posted.lists.read_in_place(key)?.clone();
+        let is_it = |other: &Unexpected| other.is_of(of) && Arc::ptr_eq(&other.keys, &keys);
+        let index = match self.unexpected.iter().position(is_it) {
             Some(index) => index,
-            None => self.expect(session, of, came)?,
+            None => self.expect(session, of, keys)?,
         };
         let Self { unexpected, posted, kept_bytes, .. } = self;
         let Unexpected { session: from, keys, received, next, frames, came: (count, bytes), .. } =
@@ -85,11 +88,12 @@ impl There {
         Some(TakenTogether { count: brought.count as u32, is_all: brought.is_all, kept: Some(brought.cost) })
     }
 
-    /// Room for the tensors of a step of which these are the first: its place.
-    fn expect(&mut self, session: Handle, (pair, step): (u32, i64), came: &CameTogether<'_>) -> Option<usize> {
-        let first = came.records.iter().next()?.ok()?;
-        let keys = self.posted.lists.read_in_place(first.key)?.clone();
-        let is_alone = !self.steps.may_have((pair, step)) && !self.posted.has((pair, step));
+    /// Room for tensors of a step with these keys, if nothing else waits for them or has them: its place.
+    fn expect(&mut self, session: Handle, (pair, step): (u32, i64), keys: Arc<KeyList>) -> Option<usize> {
+        let of = (pair, step);
+        let is_other = |other: &Unexpected| other.is_of(of) && !other.keys.is_apart_from(&keys);
+        let is_alone =
+            !self.steps.may_have(of) && !self.posted.may_have(of, &keys) && !self.unexpected.iter().any(is_other);
         if !is_alone || self.unexpected.len() == POSTED_CALLS_MAX {
             return None;
         }
@@ -100,20 +104,22 @@ impl There {
         Some(self.unexpected.len() - 1)
     }
 
-    /// What came for a step before a call of these keys that reads in place, or before another.
+    /// What came for a step before a call of these keys, if that reads in place.
     pub(super) fn take_unexpected(
         &mut self,
         of: (u32, i64),
-        keys: Option<&Arc<KeyList>>,
+        keys: &Arc<KeyList>,
+        in_place: bool,
         context: &mut Context,
     ) -> Option<ReceivedBatch> {
-        let index = self.unexpected.iter().position(|other| other.is_of(of))?;
         let reporter = &mut context.reporter;
         // A trace tells of each tensor.
-        if reporter.recorder.is_some() || !keys.is_some_and(|keys| Arc::ptr_eq(keys, &self.unexpected[index].keys)) {
-            self.keep_singly(of);
+        let in_place = in_place && reporter.recorder.is_none();
+        let is_it = |other: &Unexpected| other.is_of(of) && in_place && Arc::ptr_eq(&other.keys, keys);
+        let Some(index) = self.unexpected.iter().position(is_it) else {
+            self.keep_those_singly(|other| other.is_of(of) && !other.keys.is_apart_from(keys));
             return None;
-        }
+        };
         let unexpected = self.unexpected.swap_remove(index);
         self.kept_bytes -= unexpected.memory();
         let Unexpected { session, received, frames, came: (count, bytes), .. } = unexpected;
@@ -128,13 +134,17 @@ impl There {
     #[inline]
     pub(super) fn keep_singly(&mut self, of: (u32, i64)) {
         if !self.unexpected.is_empty() {
-            self.keep_those_singly(|pair, step| (pair, step) == of);
+            self.keep_those_singly(|other| other.is_of(of));
         }
     }
 
-    /// The same of those whose pair and step `pick` says.
-    pub(super) fn keep_those_singly(&mut self, pick: impl Fn(u32, i64) -> bool) {
-        while let Some(index) = self.unexpected.iter().position(|other| pick(other.pair, other.step)) {
+    /// The same of what came for a pair that `pick` says.
+    pub(super) fn keep_singly_for(&mut self, pick: impl Fn(u32) -> bool) {
+        self.keep_those_singly(|other| pick(other.pair));
+    }
+
+    fn keep_those_singly(&mut self, pick: impl Fn(&Unexpected) -> bool) {
+        while let Some(index) = self.unexpected.iter().position(&pick) {
             let unexpected = self.unexpected.swap_remove(index);
             self.kept_bytes -= unexpected.memory();
             let Unexpected { pair, step, session, received, frames, .. } = unexpected;
@@ -194,15 +204,14 @@ impl There {
         Ok(None)
     }
 
-    /// Panics unless those of a step are alone there, and their links stand.
+    /// Panics unless nothing else waits under their keys, and their links stand.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_unexpected(&self, is_attached: impl Fn(Handle) -> bool) -> usize {
         for it in &self.unexpected {
             let (of, (count, _)) = ((it.pair, it.step), it.came);
-            assert!(
-                self.of_step(it.pair, it.step).is_empty() && !self.posted.has(of),
-                "a recv and its tensor would not meet"
-            );
+            let mut places = self.of_step(it.pair, it.step).into_iter().filter_map(|handle| self.places.get(handle));
+            let is_there = places.any(|place| self.posted.lists.number_of(&it.keys, place.key.as_bytes()).is_some());
+            assert!(!is_there && !self.posted.may_have(of, &it.keys), "a recv and its tensor would not meet");
             assert!(is_attached(it.session), "its producer has it back by now");
             assert_eq!(
                 it.frames.iter().map(|frame| frame.count).sum::<u32>(),

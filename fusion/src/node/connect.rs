@@ -294,7 +294,7 @@ impl Node {
     }
 
     pub(super) fn drop_link(&mut self, now: Instant, handle: Handle, error: &LinkError) {
-        self.exchange.release_taken(&mut self.context);
+        self.exchange.release_ended(&mut self.context);
         let Context { peers, settings, reporter, .. } = &mut self.context;
         if !peers.detach(now, handle, error, (settings, &mut reporter.counters)) {
             return;
@@ -327,7 +327,7 @@ impl Node {
     /// Says goodbye to every peer and ends every call: the engine stops.
     pub fn shut_down(&mut self, now: Instant, reason: &str) {
         // What was taken is said before the goodbye.
-        self.exchange.release_taken(&mut self.context);
+        self.exchange.release_ended(&mut self.context);
         for handle in self.context.peers.select(|_| true) {
             let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.go_away(reason);

@@ -37,7 +37,7 @@ impl Node {
             self.settle_events(handle);
             work += 1;
         }
-        work + self.exchange.release_taken(&mut self.context)
+        work + self.exchange.release_ended(&mut self.context)
     }
 
     /// Asks for what has not come ahead.
@@ -215,7 +215,7 @@ impl Node {
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
         self.context.peers.dirty() > 0
-            || self.exchange.has_taken()
+            || self.exchange.has_to_release()
             || self.exchange.has_revoked()
             || self.exchange.is_copying()
             || self.pulls.is_copying()

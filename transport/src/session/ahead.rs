@@ -124,8 +124,14 @@ impl CameAhead<'_> {
     /// What it counts while it is kept.
     #[inline]
     pub fn cost(&self) -> usize {
-        AHEAD_RECORD_BYTES + self.key.len() + self.meta.len() + self.payload.len()
+        ahead_cost(self.key, self.meta, self.payload)
     }
+}
+
+/// What a tensor that came ahead counts while it is kept.
+#[inline]
+pub fn ahead_cost(key: &[u8], meta: &[u8], payload: &[u8]) -> usize {
+    AHEAD_RECORD_BYTES + key.len() + meta.len() + payload.len()
 }
 
 /// One tensor of a frame.

@@ -63,7 +63,7 @@ use crate::tray::Tray;
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
 use ahead::SentAhead;
-pub use ahead::{AheadAsk, AheadBack, CameAhead, CameTogether, SendingAhead, TakenTogether};
+pub use ahead::{AheadAsk, AheadBack, CameAhead, CameTogether, SendingAhead, TakenTogether, ahead_cost};
 use consumer::Consumer;
 pub use consumer::{Ask, Manner};
 use control::{Control, ControlQueue};

@@ -13,8 +13,8 @@ use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorBatch};
 use crate::wire::{
-    self, Ahead, AheadFrame, AheadRecords, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release, Request,
-    Response, RowsRequest, WireError,
+    self, Ahead, AheadFrame, AheadRecord, AheadRecords, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release,
+    Request, Response, RowsRequest, WireError,
 };
 
 /// Memory for tensors that come without a place of their own.
@@ -59,8 +59,13 @@ pub trait Sink<W, D> {
         Ok(Some(Fate::Returned))
     }
 
-    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken or kept so; each of the
-    /// others [comes by itself](Self::came_ahead).
+    /// True if [`came_together`](Self::came_together) may take some.
+    fn looks_at_frames(&self) -> bool {
+        false
+    }
+
+    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken or kept so: it is asked
+    /// again for those behind them. If it takes none, the first [comes by itself](Self::came_ahead), and it is asked again.
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }
@@ -407,34 +412,37 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
         let (mut number, mut records) = (ahead.first, ahead.records);
-        while let Some(sink) = &mut self.sink {
-            let taken = sink.came_together(&CameTogether { first: number, producer, consumer, step, records });
-            match taken.kept {
-                Some(cost) => session.keep_ahead(cost)?,
-                None if taken.count > 0 => session.consumer.release_ahead(number, taken.count, Fate::Taken),
-                None => break,
+        while !records.is_empty() {
+            let mut together = self.sink.as_mut().filter(|sink| sink.looks_at_frames());
+            if let Some(sink) = &mut together {
+                let taken = sink.came_together(&CameTogether { first: number, producer, consumer, step, records });
+                if taken.count > 0 {
+                    match taken.kept {
+                        Some(cost) => session.keep_ahead(cost)?,
+                        None => session.consumer.release_ahead(number, taken.count, Fate::Taken),
+                    }
+                    number += u64::from(taken.count);
+                    records =
+                        if taken.is_all { AheadRecords::default() } else { records.after(taken.count as usize)? };
+                    continue;
+                }
             }
-            number += u64::from(taken.count);
-            if taken.is_all {
-                records = AheadRecords::default();
-                break;
+            let (is_together, mut meta): (bool, &[u8]) = (together.is_some(), &[]);
+            for record in records.iter().take(if is_together { 1 } else { usize::MAX }) {
+                let AheadRecord { key, meta: own, payload } = record?;
+                meta = own.unwrap_or(meta);
+                let came = CameAhead { number, producer, consumer, step, key, meta, payload };
+                let fate = match &mut self.sink {
+                    Some(sink) => sink.came_ahead(session, &came)?,
+                    None => Some(Fate::Returned),
+                };
+                match fate {
+                    Some(fate) => session.consumer.release_ahead(number, 1, fate),
+                    None => session.keep_ahead(came.cost())?,
+                }
+                number += 1;
             }
-            records = records.after(taken.count as usize)?;
-        }
-        let mut meta: &[u8] = &[];
-        for record in records.iter() {
-            let record = record?;
-            meta = record.meta.unwrap_or(meta);
-            let came = CameAhead { number, producer, consumer, step, key: record.key, meta, payload: record.payload };
-            let fate = match &mut self.sink {
-                Some(sink) => sink.came_ahead(session, &came)?,
-                None => Some(Fate::Returned),
-            };
-            match fate {
-                Some(fate) => session.consumer.release_ahead(number, 1, fate),
-                None => session.keep_ahead(came.cost())?,
-            }
-            number += 1;
+            records = if is_together { records.after(1)? } else { AheadRecords::default() };
         }
         session.came.tensors += number - ahead.first;
         session.ahead_next = number;

@@ -120,6 +120,12 @@ impl<'a> AheadRecords<'a> {
         Ok(AheadRecords { bytes, before })
     }
 
+    /// True if there are none.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Each tensor. The first has metadata.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<AheadRecord<'a>, WireError>> {
@@ -397,6 +403,16 @@ mod tests {
             record("", Some(b"other"), b"bytes"),
         ];
         assert_eq!(all.unwrap(), expected);
+        // Those behind one that says what theirs is.
+        let behind = ahead.records.after(1).unwrap();
+        let all: Vec<_> = behind.iter().map(Result::unwrap).collect();
+        assert_eq!(all, [record("b", Some(b"meta"), b"bytes"), expected[2]]);
+        assert_eq!(AheadRecords::of(behind.as_bytes(), Some(b"meta")), behind);
+        assert!(AheadRecords::of(behind.as_bytes(), None).iter().next().is_some_and(|first| first.is_err()));
+        assert_eq!(
+            (ahead.records.after(3).map(|none| none.iter().count()), ahead.records.after(4).is_err()),
+            (Ok(0), true)
+        );
         let ends =
             [Fate::Taken, Fate::Returned, Fate::Duplicate].map(|fate| AheadEnd { first: 1 << 40, count: 3, fate });
         let bytes = written(|w| w.ahead_release(9, ends.into_iter()));

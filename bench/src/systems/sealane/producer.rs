@@ -121,7 +121,10 @@ pub(super) async fn deposit_ahead(
     for step in 0.. {
         ready(step).await;
         // When the last of a step was released, the others are about to be.
-        let last = parameters.iter().map(|parameter| parameter.send(pair, step)).last();
+        let mut last = None;
+        for parameter in parameters {
+            last = Some(parameter.send(pair, step));
+        }
         let Some(last) = last else { return Ok(()) };
         deposited.push_back(last);
         if deposited.len() == steps

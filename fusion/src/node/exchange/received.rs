@@ -1,7 +1,7 @@
 //! Tensors that one call has received, read where the frames that brought them lie: as many as came together cost one copy, and each of
 //! them neither memory nor a tensor of its own.
 
-use sealane_transport::limits::AHEAD_RECORD_BYTES;
+use sealane_transport::session::ahead_cost;
 use sealane_transport::tensor::{TensorMeta, TensorView};
 use sealane_transport::wire::AheadRecords;
 use sealane_transport::{Error, RecvOutcome};
@@ -48,6 +48,9 @@ pub struct ReceivedBatch {
 }
 
 impl ReceivedBatch {
+    /// Memory of a frame, besides what its tensors count.
+    pub(super) const FRAME_BYTES: usize = size_of::<Frame>();
+
     /// So many that have not come.
     pub(super) fn waiting(count: usize) -> Self {
         Self { frames: Vec::new(), places: std::iter::repeat_with(|| Place::Waits).take(count).collect() }
@@ -97,6 +100,11 @@ impl ReceivedBatch {
         self.places[index] = Place::Own(Box::new(outcome));
     }
 
+    /// True if none is to come.
+    pub(super) fn is_complete(&self) -> bool {
+        !self.places.iter().any(|place| matches!(place, Place::Waits))
+    }
+
     /// True if it has not ended.
     pub(super) fn waits(&self, index: usize) -> bool {
         matches!(self.places[index], Place::Waits)
@@ -109,14 +117,15 @@ impl ReceivedBatch {
         records: AheadRecords<'_>,
         mut expects: impl FnMut(&[u8]) -> Option<usize>,
     ) -> Option<Brought> {
-        let (mut metas, mut meta_bytes, mut checked) = (SmallVec::<[TensorMeta; 1]>::new(), 0, usize::MAX);
+        let (mut metas, mut wire_meta, mut checked): (SmallVec<[TensorMeta; 1]>, &[u8], _) =
+            (SmallVec::new(), &[], usize::MAX);
         let (frame, mut end) = (self.frames.len() as u32, 0);
         let mut brought = Brought { count: 0, bytes: 0, cost: 0, is_all: true };
         for record in records.iter() {
             let taken = record.ok().and_then(|record| {
                 if let Some(meta) = record.meta {
                     metas.push(TensorMeta::from_wire(meta).ok()?);
-                    (meta_bytes, checked) = (meta.len(), usize::MAX);
+                    (wire_meta, checked) = (meta, usize::MAX);
                 }
                 let len = record.payload.len();
                 if checked != len {
@@ -124,7 +133,7 @@ impl ReceivedBatch {
                     checked = len;
                 }
                 let number = expects(record.key).filter(|number| self.waits(*number))?;
-                brought.cost += AHEAD_RECORD_BYTES + record.key.len() + meta_bytes + len;
+                brought.cost += ahead_cost(record.key, wire_meta, record.payload);
                 Some((number, records.place_of(record.payload), len))
             });
             let Some((number, start, len)) = taken else {

@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 
 use super::ahead::{WORKER, met};
 use super::*;
-use crate::limits::{POSTED_CALLS_MAX, QUIET_TIME};
+use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, QUIET_TIME, UNEXPECTED_CALLS_MAX};
 use crate::node::{BatchWaiter, FusedRequest, ReceivedBatch};
 
 /// Recvs of one call.
@@ -25,12 +25,16 @@ impl Many {
 
 impl Net {
     fn send_many(&mut self, tensors: &[(&str, &[u8])]) -> Sent {
+        self.send_many_of(1, tensors)
+    }
+
+    fn send_many_of(&mut self, step: i64, tensors: &[(&str, &[u8])]) -> Sent {
         let pair = self.number(0, "ps:1", "worker:1");
         let tensor = |bytes: &[u8]| Tensor::from_elements(&[bytes.len() as u64], bytes).unwrap();
         let tensors: Vec<_> = tensors.iter().map(|(key, bytes)| (*key, tensor(bytes))).collect();
         let (sender, receiver) = oneshot::channel();
         let (deadline, waiter) = (self.now + SOON, SendWaiter::Channel(sender));
-        self.nodes[0].send_many((pair, 1), tensors.into_iter(), deadline, waiter);
+        self.nodes[0].send_many((pair, step), tensors.into_iter(), deadline, waiter);
         Sent(receiver)
     }
 
@@ -186,9 +190,13 @@ fn bytes(received: &ReceivedBatch) -> Vec<Result<Vec<u8>, Code>> {
 
 impl Net {
     fn recv_views(&mut self, keys: &[&str]) -> Handle {
+        self.recv_views_of(1, keys)
+    }
+
+    fn recv_views_of(&mut self, step: i64, keys: &[&str]) -> Handle {
         let (pair, deadline, now) = (self.number(1, "worker:1", "ps:1"), self.now + SOON, self.now);
         let (keys, waiter) = (keys.iter().copied(), BatchWaiter::Views(None));
-        self.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter })
+        self.nodes[1].recv_fused(now, FusedRequest { pair, step, keys, destinations: [], deadline, waiter })
     }
 }
 
@@ -427,12 +435,68 @@ fn calls_of_a_step_that_have_no_key_in_common_do_not_disturb_each_other() {
         assert_eq!(sent.outcome(), Ok(()));
         net.nothing_is_left();
     }
-    // Those of one are there as single recvs, which disturb no other.
+    // A tensor that no call has in its list, and recvs that wait one by one, disturb none.
+    let _loss = net.send((0, "ps:1"), "worker:1", "loss", &[1]);
     let _sent = net.send_many(&tensors[4..]);
     net.rest();
     let waits = net.recv_views(&lists[0]);
     net.pass(QUIET_TIME);
     assert!(views(&mut net, waits).is_none());
     let asked = net.recv_views(&lists[2]);
-    assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), expected(lists[2]));
+    let received = views(&mut net, asked).expect("all have come");
+    assert_eq!((bytes(&received), received.in_frames()), (expected(lists[2]).to_vec(), (1, 2)));
+}
+
+#[test]
+fn the_end_of_a_frame_is_kept_with_what_its_beginning_says() {
+    let (first, second) = (["a", "b"], ["c", "d"]);
+    let mut net = expecting(&second);
+    let asked = net.recv_views(&first);
+    // All are of one kind, which the frame says once.
+    let sent = net.send_many(&[("a", &[1]), ("b", &[2]), ("c", &[3]), ("d", &[4])]);
+    net.rest();
+    assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), [Ok(vec![1]), Ok(vec![2])]);
+    let single = net.recv(WORKER, "ps:1", "d");
+    assert_eq!(single.bytes(), [4]);
+    let rest = net.recv_many(&["c"]);
+    net.rest();
+    assert_eq!((rest.outcomes(), sent.outcome()), (vec![Ok(vec![3])], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn what_came_is_there_for_its_call_though_its_keys_were_forgotten_and_more_came_than_is_kept_together() {
+    let mut net = expecting(&["a", "b"]);
+    let sent = net.send_many(&[("a", &[1]), ("b", &[2])]);
+    net.rest();
+    let names: Vec<_> = (0..KEY_LISTS_MAX + 1).map(|number| format!("other{number}")).collect();
+    for name in &names {
+        // Twice, since calls of which each has other keys are not remembered.
+        for _ in 0..2 {
+            let given_up = net.recv_views(&[name]);
+            net.nodes[1].close_batch(given_up);
+        }
+    }
+    let asked = net.recv_views(&["a", "b"]);
+    let received = views(&mut net, asked).expect("all have come");
+    assert_eq!((bytes(&received), received.in_frames()), (vec![Ok(vec![1]), Ok(vec![2])], (0, 0)));
+    net.rest();
+    assert_eq!(sent.outcome(), Ok(()));
+    // The calls of more steps than a shard expects.
+    let mut sends = Vec::new();
+    for step in 0..UNEXPECTED_CALLS_MAX as i64 + 2 {
+        sends.push(net.send_many_of(step, &[("a", &[1]), ("b", &[2])]));
+        net.rest();
+    }
+    for step in 0..UNEXPECTED_CALLS_MAX as i64 + 2 {
+        let asked = net.recv_views_of(step, &["a", "b"]);
+        let received = views(&mut net, asked).expect("all have come");
+        assert_eq!(
+            (bytes(&received), received.in_frames().1),
+            (vec![Ok(vec![1]), Ok(vec![2])], if step < 2 { 0 } else { 2 })
+        );
+    }
+    net.rest();
+    assert!(sends.iter().all(|sent| sent.outcome() == Ok(())));
+    net.nothing_is_left();
 }

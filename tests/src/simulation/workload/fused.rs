@@ -96,7 +96,7 @@ fn plan_loops(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
         let (first, count) = (FIRST_LOOP_KEY + batch as u32 * KEYS_MAX, random.random_range(1..KEYS_MAX));
         let keys: Vec<u32> = (first..first + count).collect();
         // One call asks for all, or each of two for some.
-        let middle = if random.random_bool(0.5) { 0 } else { random.random_range(0..keys.len()) };
+        let middle = if random.random_bool(0.5) { keys.len() } else { random.random_range(0..keys.len()) };
         let start = moment(random);
         for step in 0..STEPS {
             let begins = start + STEP_TIME * step as u32;
@@ -115,6 +115,9 @@ fn plan_loops(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
             for (half, keys) in [&keys[..middle], &keys[middle..]].into_iter().enumerate() {
                 let told = if random.random_bool(0.8) { Told::InViews } else { Told::Together };
                 let (keys, timeout) = (keys.to_vec(), timeout(random, Duration::from_millis(30)));
+                if keys.is_empty() {
+                    continue;
+                }
                 let batch = batch + half * climate.batches;
                 let fuse = Deed::Fuse { batch, producer, consumer, step, keys, rooms: 0, told, timeout };
                 agenda.add(asked + soon(random) / 40, Event::Deed(fuse));

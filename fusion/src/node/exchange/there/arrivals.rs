@@ -9,7 +9,7 @@ use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Error, Handle, Unreceived};
 
 use super::super::{Exchange, LastPair};
-use super::{InSession, Place};
+use super::{AheadRange, Place};
 use crate::node::cells::RecvWaiter;
 use crate::node::context::Context;
 use crate::node::memory::Memory;
@@ -20,24 +20,24 @@ use crate::node::reporter::Reporter;
 use crate::rendezvous::RawMatchKey;
 
 impl Exchange {
-    /// The turn is over, or a link is: producers may hear in the next one of what was taken. How much that was.
+    /// The turn is over, or a link is: producers may hear in the next one what became of kept tensors. How many ranges of them.
     #[inline]
-    pub(in crate::node) fn release_taken(&mut self, context: &mut Context) -> usize {
-        let count = self.there.ended.len();
-        for (of, fate) in self.there.ended.drain(..) {
+    pub(in crate::node) fn release_ended(&mut self, context: &mut Context) -> usize {
+        let count = self.there.to_release.len();
+        for (of, fate) in self.there.to_release.drain(..) {
             release(of, fate, context);
         }
         count
     }
 
-    /// True if producers are still to hear of what was taken.
-    pub(in crate::node) fn has_taken(&self) -> bool {
-        !self.there.ended.is_empty()
+    /// True if producers are still to hear what became of kept tensors.
+    pub(in crate::node) fn has_to_release(&self) -> bool {
+        !self.there.to_release.is_empty()
     }
 
     /// Gives back what came from the peer of a pair.
     pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
-        self.there.keep_singly_for(|of| of == pair);
+        self.there.split_up_pairs(|of| of == pair);
         for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
             self.end_place(handle, None, context);
         }
@@ -45,7 +45,7 @@ impl Exchange {
 
     /// Gives back what came for a pair in `step`.
     pub(in crate::node::exchange) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
-        self.there.keep_singly((pair, step));
+        self.there.split_up_step((pair, step));
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, None, context);
         }
@@ -54,11 +54,14 @@ impl Exchange {
     /// The link of a session is gone: its peer takes back what no recv has taken.
     pub(in crate::node::exchange) fn forget_kept(&mut self, session: Handle) {
         self.there.forget_unexpected(session);
-        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.of.session == session);
+        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.range.session == session);
         for handle in self.there.places.select(is_of) {
             self.there.take_kept(handle);
         }
-        debug_assert!(self.there.ended.iter().all(|(of, _)| of.session != session), "its producer would send it again");
+        debug_assert!(
+            self.there.to_release.iter().all(|(of, _)| of.session != session),
+            "its producer would send it again"
+        );
     }
 
     /// The pair of tensors that a session brings ahead; `None` if nobody can have them.
@@ -84,6 +87,12 @@ impl Exchange {
         (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
 
+    /// True if tensors that come together may be for a call that reads in place, or for one to come.
+    #[inline]
+    pub(in crate::node) fn looks_at_frames(&self) -> bool {
+        self.there.posted.reads_in_place()
+    }
+
     /// Small tensors of a peer have come ahead of their requests in one frame: how many of the first a call reads where they lie, and
     /// since when they were waited for, or are kept for one.
     #[inline]
@@ -93,10 +102,6 @@ impl Exchange {
         came: &CameTogether<'_>,
         (pairs, reporter): (&mut Pairs, &mut Reporter),
     ) -> Option<(TakenTogether, Option<Instant>)> {
-        // A trace tells of each tensor.
-        if !self.there.posted.reads_in_place() || reporter.recorder.is_some() {
-            return None;
-        }
         let of = session.0;
         let pair = self.pair_ahead(session, (came.consumer, came.producer, came.step), pairs)?;
         let posted = &mut self.there.posted;
@@ -130,10 +135,11 @@ impl Exchange {
             there.posted.over(found);
             return Ok(received);
         }
-        there.keep_singly((pair, came.step));
+        there.split_up(at);
         let hash = there.hash(at);
         let Some(handle) = there.find(hash, at) else {
-            return there.keep(of, hash, at, came).map(|fate| (fate, None));
+            let range = AheadRange { session: of, first: came.number, count: 1, cost: came.cost() };
+            return there.keep(hash, at, range, (came.meta, came.payload)).map(|fate| (fate, None));
         };
         let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
             return Ok((Some(Fate::Duplicate), None));
@@ -155,7 +161,7 @@ impl Exchange {
 }
 
 /// Tells the producer of kept tensors what became of them.
-pub(super) fn release(InSession { session, first, count, cost }: InSession, fate: Fate, context: &mut Context) {
+pub(super) fn release(AheadRange { session, first, count, cost }: AheadRange, fate: Fate, context: &mut Context) {
     if let Some(with) = context.peers.session_mut(session) {
         with.release_ahead((first, count), cost, fate);
         context.peers.mark_dirty(session);

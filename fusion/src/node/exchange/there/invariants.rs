@@ -18,8 +18,8 @@ impl Exchange {
             assert!(place.kept.is_some() != place.waiter.is_some(), "an empty place would wait for ever");
             match (&place.kept, place.asked) {
                 (Some(kept), _) => {
-                    kept_bytes += memory_of(kept.of.cost);
-                    assert!(is_attached(kept.of.session), "its producer has it back by now");
+                    kept_bytes += memory_of(kept.range.cost);
+                    assert!(is_attached(kept.range.session), "its producer has it back by now");
                 }
                 (None, None) => {
                     let is_quiet = there.quiet.iter().any(|(quiet, _)| *quiet == handle);

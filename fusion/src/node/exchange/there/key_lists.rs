@@ -9,7 +9,7 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 
 use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX};
 
-/// Of so many calls in a row whose keys are not known one is tried.
+/// Of so many calls in a row whose keys are not recent one is tried.
 const UNLISTED_TRIED: u32 = 64;
 
 /// Keys that were asked for together, each once.
@@ -17,7 +17,7 @@ pub(super) struct KeyList {
     /// Not that of any other.
     id: u64,
     /// Those of lists that have none of its keys.
-    apart: Vec<u64>,
+    disjoint: Vec<u64>,
     text: String,
     /// Where each ends.
     ends: Vec<usize>,
@@ -29,7 +29,7 @@ impl KeyList {
     /// `None` if a key is there twice or too long, or they are too long together.
     fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
         let (text, ends, index) = (String::new(), Vec::new(), HashTable::new());
-        let mut list = KeyList { id: 0, apart: Vec::new(), text, ends, index };
+        let mut list = KeyList { id: 0, disjoint: Vec::new(), text, ends, index };
         for (number, key) in keys.enumerate() {
             let is_long = key.len() > KEY_BYTES_MAX || list.text.len() + key.len() > KEY_LIST_BYTES_MAX;
             if is_long || list.find(hasher.hash_one(key.as_bytes()), key.as_bytes()).is_some() {
@@ -58,8 +58,8 @@ impl KeyList {
 
     /// True if none of its keys is known to be one of the other's.
     #[inline]
-    pub(super) fn is_apart_from(&self, other: &KeyList) -> bool {
-        self.apart.contains(&other.id) || other.apart.contains(&self.id)
+    pub(super) fn is_known_disjoint_from(&self, other: &KeyList) -> bool {
+        self.disjoint.contains(&other.id) || other.disjoint.contains(&self.id)
     }
 
     /// How many there are.
@@ -80,7 +80,7 @@ fn key_of<'a>(text: &'a str, ends: &[usize], number: usize) -> &'a str {
 }
 
 /// The keys of a call, and how it read its tensors.
-struct Known {
+struct RecentList {
     keys: Arc<KeyList>,
     in_place: bool,
 }
@@ -90,7 +90,7 @@ struct Known {
 pub(super) struct KeyLists {
     hasher: DefaultHashBuilder,
     /// Keys of the last calls, the latest first.
-    lists: Vec<Known>,
+    lists: Vec<RecentList>,
     /// Lists that were made.
     made: u64,
     /// Calls in a row whose keys were not among them.
@@ -106,27 +106,27 @@ impl KeyLists {
         keys: impl Iterator<Item = &'k str> + Clone,
         in_place: bool,
     ) -> Option<Arc<KeyList>> {
-        if let Some(index) = self.lists.iter().position(|known| known.keys.is(count, keys.clone())) {
+        if let Some(index) = self.lists.iter().position(|recent| recent.keys.is(count, keys.clone())) {
             self.lists[..=index].rotate_right(1);
             self.unlisted = 0;
-            let known = self.lists.first_mut()?;
-            known.in_place = in_place;
-            return Some(known.keys.clone());
+            let recent = self.lists.first_mut()?;
+            recent.in_place = in_place;
+            return Some(recent.keys.clone());
         }
         self.unlisted = self.unlisted.wrapping_add(1);
         if self.unlisted as usize > KEY_LISTS_MAX && !self.unlisted.is_multiple_of(UNLISTED_TRIED) {
             return None;
         }
         let mut keys = KeyList::new(&self.hasher, keys)?;
-        let is_apart = |known: &&Known| {
-            let mut hashed = (0..keys.len()).map(|number| keys.key(number).as_bytes());
-            hashed.all(|key| self.number_of(&known.keys, key).is_none())
-        };
-        let apart = self.lists.iter().filter(is_apart).map(|known| known.keys.id).collect();
-        (keys.id, keys.apart, self.made) = (self.made, apart, self.made + 1);
+        let each = (0..keys.len()).map(|number| keys.key(number).as_bytes());
+        let hashed: Vec<_> = each.map(|key| (self.hasher.hash_one(key), key)).collect();
+        let is_disjoint =
+            |recent: &&RecentList| hashed.iter().all(|(hash, key)| recent.keys.find(*hash, key).is_none());
+        let disjoint = self.lists.iter().filter(is_disjoint).map(|recent| recent.keys.id).collect();
+        (keys.id, keys.disjoint, self.made) = (self.made, disjoint, self.made + 1);
         let keys = Arc::new(keys);
         self.lists.truncate(KEY_LISTS_MAX - 1);
-        self.lists.insert(0, Known { keys: keys.clone(), in_place });
+        self.lists.insert(0, RecentList { keys: keys.clone(), in_place });
         // Of an iterator that is the same when it is cloned.
         Some(keys).filter(|keys| keys.len() == count)
     }
@@ -134,17 +134,17 @@ impl KeyLists {
     /// True if a call has read its tensors in place, and may be made again.
     #[inline]
     pub(super) fn reads_in_place(&self) -> bool {
-        self.lists.iter().any(|known| known.in_place)
+        self.lists.iter().any(|recent| recent.in_place)
     }
 
-    /// The list of the last call that had this key, if it read its tensors in place.
+    /// The keys of the last call that began with this one, or else of the last that had it, if that call read its tensors in place.
     pub(super) fn read_in_place(&self, key: &[u8]) -> Option<&Arc<KeyList>> {
-        let is_first = |known: &&Known| known.keys.len() > 0 && known.keys.key(0).as_bytes() == key;
-        let known = self.lists.iter().find(is_first).or_else(|| {
+        let is_first = |recent: &&RecentList| recent.keys.len() > 0 && recent.keys.key(0).as_bytes() == key;
+        let recent = self.lists.iter().find(is_first).or_else(|| {
             let hash = self.hasher.hash_one(key);
-            self.lists.iter().find(|known| known.keys.find(hash, key).is_some())
+            self.lists.iter().find(|recent| recent.keys.find(hash, key).is_some())
         })?;
-        known.in_place.then_some(&known.keys)
+        recent.in_place.then_some(&recent.keys)
     }
 
     /// The number of a key in a list of these.

@@ -39,7 +39,7 @@ use unexpected::Unexpected;
 
 /// Consecutive tensors that came ahead, as their session knows them.
 #[derive(Clone, Copy)]
-struct InSession {
+struct AheadRange {
     session: Handle,
     /// Number of the first.
     first: u64,
@@ -50,7 +50,7 @@ struct InSession {
 
 /// A tensor that came before its recv.
 struct Kept {
-    of: InSession,
+    range: AheadRange,
     tensor: Tensor,
 }
 
@@ -124,7 +124,7 @@ pub(in crate::node) struct There {
     /// Those of a pair ask at once.
     large: LargeKeys,
     /// Kept tensors that have ended in this turn: those that a client took must be in its ring before their producers hear so.
-    ended: Vec<(InSession, Fate)>,
+    to_release: Vec<(AheadRange, Fate)>,
 }
 
 impl There {
@@ -140,7 +140,7 @@ impl There {
             unexpected: Vec::new(),
             kept_bytes: 0,
             large: LargeKeys::new(),
-            ended: Vec::new(),
+            to_release: Vec::new(),
         }
     }
 
@@ -204,7 +204,7 @@ impl There {
     fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
         self.places.get(handle)?.kept.as_ref()?;
         let kept = self.remove(handle, |place| place.kept.take())??;
-        self.kept_bytes -= memory_of(kept.of.cost);
+        self.kept_bytes -= memory_of(kept.range.cost);
         Some(kept)
     }
 
@@ -245,14 +245,14 @@ impl There {
 
     /// The peer wants a tensor back: what it cost, if it was kept, and is not any more.
     pub(in crate::node) fn revoked(&mut self, session: Handle, number: u64, pair: u32, of: KeyOf<'_>) -> Option<usize> {
-        self.keep_singly((pair, of.step));
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
+        self.split_up(at);
         let handle = self.find(self.hash(at), at)?;
         let kept = self.places.get(handle)?.kept.as_ref()?;
-        if (kept.of.session, kept.of.first) != (session, number) {
+        if (kept.range.session, kept.range.first) != (session, number) {
             return None;
         }
-        self.take_kept(handle).map(|kept| kept.of.cost)
+        self.take_kept(handle).map(|kept| kept.range.cost)
     }
 
     /// The caller of recvs that wait together waits no more.

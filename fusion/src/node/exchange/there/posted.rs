@@ -104,13 +104,13 @@ pub(super) struct Posted {
 impl Posted {
     /// True if recvs of a pair and step wait together, of which some may be for these keys.
     pub(super) fn may_have(&self, of: (u32, i64), keys: &KeyList) -> bool {
-        self.calls.iter().any(|call| call.is_of(of) && !call.keys.is_apart_from(keys))
+        self.calls.iter().any(|call| call.is_of(of) && !call.keys.is_known_disjoint_from(keys))
     }
 
     /// True if a frame may be for a call that reads in place, or for one to come.
     #[inline]
     pub(super) fn reads_in_place(&self) -> bool {
-        self.recvs > 0 || self.lists.reads_in_place()
+        self.lists.reads_in_place()
     }
 
     /// Recvs that wait.
@@ -254,7 +254,7 @@ pub(in crate::node) struct ToPost<'a, K, D> {
 }
 
 impl There {
-    /// Lets those recvs wait together that can; the numbers of the others, and their memory. `None` if none can, and no memory was taken.
+    /// Lets those recvs wait together that can, or have what came before them; the numbers of the others, and their memory. `None` if none can, and no memory was taken.
     pub(in crate::node) fn post<'k, K, D>(
         &mut self,
         now: Instant,
@@ -282,6 +282,13 @@ impl There {
         let come = self.take_unexpected((pair, step), &list, in_place, context);
         let is_alone = !self.posted.may_have((pair, step), &list) && !self.steps.may_have((pair, step));
         let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
+        let come = match come {
+            Some(come) if come.is_complete() => {
+                context.reporter.outcomes.batches.begin_with(batch, come);
+                return Some(Vec::new());
+            }
+            come => come,
+        };
         let mut left = 0;
         for number in 0..count {
             let (key, destination) = (list.key(number), destinations.next());
@@ -304,7 +311,7 @@ impl There {
         if let Some(come) = come {
             context.reporter.outcomes.batches.begin_with(batch, come);
         }
-        let next = open_from(&slots, 0);
+        let next = slots.iter().position(|slot| matches!(slot, Slot::Open(_))).unwrap_or(count);
         let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next, left };
         if left > 0 {
             self.posted.recvs += left;

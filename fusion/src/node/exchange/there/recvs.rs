@@ -34,7 +34,7 @@ impl Exchange {
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
         let at = MatchKey { pair, step, key };
-        self.there.keep_singly((pair, step));
+        self.there.split_up(at.into());
         let hash = self.there.hash(at.into());
         let failed = match (self.there.find(hash, at.into()), session) {
             (None, _) if self.there.posted.find(at.into()).is_some() => asked_twice(at),
@@ -82,7 +82,7 @@ impl Exchange {
     fn hand_over(
         &mut self,
         now: Instant,
-        Kept { of, tensor }: Kept,
+        Kept { range, tensor }: Kept,
         at: MatchKey<'_>,
         (destination, waiter): (Option<Buffer>, RecvWaiter),
         context: &mut Context,
@@ -90,11 +90,11 @@ impl Exchange {
         let (meta, payload) = tensor.into_parts();
         let (consumer, limit) = (context.pairs[at.pair].local, context.settings.session.tensor_bytes_max);
         let placed = place(&context.memory, limit, consumer, destination, &payload);
-        let way = context.peers.way_of(of.session);
+        let way = context.peers.way_of(range.session);
         let bytes = payload.len();
         match placed.and_then(|place| place.fill(payload)) {
             Ok(payload) => {
-                self.there.ended.push((of, Fate::Taken));
+                self.there.to_release.push((range, Fate::Taken));
                 let reporter = &mut context.reporter;
                 reporter.count_received(1, bytes);
                 reporter.record(Operation::Recv, way, now);
@@ -103,7 +103,7 @@ impl Exchange {
                 reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
             }
             Err(unreceived) => {
-                release(of, Fate::Returned, context);
+                release(range, Fate::Returned, context);
                 context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
@@ -238,7 +238,7 @@ impl Exchange {
     pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
         let batches = &mut context.reporter.outcomes.batches;
         self.there.unpost_those(batches, |of, at| (of, at) == (pair, step));
-        self.there.keep_singly((pair, step));
+        self.there.split_up_step((pair, step));
         for handle in self.there.of_step(pair, step) {
             self.end_place(handle, Some(error), context);
         }
@@ -249,7 +249,7 @@ impl Exchange {
         let pairs = &context.pairs;
         let is_of = |pair: u32| local.is_none_or(|local| pairs[pair].local == local);
         self.there.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
-        self.there.keep_singly_for(is_of);
+        self.there.split_up_pairs(is_of);
         let handles = self.there.places.select(|place| is_of(place.pair));
         for handle in handles {
             self.end_place(handle, Some(error), context);
@@ -258,8 +258,8 @@ impl Exchange {
 
     /// Ends a recv with `error`, if there is one, or gives a tensor back.
     pub(super) fn end_place(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
-        if let Some(Kept { of, .. }) = self.there.take_kept(handle) {
-            release(of, Fate::Returned, context);
+        if let Some(Kept { range, .. }) = self.there.take_kept(handle) {
+            release(range, Fate::Returned, context);
         } else if let Some(error) = error {
             self.fail_there(handle, error.clone(), context);
         }

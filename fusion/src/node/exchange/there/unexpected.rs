@@ -1,26 +1,25 @@
 //! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that a call has read in
 //! place before: they stay in their frames, and such a call has them as they lie.
 //!
-//! That holds for as long as nothing else happens in their step. For whatever does they become tensors that [are kept one by
-//! one](There::keep_singly).
+//! If anything else becomes of one, all that came for its call are [split up](There::split_up) into tensors that are kept one by one.
 
 use std::sync::Arc;
 
 use sealane_runtime::Buffer;
 use sealane_transport::Handle;
-use sealane_transport::session::{CameAhead, CameTogether, TakenTogether};
-use sealane_transport::tensor::Tensor;
-use sealane_transport::wire::{self, Fate, WireError};
+use sealane_transport::session::{CameTogether, TakenTogether, ahead_cost};
+use sealane_transport::tensor::{Tensor, TensorMeta};
+use sealane_transport::wire::{self, AheadRecords, Fate, WireError};
 
 use super::super::received::ReceivedBatch;
 use super::key_lists::KeyList;
-use super::{InSession, Kept, There, memory_of};
-use crate::limits::{KEPT_AHEAD_BYTES_MAX, POSTED_CALLS_MAX};
+use super::{AheadRange, Kept, There, memory_of};
+use crate::limits::{KEPT_AHEAD_BYTES_MAX, UNEXPECTED_CALLS_MAX};
 use crate::metrics::Operation;
 use crate::node::context::Context;
 use crate::rendezvous::{MatchKey, RawMatchKey};
 
-/// Those of one step that came for one task from another.
+/// Those for one call to come.
 pub(super) struct Unexpected {
     pair: u32,
     step: i64,
@@ -31,7 +30,7 @@ pub(super) struct Unexpected {
     /// The number whose tensor is expected next.
     next: usize,
     /// What each of their frames is in the session.
-    frames: Vec<InSession>,
+    frames: Vec<AheadRange>,
     /// How many there are, and their bytes.
     came: (u32, usize),
 }
@@ -44,8 +43,13 @@ impl Unexpected {
 
     /// What it counts while it is kept.
     fn memory(&self) -> usize {
-        self.received.memory() + self.frames.iter().map(|frame| frame.cost).sum::<usize>()
+        self.received.memory() + self.frames.iter().map(|frame| memory_of_frame(frame.cost)).sum::<usize>()
     }
+}
+
+/// Memory of a frame whose tensors count so much in their session's credit.
+fn memory_of_frame(cost: usize) -> usize {
+    cost + ReceivedBatch::FRAME_BYTES + size_of::<AheadRange>()
 }
 
 impl There {
@@ -56,18 +60,20 @@ impl There {
         pair: u32,
         came: &CameTogether<'_>,
     ) -> Option<TakenTogether> {
-        let of = (pair, came.step);
-        let key = came.records.iter().next()?.ok()?.key;
-        let keys = self.posted.lists.read_in_place(key)?.clone();
+        if self.kept_bytes + came.records.as_bytes().len() > KEPT_AHEAD_BYTES_MAX {
+            return None;
+        }
+        let (of, first) = ((pair, came.step), came.records.iter().next()?.ok()?);
+        let keys = self.posted.lists.read_in_place(first.key)?.clone();
         let is_it = |other: &Unexpected| other.is_of(of) && Arc::ptr_eq(&other.keys, &keys);
         let index = match self.unexpected.iter().position(is_it) {
             Some(index) => index,
-            None => self.expect(session, of, keys)?,
+            None => self.open_unexpected(session, of, keys, came.records)?,
         };
         let Self { unexpected, posted, kept_bytes, .. } = self;
         let Unexpected { session: from, keys, received, next, frames, came: (count, bytes), .. } =
             &mut unexpected[index];
-        if *from != session || *kept_bytes + came.records.as_bytes().len() > KEPT_AHEAD_BYTES_MAX {
+        if *from != session {
             return None;
         }
         let expects = |key: &[u8]| {
@@ -76,32 +82,47 @@ impl There {
             *next = number + 1;
             Some(number)
         };
-        let Some(brought) = received.take(came.records, expects) else {
-            if frames.is_empty() {
-                *kept_bytes -= unexpected.swap_remove(index).memory();
-            }
-            return None;
-        };
+        let brought = received.take(came.records, expects)?;
         (*count, *bytes) = (*count + brought.count as u32, *bytes + brought.bytes);
-        frames.push(InSession { session, first: came.first, count: brought.count as u32, cost: brought.cost });
-        *kept_bytes += brought.cost;
+        frames.push(AheadRange { session, first: came.first, count: brought.count as u32, cost: brought.cost });
+        *kept_bytes += memory_of_frame(brought.cost);
         Some(TakenTogether { count: brought.count as u32, is_all: brought.is_all, kept: Some(brought.cost) })
     }
 
-    /// Room for tensors of a step with these keys, if nothing else waits for them or has them: its place.
-    fn expect(&mut self, session: Handle, (pair, step): (u32, i64), keys: Arc<KeyList>) -> Option<usize> {
+    /// Room for tensors of a step with these keys, of which the first has come, if nothing else waits for them or has them: its place.
+    fn open_unexpected(
+        &mut self,
+        session: Handle,
+        (pair, step): (u32, i64),
+        keys: Arc<KeyList>,
+        records: AheadRecords<'_>,
+    ) -> Option<usize> {
         let of = (pair, step);
-        let is_other = |other: &Unexpected| other.is_of(of) && !other.keys.is_apart_from(&keys);
-        let is_alone =
-            !self.steps.may_have(of) && !self.posted.may_have(of, &keys) && !self.unexpected.iter().any(is_other);
-        if !is_alone || self.unexpected.len() == POSTED_CALLS_MAX {
+        let is_other = |other: &Unexpected| other.is_of(of) && !other.keys.is_known_disjoint_from(&keys);
+        let is_alone = !self.posted.may_have(of, &keys)
+            && !self.unexpected.iter().any(is_other)
+            && !(self.steps.may_have(of) && self.has_any(of, &keys));
+        // Room costs more than what is no tensor, which does not count in its session's credit.
+        let first = records.iter().next()?.ok()?;
+        let meta = TensorMeta::from_wire(first.meta?).ok()?;
+        if !is_alone || meta.check_bytes(first.payload.len() as u64).is_err() {
             return None;
+        }
+        if self.unexpected.len() == UNEXPECTED_CALLS_MAX {
+            self.split_up_at(0);
         }
         let (received, frames) = (ReceivedBatch::waiting(keys.len()), Vec::new());
         let unexpected = Unexpected { pair, step, session, keys, received, next: 0, frames, came: (0, 0) };
         self.kept_bytes += unexpected.memory();
         self.unexpected.push(unexpected);
         Some(self.unexpected.len() - 1)
+    }
+
+    /// True if a recv or a tensor of a step has one of these keys.
+    fn has_any(&self, (pair, step): (u32, i64), keys: &KeyList) -> bool {
+        let places = self.of_step(pair, step);
+        let mut places = places.iter().filter_map(|handle| self.places.get(*handle));
+        places.any(|place| self.posted.lists.number_of(keys, place.key.as_bytes()).is_some())
     }
 
     /// What came for a step before a call of these keys, if that reads in place.
@@ -117,55 +138,61 @@ impl There {
         let in_place = in_place && reporter.recorder.is_none();
         let is_it = |other: &Unexpected| other.is_of(of) && in_place && Arc::ptr_eq(&other.keys, keys);
         let Some(index) = self.unexpected.iter().position(is_it) else {
-            self.keep_those_singly(|other| other.is_of(of) && !other.keys.is_apart_from(keys));
+            self.split_up_those(|other| other.is_of(of) && !other.keys.is_known_disjoint_from(keys));
             return None;
         };
-        let unexpected = self.unexpected.swap_remove(index);
+        let unexpected = self.unexpected.remove(index);
         self.kept_bytes -= unexpected.memory();
         let Unexpected { session, received, frames, came: (count, bytes), .. } = unexpected;
-        self.ended.extend(frames.into_iter().map(|frame| (frame, Fate::Taken)));
+        self.to_release.extend(frames.into_iter().map(|frame| (frame, Fate::Taken)));
         reporter.count_received(count, bytes);
         let (latencies, now) = (&reporter.metrics.latencies, reporter.clock);
         latencies.record_many(Operation::Recv, context.peers.way_of(session), (now, u64::from(count)), now);
         Some(received)
     }
 
-    /// What came for a step is kept one by one from now on.
+    /// What came for the call that this tensor is for is kept one by one from now on.
     #[inline]
-    pub(super) fn keep_singly(&mut self, of: (u32, i64)) {
-        if !self.unexpected.is_empty() {
-            self.keep_those_singly(|other| other.is_of(of));
+    pub(super) fn split_up(&mut self, at: RawMatchKey<'_>) {
+        let lists = &self.posted.lists;
+        let has = |it: &Unexpected| it.is_of((at.pair, at.step)) && lists.number_of(&it.keys, at.key).is_some();
+        if let Some(index) = self.unexpected.iter().position(has) {
+            self.split_up_at(index);
         }
     }
 
-    /// The same of what came for a pair that `pick` says.
-    pub(super) fn keep_singly_for(&mut self, pick: impl Fn(u32) -> bool) {
-        self.keep_those_singly(|other| pick(other.pair));
+    /// The same of all that came for a step.
+    pub(super) fn split_up_step(&mut self, of: (u32, i64)) {
+        self.split_up_those(|other| other.is_of(of));
     }
 
-    fn keep_those_singly(&mut self, pick: impl Fn(&Unexpected) -> bool) {
+    /// The same of all that came for a pair that `pick` says.
+    pub(super) fn split_up_pairs(&mut self, pick: impl Fn(u32) -> bool) {
+        self.split_up_those(|other| pick(other.pair));
+    }
+
+    fn split_up_those(&mut self, pick: impl Fn(&Unexpected) -> bool) {
         while let Some(index) = self.unexpected.iter().position(&pick) {
-            let unexpected = self.unexpected.swap_remove(index);
-            self.kept_bytes -= unexpected.memory();
-            let Unexpected { pair, step, session, received, frames, .. } = unexpected;
-            for (InSession { first, .. }, records) in frames.into_iter().zip(received.frames()) {
-                let mut meta: &[u8] = &[];
-                for (number, record) in (first..).zip(records.iter().flatten()) {
-                    meta = record.meta.unwrap_or(meta);
-                    let at = RawMatchKey { pair, step, key: record.key };
-                    let came = CameAhead {
-                        number,
-                        producer: 0,
-                        consumer: 0,
-                        step,
-                        key: record.key,
-                        meta,
-                        payload: record.payload,
-                    };
-                    if let Ok(Some(fate)) = self.keep(session, self.hash(at), at, &came) {
-                        let cost = came.cost();
-                        self.ended.push((InSession { session, first: number, count: 1, cost }, fate));
-                    }
+            self.split_up_at(index);
+        }
+    }
+
+    #[cold]
+    fn split_up_at(&mut self, index: usize) {
+        let unexpected = self.unexpected.remove(index);
+        self.kept_bytes -= unexpected.memory();
+        let Unexpected { pair, step, session, received, frames, .. } = unexpected;
+        for (AheadRange { first, .. }, records) in frames.into_iter().zip(received.frames()) {
+            let mut meta: &[u8] = &[];
+            for (number, record) in (first..).zip(records.iter().flatten()) {
+                meta = record.meta.unwrap_or(meta);
+                let at = RawMatchKey { pair, step, key: record.key };
+                let cost = ahead_cost(record.key, meta, record.payload);
+                let range = AheadRange { session, first: number, count: 1, cost };
+                // Its key is that of a list, and so it is text.
+                let kept = self.keep(self.hash(at), at, range, (meta, record.payload));
+                if let Some(fate) = kept.unwrap_or(Some(Fate::Returned)) {
+                    self.to_release.push((range, fate));
                 }
             }
         }
@@ -182,42 +209,41 @@ impl There {
     }
 
     /// Keeps a tensor that came before its recv, if there is room.
+    ///
+    /// # Errors
+    /// Its key is no text.
     pub(super) fn keep(
         &mut self,
-        session: Handle,
         hash: u64,
         at: RawMatchKey<'_>,
-        came: &CameAhead<'_>,
+        range: AheadRange,
+        (meta, payload): (&[u8], &[u8]),
     ) -> Result<Option<Fate>, WireError> {
-        let cost = came.cost();
-        if self.kept_bytes + memory_of(cost) > KEPT_AHEAD_BYTES_MAX {
+        let memory = memory_of(range.cost);
+        if self.kept_bytes + memory > KEPT_AHEAD_BYTES_MAX {
             return Ok(Some(Fate::Returned));
         }
-        let key = wire::text("key", came.key)?;
-        let Ok(tensor) = Tensor::from_wire(came.meta, Buffer::copy_of(came.payload)) else {
+        let key = wire::text("key", at.key)?;
+        let Ok(tensor) = Tensor::from_wire(meta, Buffer::copy_of(payload)) else {
             return Ok(Some(Fate::Returned));
         };
-        self.kept_bytes += memory_of(cost);
+        self.kept_bytes += memory;
         let (_, place) = self.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
-        place.kept = Some(Kept { of: InSession { session, first: came.number, count: 1, cost }, tensor });
+        place.kept = Some(Kept { range, tensor });
         place.asked = None;
         Ok(None)
     }
 
-    /// Panics unless nothing else waits under their keys, and their links stand.
+    /// Panics unless nothing else waits under their keys, and their links stand; what they count.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_unexpected(&self, is_attached: impl Fn(Handle) -> bool) -> usize {
         for it in &self.unexpected {
             let (of, (count, _)) = ((it.pair, it.step), it.came);
-            let mut places = self.of_step(it.pair, it.step).into_iter().filter_map(|handle| self.places.get(handle));
-            let is_there = places.any(|place| self.posted.lists.number_of(&it.keys, place.key.as_bytes()).is_some());
-            assert!(!is_there && !self.posted.may_have(of, &it.keys), "a recv and its tensor would not meet");
+            let is_there = self.has_any(of, &it.keys) || self.posted.may_have(of, &it.keys);
+            assert!(!is_there, "a recv and its tensor would not meet");
             assert!(is_attached(it.session), "its producer has it back by now");
-            assert_eq!(
-                it.frames.iter().map(|frame| frame.count).sum::<u32>(),
-                count,
-                "a tensor would end twice, or never"
-            );
+            let ranges: u32 = it.frames.iter().map(|frame| frame.count).sum();
+            assert_eq!(ranges, count, "a tensor would end twice, or never");
             assert_eq!(it.received.frames().count(), it.frames.len(), "a tensor would have another's number");
             assert!(count > 0, "nothing would be kept for long");
         }

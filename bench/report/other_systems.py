@@ -3,11 +3,10 @@
 from pages import table
 from results import certain, is_cost, measured_at, median, quotient, speed, with_spread
 
-# Measured by a flag of `bench bandwidth` that is no longer there.
-KEPT = [("shm_views", "gigabytes_per_s", "4 MiB tensors that are copied into shared memory and read there in place")]
 CONTESTS = [
     ("tcp_latency", "rtt_us", "64 B there and back over TCP, p50"),
-    ("tcp_rate", "tensors_per_s", "64 B tensors over TCP, 1024 requests in flight"),
+    ("tcp_rate", "tensors_per_s", "64 B tensors over TCP, 1024 in flight; Sealane: single calls"),
+    ("tcp_rate_batch", "tensors_per_s", "64 B tensors over TCP, 1024 in flight; Sealane: calls for 256, read in place"),
     ("tcp_push", "tensors_per_s", "64 B tensors over TCP, one way"),
     ("tcp_bandwidth", "gigabytes_per_s", "4 MiB tensors over TCP"),
     ("shm_latency", "rtt_us", "64 B there and back in shared memory, p50"),
@@ -15,7 +14,6 @@ CONTESTS = [
     ("shm_rate_single", "tensors_per_s", "64 B tensors in shared memory; Sealane: single calls"),
     ("shm_push", "tensors_per_s", "64 B tensors in shared memory, one way"),
     ("shm_bandwidth", "gigabytes_per_s", "4 MiB tensors in shared memory"),
-    *KEPT,
 ]
 # What the lab has measured already: Sealane's experiment and perftest's.
 LAB = [

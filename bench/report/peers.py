@@ -162,6 +162,8 @@ CONTESTS = [
         python("gloo", 1)]),
     Contest("tcp_rate", "tensors_per_s", SMALL, f"rate --window 1024 {BASELINES}", [
         zeromq("router", "dealer", window=1024), python("grpcio", 1024)]),
+    Contest("tcp_rate_batch", "tensors_per_s", SMALL, f"rate --window 1024 --fuse receive {BASELINES}", [
+        zeromq("router", "dealer", window=1024)]),
     Contest("tcp_push", "tensors_per_s", SMALL, "rate --window 1024 --fuse push --baseline grpc-stream", [
         ucx("tcp", "ucp_am_bw"), ucx("tcp", "tag_bw"), zeromq(*PUSH)]),
     Contest("tcp_bandwidth", "gigabytes_per_s", LARGE, f"bandwidth --size 4MiB {BASELINES}", [

@@ -34,6 +34,9 @@ pub trait ReceiveMemory {
     }
 }
 
+/// How often a sink may take nothing of a frame before each of its other tensors comes by itself.
+const LOOKS_IN_VAIN: u32 = 2;
+
 /// An owner that takes requests, tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
     /// The peer requests a tensor, and no event waits: [answer](Session::answer), [park](Session::park) or [refuse](Session::refuse) it. The
@@ -65,7 +68,8 @@ pub trait Sink<W, D> {
     }
 
     /// Small tensors came ahead of their requests, in one frame. How many of the first are taken or kept so: it is asked
-    /// again for those behind them. If it takes none, the first [comes by itself](Self::came_ahead), and it is asked again.
+    /// again for those behind them. If it takes none, the first [comes by itself](Self::came_ahead), and it is asked
+    /// once more.
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }
@@ -411,9 +415,9 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         }
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
-        let (mut number, mut records) = (ahead.first, ahead.records);
+        let (mut number, mut records, mut in_vain) = (ahead.first, ahead.records, 0);
         while !records.is_empty() {
-            let mut together = self.sink.as_mut().filter(|sink| sink.looks_at_frames());
+            let mut together = self.sink.as_mut().filter(|sink| in_vain < LOOKS_IN_VAIN && sink.looks_at_frames());
             if let Some(sink) = &mut together {
                 let taken = sink.came_together(&CameTogether { first: number, producer, consumer, step, records });
                 if taken.count > 0 {
@@ -421,14 +425,17 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
                         Some(cost) => session.keep_ahead(cost)?,
                         None => session.consumer.release_ahead(number, taken.count, Fate::Taken),
                     }
-                    number += u64::from(taken.count);
-                    records =
-                        if taken.is_all { AheadRecords::default() } else { records.after(taken.count as usize)? };
+                    (number, in_vain) = (number + u64::from(taken.count), 0);
+                    records = match taken.is_all {
+                        true => AheadRecords::default(),
+                        false => records.after(taken.count as usize)?,
+                    };
                     continue;
                 }
             }
-            let (is_together, mut meta): (bool, &[u8]) = (together.is_some(), &[]);
-            for record in records.iter().take(if is_together { 1 } else { usize::MAX }) {
+            in_vain += 1;
+            let (singles, mut meta): (_, &[u8]) = (if together.is_some() { 1 } else { usize::MAX }, &[]);
+            for record in records.iter().take(singles) {
                 let AheadRecord { key, meta: own, payload } = record?;
                 meta = own.unwrap_or(meta);
                 let came = CameAhead { number, producer, consumer, step, key, meta, payload };
@@ -442,7 +449,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
                 }
                 number += 1;
             }
-            records = if is_together { records.after(1)? } else { AheadRecords::default() };
+            records = if singles == 1 { records.after(1)? } else { AheadRecords::default() };
         }
         session.came.tensors += number - ahead.first;
         session.ahead_next = number;

@@ -127,6 +127,16 @@ pub(in crate::node) struct There {
     to_release: Vec<(AheadRange, Fate)>,
 }
 
+#[inline]
+fn hash(hasher: &DefaultHashBuilder, at: RawMatchKey<'_>) -> u64 {
+    hasher.hash_one((at.pair, at.step, at.key))
+}
+
+#[inline]
+fn find(index: &HashTable<Handle>, places: &Arena<Place>, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
+    index.find(hash, |handle| places.get(*handle).is_some_and(|place| place.is(at))).copied()
+}
+
 impl There {
     pub(super) fn new() -> Self {
         Self {
@@ -152,12 +162,12 @@ impl There {
 
     #[inline]
     fn hash(&self, at: RawMatchKey<'_>) -> u64 {
-        self.hasher.hash_one((at.pair, at.step, at.key))
+        hash(&self.hasher, at)
     }
 
     #[inline]
     fn find(&self, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
-        self.index.find(hash, |handle| self.places.get(*handle).is_some_and(|place| place.is(at))).copied()
+        find(&self.index, &self.places, hash, at)
     }
 
     /// Enters a place where nothing waits, to be filled.

@@ -13,7 +13,7 @@ use sealane_transport::wire::{self, AheadRecords, Fate, WireError};
 
 use super::super::received::ReceivedBatch;
 use super::key_lists::KeyList;
-use super::{AheadRange, Kept, There, memory_of};
+use super::{AheadRange, Kept, There, find, hash, memory_of};
 use crate::limits::{KEPT_AHEAD_BYTES_MAX, UNEXPECTED_CALLS_MAX};
 use crate::metrics::Operation;
 use crate::node::context::Context;
@@ -70,7 +70,8 @@ impl There {
             Some(index) => index,
             None => self.open_unexpected(session, of, keys, came.records)?,
         };
-        let Self { unexpected, posted, kept_bytes, .. } = self;
+        let is_crowded = self.steps.may_have(of);
+        let Self { unexpected, posted, kept_bytes, places, index: names, hasher, .. } = self;
         let Unexpected { session: from, keys, received, next, frames, came: (count, bytes), .. } =
             &mut unexpected[index];
         if *from != session {
@@ -79,6 +80,10 @@ impl There {
         let expects = |key: &[u8]| {
             let is_next = *next < keys.len() && keys.key(*next).as_bytes() == key;
             let number = if is_next { *next } else { posted.lists.number_of(keys, key)? };
+            let at = RawMatchKey { pair, step: came.step, key };
+            if is_crowded && find(names, places, hash(hasher, at), at).is_some() {
+                return None;
+            }
             *next = number + 1;
             Some(number)
         };
@@ -89,7 +94,7 @@ impl There {
         Some(TakenTogether { count: brought.count as u32, is_all: brought.is_all, kept: Some(brought.cost) })
     }
 
-    /// Room for tensors of a step with these keys, of which the first has come, if nothing else waits for them or has them: its place.
+    /// Room for tensors of a step with these keys, of which the first has come, if no call waits for them or is to have them: its place.
     fn open_unexpected(
         &mut self,
         session: Handle,
@@ -99,13 +104,16 @@ impl There {
     ) -> Option<usize> {
         let of = (pair, step);
         let is_other = |other: &Unexpected| other.is_of(of) && !other.keys.is_known_disjoint_from(&keys);
-        let is_alone = !self.posted.may_have(of, &keys)
-            && !self.unexpected.iter().any(is_other)
-            && !(self.steps.may_have(of) && self.has_any(of, &keys));
-        // Room costs more than what is no tensor, which does not count in its session's credit.
+        if self.posted.may_have(of, &keys) || self.unexpected.iter().any(is_other) {
+            return None;
+        }
+        // Room costs more than what is not kept there, which does not count in its session's credit.
         let first = records.iter().next()?.ok()?;
+        let at = RawMatchKey { pair, step, key: first.key };
         let meta = TensorMeta::from_wire(first.meta?).ok()?;
-        if !is_alone || meta.check_bytes(first.payload.len() as u64).is_err() {
+        if meta.check_bytes(first.payload.len() as u64).is_err()
+            || (self.steps.may_have(of) && self.find(self.hash(at), at).is_some())
+        {
             return None;
         }
         if self.unexpected.len() == UNEXPECTED_CALLS_MAX {
@@ -116,13 +124,6 @@ impl There {
         self.kept_bytes += unexpected.memory();
         self.unexpected.push(unexpected);
         Some(self.unexpected.len() - 1)
-    }
-
-    /// True if a recv or a tensor of a step has one of these keys.
-    fn has_any(&self, (pair, step): (u32, i64), keys: &KeyList) -> bool {
-        let places = self.of_step(pair, step);
-        let mut places = places.iter().filter_map(|handle| self.places.get(*handle));
-        places.any(|place| self.posted.lists.number_of(keys, place.key.as_bytes()).is_some())
     }
 
     /// What came for a step before a call of these keys, if that reads in place.
@@ -151,11 +152,14 @@ impl There {
         Some(received)
     }
 
-    /// What came for the call that this tensor is for is kept one by one from now on.
+    /// What came together with this tensor, if it did, is kept one by one from now on.
     #[inline]
     pub(super) fn split_up(&mut self, at: RawMatchKey<'_>) {
         let lists = &self.posted.lists;
-        let has = |it: &Unexpected| it.is_of((at.pair, at.step)) && lists.number_of(&it.keys, at.key).is_some();
+        let has = |it: &Unexpected| {
+            let number = if it.is_of((at.pair, at.step)) { lists.number_of(&it.keys, at.key) } else { None };
+            number.is_some_and(|number| !it.received.waits(number))
+        };
         if let Some(index) = self.unexpected.iter().position(has) {
             self.split_up_at(index);
         }
@@ -234,13 +238,18 @@ impl There {
         Ok(None)
     }
 
-    /// Panics unless nothing else waits under their keys, and their links stand; what they count.
+    /// Panics unless nothing else waits or lies under their keys, and their links stand; what they count.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_unexpected(&self, is_attached: impl Fn(Handle) -> bool) -> usize {
         for it in &self.unexpected {
             let (of, (count, _)) = ((it.pair, it.step), it.came);
-            let is_there = self.has_any(of, &it.keys) || self.posted.may_have(of, &it.keys);
-            assert!(!is_there, "a recv and its tensor would not meet");
+            let places = self.of_step(it.pair, it.step);
+            let mut places = places.iter().filter_map(|handle| self.places.get(*handle));
+            let is_twice = places.any(|place| {
+                let number = self.posted.lists.number_of(&it.keys, place.key.as_bytes());
+                number.is_some_and(|number| !it.received.waits(number))
+            });
+            assert!(!is_twice && !self.posted.may_have(of, &it.keys), "a recv and its tensor would not meet");
             assert!(is_attached(it.session), "its producer has it back by now");
             let ranges: u32 = it.frames.iter().map(|frame| frame.count).sum();
             assert_eq!(ranges, count, "a tensor would end twice, or never");

@@ -140,8 +140,10 @@ impl<'a> Consumer<'a> {
         let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse == Fuse::Plan;
         let way = is_of_steps.then(|| Way::open(&pair, plan, &mut lanes)).transpose()?;
         let pushed = (TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?, vec![FILL; plan.size_bytes]);
-        let (asked, first, together, next, pushing) = (VecDeque::new(), 0, VecDeque::new(), 0, VecDeque::new());
-        Ok(Self { engine, shard, plan, pair, lanes, asked, first, together, next, way, pushed, pushing })
+        // The producer has an order: where the round before ended, this one goes on.
+        let next = lanes.iter().position(|lane| lane.step < lanes[0].step).unwrap_or(0);
+        let (asked, together, pushing) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Ok(Self { engine, shard, plan, pair, lanes, asked, first: next, together, next, way, pushed, pushing })
     }
 
     /// Gives the lanes their memory back.

@@ -31,7 +31,12 @@ impl Simulation {
 
     /// True while somebody may not know one of two tasks yet.
     pub(super) fn is_news(&self, one: usize, other: usize) -> bool {
-        let is_late = |host: usize| self.hosts[host].learned.is_none_or(|when| self.now <= when + MAP_SPREADS);
+        self.was_news(one, other, self.now)
+    }
+
+    /// True if somebody may not have known one of two tasks then.
+    pub(super) fn was_news(&self, one: usize, other: usize, then: Duration) -> bool {
+        let is_late = |host: usize| self.hosts[host].learned.is_none_or(|when| then <= when + MAP_SPREADS);
         (self.is_newcomer(one) || self.is_newcomer(other))
             && [one, other].into_iter().any(|task| is_late(self.host_of(task)))
     }

@@ -192,7 +192,11 @@ impl Simulation {
             Code::Aborted => self.ledger.is_touched(recv.at),
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
-            Code::NotFound => self.is_news(recv.at.producer, recv.at.consumer),
+            Code::NotFound => {
+                // One that is told with others may have heard it early.
+                let heard = if recv.batch.is_some_and(Told::is_together) { recv.issued } else { self.now };
+                self.was_news(recv.at.producer, recv.at.consumer, heard)
+            }
             Code::PermissionDenied => self.was_denied(recv.at.producer, recv.at.consumer),
             Code::InvalidArgument => {
                 let short = recv.destination.is_some_and(|(_, room)| {

@@ -26,8 +26,9 @@ pub(crate) const BLOCKED_TURNS: u32 = 64;
 /// Calls whose recvs wait together: a tensor that comes in another order may look at each.
 pub(crate) const POSTED_CALLS_MAX: usize = 64;
 
-/// Calls to come of which a shard keeps tensors together that came before them: those of the oldest are kept one by one for a further.
-pub(crate) const UNEXPECTED_CALLS_MAX: usize = 64;
+/// Calls to come of which a shard keeps tensors together that came before them; those of further ones are kept one by one. Each has room
+/// for all of its tensors from the first on.
+pub(crate) const UNEXPECTED_CALLS_MAX: usize = 128;
 
 /// Recvs of one call that wait together at most; those of a larger one wait each by itself.
 pub(crate) const POSTED_KEYS_MAX: usize = 4096;

@@ -34,8 +34,8 @@ pub trait ReceiveMemory {
     }
 }
 
-/// How often a sink may take nothing of a frame before each of its other tensors comes by itself.
-const LOOKS_IN_VAIN: u32 = 2;
+/// How often a sink may take nothing of a frame before each of its other tensors comes by itself: a look costs it more than a tensor does.
+const LOOKS_IN_VAIN: u32 = 4;
 
 /// An owner that takes requests, tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
@@ -67,9 +67,9 @@ pub trait Sink<W, D> {
         false
     }
 
-    /// Small tensors came ahead of their requests, in one frame. How many of the first are taken or kept so: it is asked
+    /// Small tensors came ahead of their requests, in one frame, and this side [looks at frames](Self::looks_at_frames). How many of the first are taken or kept so: it is asked
     /// again for those behind them. If it takes none, the first [comes by itself](Self::came_ahead), and it is asked
-    /// once more.
+    /// again, a few times a frame.
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }
@@ -425,7 +425,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
                         Some(cost) => session.keep_ahead(cost)?,
                         None => session.consumer.release_ahead(number, taken.count, Fate::Taken),
                     }
-                    (number, in_vain) = (number + u64::from(taken.count), 0);
+                    number += u64::from(taken.count);
                     records = match taken.is_all {
                         true => AheadRecords::default(),
                         false => records.after(taken.count as usize)?,

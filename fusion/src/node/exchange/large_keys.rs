@@ -1,16 +1,17 @@
 //! Keys whose last tensor was too large to be sent ahead. Two may share a place, and the later one has it: what is forgotten costs a
-//! consumer a moment.
+//! consumer a moment. Which do is the same in every process, so that the same history has the same outcome; who makes keys that share a place
+//! costs them no more than that.
 
 use std::hash::{BuildHasher, Hash};
 
-use hashbrown::DefaultHashBuilder;
+use foldhash::fast::FixedState;
 
 /// As many as a large model has variables that are large.
 const PLACES: usize = 1024;
 
 /// See the module.
 pub(super) struct LargeKeys {
-    hasher: DefaultHashBuilder,
+    hasher: FixedState,
     /// A part of the hash of the key that has the place, or 0.
     places: Box<[u32; PLACES]>,
     /// Places that are taken.
@@ -19,7 +20,7 @@ pub(super) struct LargeKeys {
 
 impl LargeKeys {
     pub(super) fn new() -> Self {
-        Self { hasher: DefaultHashBuilder::default(), places: Box::new([0; PLACES]), taken: 0 }
+        Self { hasher: FixedState::default(), places: Box::new([0; PLACES]), taken: 0 }
     }
 
     #[inline]

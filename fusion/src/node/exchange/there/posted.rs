@@ -280,8 +280,6 @@ impl There {
         let in_place = context.reporter.outcomes.batches.is_read_in_place(batch);
         let list = posted.lists.list(count, keys, in_place)?;
         let come = self.take_unexpected((pair, step), &list, in_place, context);
-        let is_alone = !self.posted.may_have((pair, step), &list) && !self.steps.may_have((pair, step));
-        let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
         let come = match come {
             Some(come) if come.is_complete() => {
                 context.reporter.outcomes.batches.begin_with(batch, come);
@@ -289,6 +287,8 @@ impl There {
             }
             come => come,
         };
+        let is_alone = !self.posted.may_have((pair, step), &list) && !self.steps.may_have((pair, step));
+        let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
         let mut left = 0;
         for number in 0..count {
             let (key, destination) = (list.key(number), destinations.next());

@@ -104,7 +104,8 @@ impl There {
     ) -> Option<usize> {
         let of = (pair, step);
         let is_other = |other: &Unexpected| other.is_of(of) && !other.keys.is_known_disjoint_from(&keys);
-        if self.posted.may_have(of, &keys) || self.unexpected.iter().any(is_other) {
+        let is_full = self.unexpected.len() == UNEXPECTED_CALLS_MAX;
+        if is_full || self.posted.may_have(of, &keys) || self.unexpected.iter().any(is_other) {
             return None;
         }
         // Room costs more than what is not kept there, which does not count in its session's credit.
@@ -115,9 +116,6 @@ impl There {
             || (self.steps.may_have(of) && self.find(self.hash(at), at).is_some())
         {
             return None;
-        }
-        if self.unexpected.len() == UNEXPECTED_CALLS_MAX {
-            self.split_up_at(0);
         }
         let (received, frames) = (ReceivedBatch::waiting(keys.len()), Vec::new());
         let unexpected = Unexpected { pair, step, session, keys, received, next: 0, frames, came: (0, 0) };
@@ -252,7 +250,11 @@ impl There {
             assert!(!is_twice && !self.posted.may_have(of, &it.keys), "a recv and its tensor would not meet");
             assert!(is_attached(it.session), "its producer has it back by now");
             let ranges: u32 = it.frames.iter().map(|frame| frame.count).sum();
-            assert_eq!(ranges, count, "a tensor would end twice, or never");
+            let lie = (0..it.received.len()).filter(|&number| !it.received.waits(number)).count();
+            assert_eq!((ranges, lie), (count, count as usize), "a tensor would end twice, or never");
+            let others = self.unexpected.iter().filter(|other| other.is_of(of) && !Arc::ptr_eq(&other.keys, &it.keys));
+            let is_apart = others.map(|other| it.keys.is_known_disjoint_from(&other.keys));
+            assert!(is_apart.into_iter().all(|is_apart| is_apart), "two calls would have one tensor");
             assert_eq!(it.received.frames().count(), it.frames.len(), "a tensor would have another's number");
             assert!(count > 0, "nothing would be kept for long");
         }

@@ -9,8 +9,8 @@ use sealane_fusion::{Code, RecvOutcome, SendOutcome, Tensor};
 use super::climate::PEER_TIMEOUT;
 use super::workload::{Spot, Told};
 
-/// Where a node stands: its process, and the sessions that it has reset. While neither changes on either side, a tensor is delivered once at
-/// most; and while neither changes at its producer's, not at all once its send has failed.
+/// Where a node stands: its process, and the sessions that it has reset. While neither changes on either side, a tensor is delivered once
+/// at most; and while neither changes at its producer's, not at all once its send has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Era {
     pub(super) process: u32,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use sealane_fusion::{Code, Error, Keys};
+use sealane_fusion::{Code, Error, Keys, SendOptions};
 use sealane_runtime::Polling;
 
 use crate::fixture::{assert_empty, bytes, engines, task, tensor, total};
@@ -120,6 +120,41 @@ fn code_on_a_shard_sends_and_receives_without_crossing_threads() {
         producing.wait().unwrap().unwrap();
         engines.iter().for_each(assert_empty);
     }
+}
+
+#[test]
+fn code_on_a_shard_sends_many_by_reference_and_reads_them_where_they_lie() {
+    const KEYS: [&str; 4] = ["a", "b", "large", "c"];
+    let (first, lengths) = (tensor(64, 9), [64, 0, 20_000, 300]);
+    let engines = engines(2, |_, _| {});
+    let producing = engines[0].on_shard(0, async move |shard| {
+        let pair = shard.task(&task(0))?.pair(&task(1))?;
+        for step in 0..100 {
+            let tensors = lengths.map(|length| tensor(length, step as u64));
+            let many = pair.send_many(step, KEYS.into_iter().zip(&tensors), SendOptions::default());
+            pair.send(step, "single", &first).await?;
+            many.await?;
+        }
+        Ok::<(), Error>(())
+    });
+    let consuming = engines[1].on_shard(0, async move |shard| {
+        let pair = shard.task(&task(1))?.pair(&task(0))?;
+        for step in 0..100 {
+            // Every other call comes after its tensors.
+            let early = (step % 2 == 0).then(|| pair.recv_many(step, KEYS, None));
+            assert_eq!(pair.recv(step, "single").await.map_err(Error::from)?.bytes(), bytes(64, 9));
+            let received = early.unwrap_or_else(|| pair.recv_many(step, KEYS, None)).await;
+            for (outcome, length) in received.iter().zip(lengths) {
+                assert_eq!(outcome.map_err(Error::clone)?.bytes, bytes(length, step as u64));
+            }
+            assert_eq!(received.len(), KEYS.len());
+        }
+        drop(pair.recv_many(100, KEYS, None));
+        Ok::<(), Error>(())
+    });
+    consuming.wait().unwrap().unwrap();
+    producing.wait().unwrap().unwrap();
+    engines.iter().for_each(assert_empty);
 }
 
 #[test]

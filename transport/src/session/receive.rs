@@ -67,9 +67,9 @@ pub trait Sink<W, D> {
         false
     }
 
-    /// Small tensors came ahead of their requests, in one frame, and this side [looks at frames](Self::looks_at_frames). How many of the first are taken or kept so: it is asked
-    /// again for those behind them. If it takes none, the first [comes by itself](Self::came_ahead), and it is asked
-    /// again, a few times a frame.
+    /// Small tensors came ahead of their requests, in one frame, and this side [looks at frames](Self::looks_at_frames). How many of the
+    /// first are taken or kept so: it is asked again for those behind them. If it takes none, the first [comes by
+    /// itself](Self::came_ahead), and it is asked again, a few times a frame.
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }

@@ -1,6 +1,5 @@
 //! Keys whose last tensor was too large to be sent ahead. Two may share a place, and the later one has it: what is forgotten costs a
-//! consumer a moment. Which do is the same in every process, so that the same history has the same outcome; who makes keys that share a place
-//! costs them no more than that.
+//! consumer a moment. Which share one is the same in every process, so that the same history has the same outcome.
 
 use std::hash::{BuildHasher, Hash};
 

@@ -90,7 +90,7 @@ impl Exchange {
     /// True if tensors that come together may be for a call that reads in place, or for one to come.
     #[inline]
     pub(in crate::node) fn looks_at_frames(&self) -> bool {
-        self.there.posted.reads_in_place()
+        self.there.posted.lists.reads_in_place()
     }
 
     /// Small tensors of a peer have come ahead of their requests in one frame: how many of the first a call reads where they lie, and
@@ -168,8 +168,8 @@ pub(super) fn release(AheadRange { session, first, count, cost }: AheadRange, fa
     }
 }
 
-/// Copies a tensor into the memory of its recv, which brought some or is given some, and ends the recv: what became of it, and since when it
-/// was waited for.
+/// Copies a tensor into the memory of its recv, which brought some or is given some, and ends the recv: what became of it, and since when
+/// it was waited for.
 #[inline(always)]
 fn receive(
     came: &CameAhead<'_>,

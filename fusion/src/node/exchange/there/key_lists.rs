@@ -1,5 +1,5 @@
-//! Keys of the last calls for many tensors: a step most often asks for those of the step before, so that a tensor which comes in their order
-//! costs a comparison, and one that comes before its call is known to be expected.
+//! Keys of the last calls for many tensors: a step most often asks for those of the step before, so that a tensor which comes in their
+//! order costs a comparison, and one that comes before its call is known to be expected.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 
 use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX};
 
-/// Of so many calls in a row whose keys are not recent one is tried.
+/// Of so many calls in a row with other keys one has its keys remembered.
 const UNLISTED_TRIED: u32 = 64;
 
 /// Keys that were asked for together, each once.
 pub(super) struct KeyList {
     /// Not that of any other.
     id: u64,
-    /// Those of lists that have none of its keys.
+    /// The ids of lists that have none of its keys.
     disjoint: Vec<u64>,
     text: String,
     /// Where each ends.
@@ -56,7 +56,7 @@ impl KeyList {
         self.index.find(hash, is_it).map(|number| *number as usize)
     }
 
-    /// True if none of its keys is known to be one of the other's.
+    /// True if it is known that the two have no key in common.
     #[inline]
     pub(super) fn is_known_disjoint_from(&self, other: &KeyList) -> bool {
         self.disjoint.contains(&other.id) || other.disjoint.contains(&self.id)

@@ -2,8 +2,8 @@
 //!
 //! A recv of a pair that has asked on this link before waits for a moment without a word ([`QUIET_TIME`]): most often its tensor comes
 //! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
-//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then, and what came
-//! before a call waits [together](unexpected) as well. Bounded by
+//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then, and what came before a call waits
+//! [together](unexpected) as well. Bounded by
 //! `fusion.queued_requests_max`, and what is kept by the peers' credit and
 //! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
 

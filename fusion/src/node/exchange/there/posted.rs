@@ -107,12 +107,6 @@ impl Posted {
         self.calls.iter().any(|call| call.is_of(of) && !call.keys.is_known_disjoint_from(keys))
     }
 
-    /// True if a frame may be for a call that reads in place, or for one to come.
-    #[inline]
-    pub(super) fn reads_in_place(&self) -> bool {
-        self.lists.reads_in_place()
-    }
-
     /// Recvs that wait.
     pub(super) fn recvs(&self) -> usize {
         self.recvs
@@ -254,7 +248,8 @@ pub(in crate::node) struct ToPost<'a, K, D> {
 }
 
 impl There {
-    /// Lets those recvs wait together that can, or have what came before them; the numbers of the others, and their memory. `None` if none can, and no memory was taken.
+    /// Lets those recvs wait together that can, or have what came before them; the numbers of the others, and their memory. `None` if none
+    /// can, and no memory was taken.
     pub(in crate::node) fn post<'k, K, D>(
         &mut self,
         now: Instant,

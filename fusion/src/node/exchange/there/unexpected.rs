@@ -1,5 +1,5 @@
-//! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that a call has read in
-//! place before: they stay in their frames, and such a call has them as they lie.
+//! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that a call has read
+//! in place before: they stay in their frames, and such a call has them as they lie.
 //!
 //! If anything else becomes of one, all that came for its call are [split up](There::split_up) into tensors that are kept one by one.
 

@@ -159,6 +159,10 @@ pub(crate) const PLANS_KEPT_SHARE: usize = 4;
 /// A slot's watcher list is purged of stale entries once it has this many.
 pub(crate) const WATCHERS_SLACK: usize = 16;
 
+/// Small published tensors are packed anew once more bytes than these are freed between them, and more than are used: a copy of
+/// all of them, so not for a few.
+pub(crate) const PACKED_FREED_BYTES_MIN: usize = 64 << 10;
+
 /// Tensors of pulls that are woken in one turn, because what they wait for was published: some 30 µs. The others' turn comes next.
 pub(crate) const WAKES_PER_TURN: usize = 1024;
 

@@ -87,6 +87,16 @@ impl Payload {
         }
     }
 
+    /// The bytes, if they lie in host memory that nobody writes to; `None` if they are lent, or in a device's.
+    #[inline]
+    pub fn private_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Payload::Owned(buffer) => buffer.private_bytes(),
+            Payload::Shared(buffer) => buffer.private_bytes(),
+            Payload::Bytes(bytes) => Some(bytes),
+        }
+    }
+
     /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {

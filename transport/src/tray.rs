@@ -119,8 +119,42 @@ pub struct Stored<'a> {
     pub meta: &'a [u8],
     /// Another number whenever the metadata or the payload's length is another. Never 0.
     pub stamp: u64,
-    /// Its bytes: shared where they are more than travel with a frame, else in host memory.
-    pub payload: &'a Payload,
+    /// Its bytes.
+    pub bytes: StoredBytes<'a>,
+}
+
+/// Where a published tensor's bytes lie.
+#[derive(Debug, Clone, Copy)]
+pub enum StoredBytes<'a> {
+    /// In memory of the store's own, with others: so few travel with a frame.
+    Packed(&'a [u8]),
+    /// By themselves: shared where they are more than travel with a frame, else in host memory.
+    Payload(&'a Payload),
+}
+
+impl StoredBytes<'_> {
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            StoredBytes::Packed(bytes) => bytes.len(),
+            StoredBytes::Payload(payload) => payload.len(),
+        }
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Those that lie in host memory; `None` if they are in a device's alone.
+    #[inline]
+    pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
+        match self {
+            StoredBytes::Packed(bytes) => Some((*bytes).into()),
+            StoredBytes::Payload(payload) => payload.host_bytes(),
+        }
+    }
 }
 
 /// See the module.
@@ -227,6 +261,14 @@ impl Tray {
         })
     }
 
+    /// How many tensors have come, and their bytes.
+    pub fn came(&self) -> (usize, usize) {
+        self.items.iter().fold((0, 0), |(count, bytes), item| match (&item.state, &item.holding) {
+            (State::Here, Holding::Tensor(tensor)) => (count + 1, bytes + tensor.len()),
+            _ => (count, bytes),
+        })
+    }
+
     /// Everything is to come again.
     pub fn begin(&mut self) {
         self.items.iter_mut().for_each(|item| item.state = State::Missing);
@@ -266,7 +308,31 @@ impl Tray {
         bytes: &[u8],
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
-        let bytes = bytes.into();
+        let item = &mut self.items[index];
+        if item.stamp == known.stamp
+            && let Holding::Tensor(tensor) = &mut item.holding
+            && let Some(memory) = tensor.buffer_mut().and_then(Buffer::private_bytes_mut)
+        {
+            memory.copy_from_slice(bytes);
+            item.version = version;
+            self.missing -= usize::from(matches!(item.state, State::Missing));
+            item.state = State::Here;
+            return;
+        }
+        self.put_anywhere(index, known, version, bytes.into(), allocate);
+    }
+
+    /// The same, into memory of any kind.
+    #[inline(never)]
+    #[cfg(feature = "network")]
+    fn put_anywhere(
+        &mut self,
+        index: usize,
+        known: &Known,
+        version: i64,
+        bytes: VolatileSlice<'_>,
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) {
         if !self.overwrite(index, known.stamp, version, bytes) {
             self.put_new(index, known, version, bytes, allocate);
         }
@@ -379,7 +445,7 @@ impl Tray {
         stored: &Stored<'_>,
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
-        let bytes = stored.payload.volatile();
+        let bytes = stored.bytes.host_bytes().expect("a device's is copied to memory that was lent for it");
         if !self.overwrite(index, stored.stamp, stored.version, bytes) {
             let meta = TensorMeta::from_own_wire(stored.meta.into());
             self.put_new(

@@ -184,6 +184,24 @@ impl Buffer {
         }
     }
 
+    /// The bytes, if they lie in host memory that only this buffer uses; `None` if they are lent, or in a device's.
+    #[inline]
+    pub fn private_bytes(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Storage::Lent { .. } | Storage::Device(_) => None,
+            _ => Some(self),
+        }
+    }
+
+    /// [`private_bytes`](Self::private_bytes), to be written.
+    #[inline]
+    pub fn private_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &self.0 {
+            Storage::Lent { .. } | Storage::Device(_) => None,
+            _ => Some(self),
+        }
+    }
+
     /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {

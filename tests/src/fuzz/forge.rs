@@ -136,7 +136,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         18 => {
             let mut group = writer.parts(handle(script), script.number() as i64, script.number() as u32);
             for _ in 0..script.below(ENTRIES_MAX) {
-                group.push(script.bytes(FIELD_BYTES_MAX).into());
+                group.push(1, script.bytes(FIELD_BYTES_MAX).into());
             }
             group.end();
         }

@@ -14,13 +14,19 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner, Unreadable};
-use crate::tray::Stored;
+use crate::tray::{Stored, StoredBytes};
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
 /// Published tensors, by slot.
 pub trait Store {
     /// What lies in a slot, if anything does.
     fn look(&self, slot: u32) -> Option<Stored<'_>>;
+
+    /// The bytes of the first of these slots' tensors, as far as they are of that version, have these stamps, and are packed one behind
+    /// the other, no more than `bytes_max`; how many those are.
+    fn run(&self, _slots: &[u32], _version: i64, _stamps: &[u64], _bytes_max: usize) -> (usize, &[u8]) {
+        (0, &[])
+    }
 }
 
 /// The store of a side that publishes nothing.
@@ -401,11 +407,13 @@ impl Serving {
                 tell(self.set, range, slots, told, self.min_version, store, outbox);
                 return Staging::Staged;
             }
-            let sent = if stored.payload.len() > INLINE_PAYLOAD_BYTES {
-                if outbox.is_overtaken(stored.payload.len()) && !outbox.has_room_for_answer() {
+            let sent = if let StoredBytes::Payload(payload) = stored.bytes
+                && payload.len() > INLINE_PAYLOAD_BYTES
+            {
+                if outbox.is_overtaken(payload.len()) && !outbox.has_room_for_answer() {
                     return Staging::HeldBack;
                 }
-                let (id, version, mut payload) = (self.id, stored.version, stored.payload.share());
+                let (id, version, mut payload) = (self.id, stored.version, payload.share());
                 let (payload_bytes, index) = (payload.len() as u64, at as u32);
                 match outbox.make_readable(&mut payload) {
                     Ok(()) => {}
@@ -446,16 +454,27 @@ fn stage_small<S: Store + ?Sized>(
     let mut count = 0;
     outbox.stage(|writer| {
         let mut parts = writer.parts(id, version, range.start as u32);
-        parts.push(stored.payload.volatile());
-        for (&slot, &told) in slots[range.clone()].iter().zip(&told[range]).skip(1) {
-            let Some(next) = store.look(slot) else { break };
-            // Large ones may be in a device's.
-            let Some(bytes) = next.payload.host_bytes() else { break };
-            let fits = bytes.len() <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes.len());
-            if next.version != version || next.stamp != told || !fits {
-                break;
+        let mut next = Some(stored);
+        while let Some(Stored { bytes, .. }) = next {
+            let at = range.start + parts.count() as usize..range.end;
+            match bytes {
+                StoredBytes::Packed(first) => {
+                    let bytes_max = parts.room().max(first.len());
+                    match store.run(&slots[at.clone()], version, &told[at], bytes_max) {
+                        (0, _) => parts.push(1, first.into()),
+                        (run, bytes) => parts.push(run as u32, bytes.into()),
+                    }
+                }
+                StoredBytes::Payload(payload) => parts.push(1, payload.volatile()),
             }
-            parts.push(bytes);
+            let at = range.start + parts.count() as usize;
+            // Large ones may be in a device's memory.
+            let follows = |next: &Stored<'_>| {
+                let bytes_max = INLINE_PAYLOAD_BYTES.min(parts.room());
+                let fits = next.bytes.len() <= bytes_max && next.bytes.host_bytes().is_some();
+                fits && next.version == version && next.stamp == told[at]
+            };
+            next = if at < range.end { store.look(slots[at]).filter(follows) } else { None };
         }
         count = parts.count();
         parts.end();
@@ -487,7 +506,7 @@ fn tell<S: Store + ?Sized>(
             if metas.is_full(stored.meta.len()) {
                 break;
             }
-            metas.push(index as u32, stored.meta, stored.payload.len() as u64);
+            metas.push(index as u32, stored.meta, stored.bytes.len() as u64);
             told[index] = stored.stamp;
         }
         metas.end();

@@ -92,6 +92,7 @@ impl Tensor {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.data.len()
     }

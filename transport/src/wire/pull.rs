@@ -367,10 +367,10 @@ impl MetaGroup<'_, '_> {
 }
 
 impl PartGroup<'_, '_> {
-    /// True if one more of so many bytes is one too many.
+    /// Bytes that there is room for.
     #[inline]
-    pub fn is_full(&self, bytes: usize) -> bool {
-        self.writer.0.len() - self.start + bytes > PART_BYTES
+    pub fn room(&self) -> usize {
+        PART_BYTES.saturating_sub(self.writer.0.len() - self.start)
     }
 
     /// Tensors in it.
@@ -379,11 +379,11 @@ impl PartGroup<'_, '_> {
         self.count
     }
 
-    /// Adds the next tensor's bytes.
+    /// Adds the bytes of the next tensors, so many.
     #[inline]
-    pub fn push(&mut self, payload: VolatileSlice<'_>) {
-        payload.append_to(self.writer.0);
-        self.count += 1;
+    pub fn push(&mut self, count: u32, bytes: VolatileSlice<'_>) {
+        bytes.append_to(self.writer.0);
+        self.count += count;
     }
 
     /// Ends the frame.
@@ -425,11 +425,11 @@ mod tests {
         assert_eq!(read(&written(|w| w.pull_cancel(id))), PullFrame::Cancel { id });
         let bytes = written(|w| {
             let mut parts = w.parts(id, 5, 2);
-            parts.push(b"ab".into());
-            parts.push(b"cde".into());
+            parts.push(1, b"a".into());
+            parts.push(2, b"bcde".into());
             parts.end();
         });
-        let parts = Parts { id, version: 5, first: 2, count: 2, payload: b"abcde" };
+        let parts = Parts { id, version: 5, first: 2, count: 3, payload: b"abcde" };
         assert_eq!(read(&bytes), PullFrame::Parts(parts));
         let bytes = written(|w| {
             let mut metas = w.metas(id);

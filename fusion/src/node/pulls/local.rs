@@ -7,7 +7,7 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
-use sealane_transport::tray::Stored;
+use sealane_transport::tray::{Stored, StoredBytes};
 use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::store::PublishedStore;
@@ -111,23 +111,26 @@ impl LocalPull {
     #[inline]
     fn begin_copy(&mut self, index: usize, published: &Stored<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
         debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
-        let (bytes, Wish { consumer, views, .. }) = (published.payload.len(), self.wish);
-        if views && memory.shares_with(consumer, published.payload) {
-            let meta = TensorMeta::from_own_wire(published.meta.into());
-            self.tray.fill(index, published.stamp, meta, published.version, published.payload.share());
-            reporter.count_received(1, bytes);
-            return VIEW_COST_BYTES;
-        }
+        let (bytes, Wish { consumer, views, .. }) = (published.bytes.len(), self.wish);
         let allocate = |len| memory.allocate_to_stay(consumer, len);
-        if bytes <= COPY_AT_ONCE_BYTES && published.payload.host_bytes().is_some() {
-            self.tray.copy_in(index, published, allocate);
-            reporter.count_received(1, bytes);
-            return bytes;
-        }
+        let payload = match published.bytes {
+            StoredBytes::Payload(payload) if views && memory.shares_with(consumer, payload) => {
+                let meta = TensorMeta::from_own_wire(published.meta.into());
+                self.tray.fill(index, published.stamp, meta, published.version, payload.share());
+                reporter.count_received(1, bytes);
+                return VIEW_COST_BYTES;
+            }
+            StoredBytes::Payload(payload) if bytes > COPY_AT_ONCE_BYTES || payload.host_bytes().is_none() => payload,
+            StoredBytes::Packed(_) | StoredBytes::Payload(_) => {
+                self.tray.copy_in(index, published, allocate);
+                reporter.count_received(1, bytes);
+                return bytes;
+            }
+        };
         match self.tray.lend(index, bytes, allocate) {
             Ok(to) => {
                 let meta = TensorMeta::from_own_wire(published.meta.into());
-                let (version, stamp, from) = (published.version, published.stamp, published.payload.share());
+                let (version, stamp, from) = (published.version, published.stamp, payload.share());
                 self.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
                 reporter.count_received(1, bytes);
             }

@@ -1,6 +1,7 @@
 //! Publishing, plans, and pulls: of a peer by its session, of a task of this node by copy from what it has published.
 
 mod local;
+mod packed;
 mod plans;
 mod store;
 mod watchers;
@@ -131,9 +132,7 @@ impl Pulls {
     ) -> Result<(), Error> {
         let mut ready = std::mem::take(&mut self.watchers);
         debug_assert!(ready.is_empty(), "who waited for another tensor would be told that it is there");
-        let store = &mut self.store;
-        let publish = |(key, tensor): (K, T)| store.publish(local, key.as_ref(), version, tensor, &mut ready);
-        let published = tensors.map(publish).fold(Ok(()), Result::and);
+        let published = self.store.publish(local, version, tensors, &mut ready);
         if !ready.is_empty() {
             self.tell_ready(&mut ready, context);
         }
@@ -201,14 +200,9 @@ impl Pulls {
     /// A pull has come from a peer, as far as it does.
     pub(super) fn arrived(&mut self, session: Handle, waiter: RecvWaiter, tray: Tray, context: &mut Context) {
         let handle = named(&waiter);
-        let mut missing = tray.len();
-        for index in 0..tray.len() {
-            if let Ok(tensor) = tray.get(index) {
-                context.reporter.count_received(1, tensor.len());
-                missing -= 1;
-            }
-        }
-        if let Some(pull) = self.under_way.get(handle).filter(|_| missing == 0) {
+        let (came, bytes) = tray.came();
+        context.reporter.count_received(came as u32, bytes);
+        if let Some(pull) = self.under_way.get(handle).filter(|_| came == tray.len()) {
             context.reporter.record(Operation::Pull, context.peers.way_of(session), pull.since);
         }
         self.ended(handle, tray, &mut context.reporter);

@@ -1,12 +1,8 @@
 //! Published tensors: each task's, by key, with a version, read as often as anyone likes.
 //!
 //! Pure: no clock, no I/O. One store a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
-//! its tensors by number. `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many
+//! its tensors by number. The bytes of small tensors are [packed](Packed), what is larger is shared with the links that send it. `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many
 //! keys that nobody has published, of which a quarter is kept for plans of this node.
-
-use std::collections::VecDeque;
-use std::hash::BuildHasher;
-use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::{Buffer, DeviceError};
@@ -14,18 +10,33 @@ use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
 use sealane_transport::session::Store;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::tray::Stored;
 use sealane_transport::tray::next_stamp;
+use sealane_transport::tray::{Stored, StoredBytes};
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::sync::Arc;
 
+use super::packed::{Packed, PackedAt};
 use super::watchers::{Watcher, Watchers};
 use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
-struct Published {
+/// What lies in a slot, as far as a pull of small tensors looks at it.
+#[derive(Clone, Copy)]
+struct Slot {
     version: i64,
+    /// 0 if nothing lies there.
     stamp: u64,
+    packed: PackedAt,
+}
+
+const EMPTY: Slot = Slot { version: 0, stamp: 0, packed: PackedAt::NOWHERE };
+
+/// The rest of it.
+struct Published {
     meta: TensorMeta,
-    payload: Payload,
+    /// Unless it is packed.
+    payload: Option<Payload>,
     /// The rows of a table, which whoever has published it may be writing: they are read by row, with their locks.
     in_place: bool,
 }
@@ -50,8 +61,10 @@ pub(super) enum Planner {
 
 /// See the module.
 pub(super) struct PublishedStore {
-    /// What lies in each slot: read for every tensor that is pulled, so apart from the labels.
-    slots: Vec<Option<Published>>,
+    /// What lies in each slot: read for every tensor that is pulled, so apart from what follows.
+    slots: Vec<Slot>,
+    packed: Packed,
+    contents: Vec<Option<Published>>,
     labels: Vec<Option<Label>>,
     free: Vec<u32>,
     index: HashTable<u32>,
@@ -71,11 +84,25 @@ pub(super) struct PublishedStore {
 impl Store for PublishedStore {
     #[inline]
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
-        let Published { version, stamp, meta, payload, in_place } = self.slots.get(slot as usize)?.as_ref()?;
+        let Published { meta, payload, in_place } = self.contents.get(slot as usize)?.as_ref()?;
         if *in_place {
             return None;
         }
-        Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+        let Slot { version, stamp, packed } = self.slots[slot as usize];
+        let bytes = match payload {
+            None => StoredBytes::Packed(self.packed.get(packed)),
+            Some(payload) => StoredBytes::Payload(payload),
+        };
+        Some(Stored { version, meta: meta.as_wire(), stamp, bytes })
+    }
+
+    #[inline]
+    fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
+        let of_version = |(&slot, &stamp): (&u32, &u64)| {
+            let slot = self.slots.get(slot as usize)?;
+            (slot.version == version && slot.stamp == stamp).then_some(slot.packed)
+        };
+        self.packed.run(slots.iter().zip(stamps).map_while(of_version), bytes_max)
     }
 }
 
@@ -83,6 +110,8 @@ impl PublishedStore {
     pub(super) fn new(published_max: usize) -> Self {
         Self {
             slots: Vec::new(),
+            packed: Packed::default(),
+            contents: Vec::new(),
             labels: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
@@ -113,10 +142,15 @@ impl PublishedStore {
     /// them at any time, and a copy here would be made without a look at their locks.
     pub(super) fn share_in_place(&mut self, task: u16, key: &str) -> Option<(i64, TensorMeta, Payload)> {
         let slot = self.find(task, key).1?;
-        let Published { version, meta, payload, .. } = self.slots[slot as usize].as_mut()?;
-        if let Payload::Owned(buffer) = payload {
-            *payload = Payload::Shared(Arc::new(std::mem::take(buffer)));
-        }
+        let Published { meta, payload, .. } = self.contents[slot as usize].as_mut()?;
+        let Slot { version, packed, .. } = &mut self.slots[slot as usize];
+        let shared = match payload.take() {
+            Some(Payload::Owned(buffer)) => Payload::Shared(Arc::new(buffer)),
+            Some(shared) => shared,
+            None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(*packed)))),
+        };
+        self.packed.free(std::mem::replace(packed, PackedAt::NOWHERE));
+        let payload = payload.insert(shared);
         Some((*version, meta.clone(), payload.share()))
     }
 
@@ -145,7 +179,8 @@ impl PublishedStore {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                self.slots.push(None);
+                self.slots.push(EMPTY);
+                self.contents.push(None);
                 self.labels.push(None);
                 self.slots.len() as u32 - 1
             }
@@ -213,7 +248,7 @@ impl PublishedStore {
 
     fn free_unused(&mut self, slot: u32) {
         let Some(label) = &self.labels[slot as usize] else { return };
-        if label.plans > 0 || self.slots[slot as usize].is_some() {
+        if label.plans > 0 || self.is_published(slot) {
             return;
         }
         let hash = self.hasher.hash_one((label.task, &*label.key));
@@ -224,56 +259,61 @@ impl PublishedStore {
         self.free.push(slot);
     }
 
-    /// Copies a small tensor over the bytes of the one before; false if that is newer, of another kind, or not in memory of the store's own.
-    #[inline]
+    /// Copies a small tensor over the bytes of the one before; `None` if that is newer, of another kind, or not packed.
+    #[inline(always)]
     fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
-        // What is larger may be a table with locks.
-        let payload =
-            Some(tensor.payload()).filter(|payload| payload.len() <= INLINE_BYTES_MAX && !payload.is_lent())?;
-        let bytes = payload.host_bytes()?;
-        let slot = self.follows(task, key).or_else(|| self.find(task, key).1)?;
-        let before = self.slots[slot as usize].as_mut()?;
-        let Payload::Owned(buffer) = &mut before.payload else { return None };
-        let is_own = buffer.lender().is_none() && buffer.device().is_none();
-        let is_alike = buffer.len() == bytes.len() && before.meta.as_wire() == tensor.meta().as_wire();
-        if before.version > version || !is_own || !is_alike {
+        let bytes = tensor.payload().private_bytes()?;
+        let number = self.follows(task, key).or_else(|| self.find(task, key).1)?;
+        let slot = &mut self.slots[number as usize];
+        let before = self.contents[number as usize].as_ref()?;
+        let goes_there = slot.version <= version && before.meta == *tensor.meta();
+        if !goes_there || !self.packed.overwrite(slot.packed, bytes) {
             return None;
         }
-        buffer.volatile_mut().copy_from(bytes);
-        before.version = version;
-        Some(slot)
+        slot.version = version;
+        Some(number)
     }
 
-    /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`: as many as may be told in
-    /// this turn, the others in the next.
+    /// Puts tensors in the store, each in place of the one before, and moves those who waited for them into `ready`: as many as may be
+    /// told in this turn, the others in the next.
     ///
     /// # Errors
-    /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are, Unavailable if it is in
-    /// the memory of a device that does not copy it.
-    pub(super) fn publish(
+    /// The first; the others are put there. InvalidArgument if a newer version lies there, ResourceExhausted if
+    /// `fusion.published_tensors_max` are, Unavailable if one is in the memory of a device that does not copy it.
+    pub(super) fn publish<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         task: u16,
-        key: &str,
         version: i64,
-        tensor: impl IntoTensor,
+        tensors: impl Iterator<Item = (K, T)>,
         ready: &mut Vec<Watcher>,
     ) -> Result<(), Error> {
-        let slot = match self.overwrite(task, key, version, tensor.borrow()) {
-            Some(slot) => slot,
-            None => self.replace(task, key, version, tensor.into_tensor())?,
-        };
-        self.last = slot;
-        let label = self.labels[slot as usize].as_mut().expect("just found");
-        if label.watchers.wake(version) {
-            self.woken.push_back(slot);
+        let mut failed = None;
+        for (key, tensor) in tensors {
+            let key = key.as_ref();
+            let slot = match self.overwrite(task, key, version, tensor.borrow()) {
+                Some(slot) => slot,
+                None => match self.replace(task, key, version, tensor.into_tensor()) {
+                    Ok(slot) => slot,
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                        continue;
+                    }
+                },
+            };
+            self.last = slot;
+            let label = self.labels[slot as usize].as_mut().expect("just found");
+            if label.watchers.wake(version) {
+                self.woken.push_back(slot);
+            }
         }
         if !self.woken.is_empty() {
             self.move_woken(ready);
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Puts a tensor in the store in place of the one before; its slot.
+    #[inline(never)]
     fn replace(&mut self, task: u16, key: &str, version: i64, tensor: Tensor) -> Result<u32, Error> {
         let full = |store: &Self| match store.published < store.published_max {
             true => Ok(()),
@@ -288,29 +328,50 @@ impl PublishedStore {
             Some(slot) => slot,
             None => self.slot(task, key, full)?,
         };
-        if self.slots[slot as usize].is_none() {
+        let before = self.slots[slot as usize];
+        if !self.is_published(slot) {
             full(self)?;
+        } else if before.version > version {
+            let reason = format!("version {version} of '{key}' is older than the published version {}", before.version);
+            return Err(Error::invalid(reason));
         }
         // No smaller table has locks.
         let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
-        match &mut self.slots[slot as usize] {
-            Some(before) if before.version > version => {
-                let reason =
-                    format!("version {version} of '{key}' is older than the published version {}", before.version);
-                return Err(Error::invalid(reason));
-            }
-            Some(before) => {
-                if before.meta.as_wire() != meta.as_wire() || before.payload.len() != payload.len() {
-                    (before.stamp, before.meta) = (next_stamp(), meta);
-                }
-                (before.version, before.payload, before.in_place) = (version, payload, in_place);
-            }
-            place => {
-                self.published += 1;
-                *place = Some(Published { version, stamp: next_stamp(), meta, payload, in_place });
-            }
+        let is_alike = |there: &Published| {
+            let len = there.payload.as_ref().map_or(before.packed.len(), Payload::len);
+            there.meta == meta && len == payload.len()
+        };
+        let is_alike = self.contents[slot as usize].as_ref().is_some_and(is_alike);
+        let stamp = if is_alike { before.stamp } else { next_stamp() };
+        self.take_out(slot);
+        // What is larger may be a table with locks; what is lent may be written to where it lies.
+        let small = payload.private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX);
+        let packed = small.map_or(PackedAt::NOWHERE, |bytes| self.packed.push(bytes.into()));
+        let payload = if packed.is_somewhere() { None } else { Some(payload) };
+        self.slots[slot as usize] = Slot { version, stamp, packed };
+        self.contents[slot as usize] = Some(Published { meta, payload, in_place });
+        self.published += 1;
+        if self.packed.is_loose() {
+            self.packed.pack_anew(self.slots.iter_mut().map(|slot| &mut slot.packed));
         }
         Ok(slot)
+    }
+
+    fn is_published(&self, slot: u32) -> bool {
+        self.contents[slot as usize].is_some()
+    }
+
+    /// Takes what lies in a slot out; false if nothing did.
+    fn take_out(&mut self, slot: u32) -> bool {
+        let was = self.contents[slot as usize].take().is_some();
+        self.published -= usize::from(was);
+        self.packed.free(std::mem::replace(&mut self.slots[slot as usize], EMPTY).packed);
+        was
+    }
+
+    /// The version that lies in a slot.
+    fn version_in(&self, slot: u32) -> Option<i64> {
+        self.is_published(slot).then(|| self.slots[slot as usize].version)
     }
 
     /// As many may be told as a turn may tell.
@@ -330,7 +391,7 @@ impl PublishedStore {
         while self.wakes > 0
             && let Some(&slot) = self.woken.front()
         {
-            let version = self.slots[slot as usize].as_ref().map(|published| published.version);
+            let version = self.version_in(slot);
             match self.label(slot).and_then(|label| label.watchers.next(version)) {
                 Some(watcher) => {
                     self.wakes -= 1;
@@ -345,12 +406,12 @@ impl PublishedStore {
     fn has_locks(&mut self, task: u16, key: &str) -> bool {
         self.locks_key.clear();
         self.locks_key.extend([key, LOCKS_SUFFIX]);
-        self.find(task, &self.locks_key).1.is_some_and(|slot| self.slots[slot as usize].is_some())
+        self.find(task, &self.locks_key).1.is_some_and(|slot| self.is_published(slot))
     }
 
     /// Why a pull of what is in a slot need not wait for it: half a row could come.
     pub(super) fn refusal(&self, slot: u32) -> Option<Error> {
-        self.slots.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
+        self.contents.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
         Some(Error::invalid(format!(
             "'{}' is a table whose rows are written in place, and a pull of it as a whole might get half of one: pull its rows by \
              number (pull_rows), or publish it with torn=True",
@@ -360,15 +421,13 @@ impl PublishedStore {
 
     /// The version that lies under a task's key.
     pub(super) fn version_of(&self, task: u16, key: &str) -> Option<i64> {
-        let slot = self.find(task, key).1?;
-        Some(self.slots[slot as usize].as_ref()?.version)
+        self.version_in(self.find(task, key).1?)
     }
 
     /// Takes a tensor out of the store; pulls of it wait for the next. False if there was none.
     pub(super) fn withdraw(&mut self, task: u16, key: &str) -> bool {
         let Some(slot) = self.find(task, key).1 else { return false };
-        let was = self.slots[slot as usize].take().is_some();
-        self.published -= usize::from(was);
+        let was = self.take_out(slot);
         self.free_unused(slot);
         was
     }
@@ -378,7 +437,7 @@ impl PublishedStore {
         for slot in 0..self.labels.len() as u32 {
             let Some(label) = self.labels[slot as usize].as_mut().filter(|label| label.task == task) else { continue };
             label.watchers.take_all(waiting);
-            self.published -= usize::from(self.slots[slot as usize].take().is_some());
+            self.take_out(slot);
             self.free_unused(slot);
         }
     }
@@ -397,19 +456,24 @@ impl PublishedStore {
         let mut plans = vec![0; self.labels.len()];
         named.for_each(|slot| plans[slot as usize] += 1);
         assert_eq!(self.slots.len(), self.labels.len(), "a tensor would lie in a slot without a name");
+        assert_eq!(self.contents.len(), self.labels.len(), "a tensor would lie in a slot without a name");
+        self.packed.check_invariants(self.slots.iter().map(|slot| slot.packed));
         for (slot, label) in self.labels.iter().enumerate() {
-            let there = (label.as_ref().map_or(0, |label| label.plans), self.slots[slot].is_some());
+            let there = (label.as_ref().map_or(0, |label| label.plans), self.contents[slot].is_some());
             assert_eq!(there.0, plans[slot], "slot {slot} would be freed while plans name it, or never");
             assert_eq!(label.is_some(), there.0 > 0 || there.1, "slot {slot} would be given to another key, or never");
             if let Some(label) = label {
                 let found = self.find(label.task, &label.key).1;
                 assert_eq!(found, Some(slot as u32), "'{}' would be published where no pull looks", label.key);
             }
-            let version = self.slots[slot].as_ref().map(|published| published.version);
+            let version = self.version_in(slot as u32);
+            let held = self.contents[slot].as_ref().map(|published| published.payload.is_some());
+            let (is_there, is_packed) = (self.slots[slot].stamp != 0, self.slots[slot].packed.is_somewhere());
+            assert_eq!((is_there, is_packed), (there.1, held == Some(false)), "a pull would read another's bytes");
             let misses = label.as_ref().is_some_and(|label| label.watchers.misses(version));
             assert!(!misses || self.woken.contains(&(slot as u32)), "pulls would wait for what is in slot {slot}");
         }
-        assert_eq!(self.published, self.slots.iter().flatten().count(), "another bound than the one that is set");
+        assert_eq!(self.published, self.contents.iter().flatten().count(), "another bound than the one that is set");
         assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots would be lost, or given out twice");
         assert!(self.published <= self.published_max, "fusion.published_tensors_max would be no bound");
     }
@@ -455,6 +519,21 @@ mod tests {
         Tensor::from_elements(&[values.len() as u64], values).unwrap()
     }
 
+    fn bytes(stored: &Stored<'_>) -> Vec<u8> {
+        stored.bytes.host_bytes().unwrap().to_vec()
+    }
+
+    fn publish(
+        store: &mut PublishedStore,
+        task: u16,
+        key: &str,
+        version: i64,
+        tensor: impl IntoTensor,
+        ready: &mut Vec<Watcher>,
+    ) -> Result<(), Error> {
+        store.publish(task, version, std::iter::once((key, tensor)), ready)
+    }
+
     fn wait(slot: u32, min_version: i64, index: u32) -> Watcher {
         Watcher {
             session: None,
@@ -466,15 +545,15 @@ mod tests {
     fn a_newer_version_takes_the_place_of_the_older_and_never_the_other_way() {
         let mut store = PublishedStore::new(8);
         let mut ready = Vec::new();
-        store.publish(0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
         let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         let stamp = store.look(slot).unwrap().stamp;
-        store.publish(0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
         let look = store.look(slot).unwrap();
-        assert_eq!((look.version, look.stamp, look.payload.as_ref()), (4, stamp, &[3, 4][..]));
-        let older = store.publish(0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
+        assert_eq!((look.version, look.stamp, bytes(&look)), (4, stamp, vec![3, 4]));
+        let older = publish(&mut store, 0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
         assert!(older.to_string().contains("older than the published version 4"), "{older}");
-        store.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 4, tensor(&[7]), &mut ready).unwrap();
         assert_ne!(store.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
         assert!(ready.is_empty());
     }
@@ -484,23 +563,54 @@ mod tests {
         let mut store = PublishedStore::new(8);
         let mut ready = Vec::new();
         let tensors = [tensor(&[1; 100]), tensor(&[2; 100]), tensor(&[3; 100])];
-        store.publish(0, "w", 1, &tensors[0], &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, &tensors[0], &mut ready).unwrap();
         let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
-        let place = |store: &PublishedStore| store.look(slot).unwrap().payload.volatile().as_ptr();
+        let place = |store: &PublishedStore| store.look(slot).unwrap().bytes.host_bytes().unwrap().as_ptr();
         let before = place(&store);
-        store.publish(0, "w", 2, &tensors[1], &mut ready).unwrap();
-        assert_eq!((place(&store), store.look(slot).unwrap().payload.as_ref()), (before, &[2; 100][..]));
+        publish(&mut store, 0, "w", 2, &tensors[1], &mut ready).unwrap();
+        assert_eq!((place(&store), bytes(&store.look(slot).unwrap())), (before, vec![2; 100]));
         let shared = store.share_in_place(0, "w").unwrap().2;
-        store.publish(0, "w", 3, &tensors[2], &mut ready).unwrap();
-        assert_eq!((shared.as_ref(), store.look(slot).unwrap().payload.as_ref()), (&[2; 100][..], &[3; 100][..]));
-        assert!(store.publish(0, "w", 2, &tensors[0], &mut ready).is_err());
+        publish(&mut store, 0, "w", 3, &tensors[2], &mut ready).unwrap();
+        assert_eq!((shared.as_ref(), bytes(&store.look(slot).unwrap())), (&[2; 100][..], vec![3; 100]));
+        assert!(publish(&mut store, 0, "w", 2, &tensors[0], &mut ready).is_err());
+    }
+
+    #[test]
+    fn small_tensors_of_one_version_are_read_at_once() {
+        let mut store = PublishedStore::new(8);
+        let keys = ["a", "b", "c", "d"];
+        let slots = store.hold(Planner::Here, 0, keys.into_iter()).unwrap();
+        let publish_all = |store: &mut PublishedStore, version, lens: [usize; 4]| {
+            let tensors: Vec<Tensor> = (1..).zip(lens).map(|(value, len)| tensor(&vec![value; len])).collect();
+            store.publish(0, version, keys.iter().zip(&tensors), &mut Vec::new()).unwrap();
+            store.check_invariants(slots.iter().copied());
+            slots.iter().map(|slot| store.look(*slot).unwrap().stamp).collect::<Vec<u64>>()
+        };
+        let stamps = publish_all(&mut store, 1, [2, 1, 0, 3]);
+        assert_eq!(store.run(&slots, 1, &stamps, 100), (4, &[1, 1, 2, 4, 4, 4][..]));
+        assert_eq!(store.run(&slots[1..], 1, &stamps[1..], 3), (2, &[2][..]));
+        // Of another version, or with another stamp, it is not wanted.
+        publish(&mut store, 0, "c", 2, tensor(&[]), &mut Vec::new()).unwrap();
+        assert_eq!(store.run(&slots, 1, &stamps, 100), (2, &[1, 1, 2][..]));
+        assert_eq!(store.run(&slots, 1, &[stamps[0] + 100], 100), (0, &[][..]));
+        // Those of another length lie elsewhere.
+        let after = publish_all(&mut store, 3, [2, 2, 0, 3]);
+        assert_eq!(store.run(&slots, 3, &stamps, 100), (1, &[1, 1][..]));
+        assert_eq!(store.run(&slots[1..], 3, &after[1..], 100), (1, &[2, 2][..]));
+        // Nor do what is large, withdrawn or read in place lie there.
+        let large = tensor(&[9; INLINE_BYTES_MAX + 1]);
+        publish(&mut store, 0, "a", 4, large, &mut Vec::new()).unwrap();
+        assert!(store.withdraw(0, "b") && store.share_in_place(0, "c").is_some());
+        store.check_invariants(slots.iter().copied());
+        assert!((0..3).all(|at| store.run(&slots[at..], 3, &after[at..], 1000).0 == 0));
+        publish_all(&mut store, 5, [1, 2, 3, 4]);
     }
 
     #[test]
     fn a_table_is_read_where_it_lies_however_small_it_is() {
         for bytes in [1, 100, INLINE_PAYLOAD_BYTES, INLINE_PAYLOAD_BYTES + 1] {
             let mut store = PublishedStore::new(8);
-            store.publish(0, "w", 3, tensor(&vec![7; bytes]), &mut Vec::new()).unwrap();
+            publish(&mut store, 0, "w", 3, tensor(&vec![7; bytes]), &mut Vec::new()).unwrap();
             let [first, second] = [(); 2].map(|()| store.share_in_place(0, "w").unwrap().2);
             assert_eq!(first.volatile().as_ptr(), second.volatile().as_ptr(), "{bytes} bytes were copied");
             assert_eq!(second.as_ref(), vec![7; bytes]);
@@ -514,16 +624,16 @@ mod tests {
         let mut ready = Vec::new();
         let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         let table = || tensor(&[7; INLINE_BYTES_MAX + 1]);
-        store.publish(0, "w", 1, table(), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, table(), &mut ready).unwrap();
         assert!(store.look(slot).is_some() && store.refusal(slot).is_none());
         // Those of another task are not its.
         for (task, is_read) in [(1, true), (0, false)] {
-            store.publish(task, &format!("w{LOCKS_SUFFIX}"), 1, tensor(&[0; 600]), &mut ready).unwrap();
-            store.publish(0, "w", 2, table(), &mut ready).unwrap();
+            publish(&mut store, task, &format!("w{LOCKS_SUFFIX}"), 1, tensor(&[0; 600]), &mut ready).unwrap();
+            publish(&mut store, 0, "w", 2, table(), &mut ready).unwrap();
             assert_eq!((store.look(slot).is_some(), store.refusal(slot).is_none()), (is_read, is_read));
         }
         assert!(store.share_in_place(0, "w").is_some());
-        store.publish(0, "w", 3, tensor(&[7; 10]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 3, tensor(&[7; 10]), &mut ready).unwrap();
         assert!(store.look(slot).is_some(), "so small that it is published anew");
     }
 
@@ -534,11 +644,11 @@ mod tests {
         let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         store.watch(wait(slot, 2, 0), |_| true);
         store.watch(wait(slot, 5, 1), |_| true);
-        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(ready.is_empty());
-        store.publish(0, "w", 4, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 4, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready, [wait(slot, 2, 0)]);
-        store.publish(0, "w", 5, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 5, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready.len(), 2);
     }
 
@@ -549,7 +659,7 @@ mod tests {
         let count = 2 * WAKES_PER_TURN as u32 + 3;
         (0..count).for_each(|index| store.watch(wait(slot, 1 + i64::from(index == 7), index), |_| true));
         let mut ready = Vec::new();
-        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready.len(), WAKES_PER_TURN);
         for told in [2 * WAKES_PER_TURN, count as usize - 1] {
             assert!(store.has_woken());
@@ -570,12 +680,12 @@ mod tests {
         let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         (0..2 * WAKES_PER_TURN as u32).for_each(|index| store.watch(wait(slot, 1, index), |_| true));
         let mut ready = Vec::new();
-        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(store.withdraw(0, "w"));
         store.begin_turn();
         store.move_woken(&mut ready);
         assert!(!store.has_woken() && ready.len() == WAKES_PER_TURN, "the others wait for the next");
-        store.publish(0, "w", 1, tensor(&[2]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, tensor(&[2]), &mut ready).unwrap();
         assert_eq!(ready.len(), 2 * WAKES_PER_TURN);
     }
 
@@ -592,7 +702,7 @@ mod tests {
                 .to_string()
                 .contains("fusion.published_tensors_max")
         );
-        store.publish(0, "a", 1, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "a", 1, tensor(&[1]), &mut ready).unwrap();
         store.let_go(&slots);
         assert!(store.withdraw(0, "a") && !store.withdraw(0, "a"));
         assert_eq!((store.published(), store.hold(Planner::Here, 1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
@@ -606,7 +716,7 @@ mod tests {
             store.watch(wait(slot, 1, index), |watcher| watcher.wait.index + 1 >= index);
         }
         let mut ready = Vec::new();
-        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        publish(&mut store, 0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(ready.len() < 50, "{} are kept", ready.len());
     }
 }

@@ -9,7 +9,7 @@ use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::session::{
     AheadAsk, Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
 };
-use sealane_transport::tray::Stored;
+use sealane_transport::tray::{Stored, StoredBytes};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tensor, Tray};
 
@@ -58,7 +58,7 @@ struct Published([Option<(i64, Meta, Payload, u64)>; KEYS.len()]);
 impl Store for Published {
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
         let (version, meta, payload, stamp) = self.0.get(slot as usize)?.as_ref()?;
-        Some(Stored { version: *version, meta, stamp: *stamp, payload })
+        Some(Stored { version: *version, meta, stamp: *stamp, bytes: StoredBytes::Payload(payload) })
     }
 }
 

@@ -9,8 +9,8 @@ use crate::error::{Code, Error};
 use crate::limits::TRANSFERS_MAX;
 use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
-use crate::tray::Stored;
 use crate::tray::{Keys, Tray};
+use crate::tray::{Stored, StoredBytes};
 
 /// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
 pub(super) struct Both {
@@ -44,7 +44,7 @@ impl Entry {
 impl Store for Vec<Entry> {
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
         let Entry { version, stamp, meta, payload } = self.get(slot as usize)?;
-        Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+        Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, bytes: StoredBytes::Payload(payload) })
     }
 }
 

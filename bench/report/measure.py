@@ -161,25 +161,25 @@ class Bench:
             line = [tensorflow()]
         elif "peers" in experiment:
             line = [python_with("grpcio")]
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            environment = {**os.environ, "SEALANE_BIN": str(self.program)}
-            run([*line, *words(experiment, self.quick), "--json", file.name], cwd=ROOT, env=environment)
-            yield names[0], parsed(file.read())
+        environment = {**os.environ, "SEALANE_BIN": str(self.program)}
+        yield names[0], written_by([*line, *words(experiment, self.quick)], env=environment)
 
     def lab(self, names):
         """Runs what needs the lab in one boot, since only figures of one boot can be compared."""
         print(f"{len(names)} experiments in the RDMA lab", file=sys.stderr)
         steps = {EXPERIMENTS[name]["lab"]: name for name in names}
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            only = [word for step in steps for word in ("--only", step)]
-            run([os.environ.get("CARGO", "cargo"), "xtask", "rdma-lab", *only, "--json", file.name], cwd=ROOT)
-            reports = parsed(file.read())
+        only = [word for step in steps for word in ("--only", step)]
+        reports = written_by([os.environ.get("CARGO", "cargo"), "xtask", "rdma-lab", *only])
         for step, name in steps.items():
             yield name, reports[step]
 
 
-def parsed(text):
-    try:
-        return json.loads(text)
-    except ValueError as problem:
-        raise Failed(f"what it wrote is no JSON: {problem}") from None
+def written_by(line, **how):
+    """What a command writes into the file of its option --json, which it may put another in the place of."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        run([*line, "--json", str(file)], cwd=ROOT, **how)
+        try:
+            return json.loads(file.read_text() if file.exists() else "")
+        except ValueError as problem:
+            raise Failed(f"what it wrote is no JSON: {problem}") from None

@@ -4,6 +4,7 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import aims
 import chapters
@@ -275,6 +276,14 @@ class Files(unittest.TestCase):
         # Does nothing, and writes nothing.
         self.assertIn("rate was not measured: what it wrote is no JSON", run("/bin/true", "rate")[0])
         self.assertEqual(list(self.results.iterdir()), [])
+
+    def test_what_takes_the_place_of_the_file_is_read(self):
+        program = self.place / "program"
+        program.write_text('#!/bin/sh\nfor file; do :; done\necho \'{"schema": "x"}\' > "$file.new" && mv "$file.new" "$file"\n')
+        program.chmod(0o755)
+        with mock.patch.object(measure, "keep") as keep:
+            self.assertEqual(measure.Bench(program, self.results).run(["rate"], Results({}), {}), [])
+        self.assertEqual(keep.call_args.args[1:3], ("rate", {"schema": "x"}))
 
     def test_a_session_goes_first_by_its_group_and_not_without_one(self):
         group = self.place / "autogroup"

@@ -271,6 +271,10 @@ impl Tray {
 
     /// Everything is to come again.
     pub fn begin(&mut self) {
+        // It has begun, and nothing has come yet.
+        if self.missing == self.items.len() {
+            return;
+        }
         self.items.iter_mut().for_each(|item| item.state = State::Missing);
         self.missing = self.items.len();
     }
@@ -308,38 +312,14 @@ impl Tray {
         bytes: &[u8],
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
-        let item = &mut self.items[index];
-        if item.stamp == known.stamp
-            && let Holding::Tensor(tensor) = &mut item.holding
-            && let Some(memory) = tensor.buffer_mut().and_then(Buffer::private_bytes_mut)
-        {
-            memory.copy_from_slice(bytes);
-            item.version = version;
-            self.missing -= usize::from(matches!(item.state, State::Missing));
-            item.state = State::Here;
-            return;
-        }
-        self.put_anywhere(index, known, version, bytes.into(), allocate);
-    }
-
-    /// The same, into memory of any kind.
-    #[inline(never)]
-    #[cfg(feature = "network")]
-    fn put_anywhere(
-        &mut self,
-        index: usize,
-        known: &Known,
-        version: i64,
-        bytes: VolatileSlice<'_>,
-        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
-    ) {
+        let bytes = bytes.into();
         if !self.overwrite(index, known.stamp, version, bytes) {
             self.put_new(index, known, version, bytes, allocate);
         }
     }
 
     /// Writes over a tensor of the same kind; false if there is none.
-    #[inline]
+    #[inline(always)]
     fn overwrite(&mut self, index: usize, stamp: u64, version: i64, bytes: VolatileSlice<'_>) -> bool {
         let item = &mut self.items[index];
         if item.stamp != stamp {
@@ -349,8 +329,8 @@ impl Tray {
         let Some(memory) = tensor.buffer_mut() else { return false };
         debug_assert_eq!(memory.len(), bytes.len(), "a stamp has one length");
         item.version = version;
-        if memory.device().is_none() {
-            memory.volatile_mut().copy_from(bytes);
+        if let Some(mut there) = memory.host_bytes_mut() {
+            there.copy_from(bytes);
         } else if let Err(error) = memory.write(0, bytes) {
             self.fail(index, error.into());
             return true;

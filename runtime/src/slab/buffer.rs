@@ -193,15 +193,6 @@ impl Buffer {
         }
     }
 
-    /// [`private_bytes`](Self::private_bytes), to be written.
-    #[inline]
-    pub fn private_bytes_mut(&mut self) -> Option<&mut [u8]> {
-        match &self.0 {
-            Storage::Lent { .. } | Storage::Device(_) => None,
-            _ => Some(self),
-        }
-    }
-
     /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
@@ -222,17 +213,24 @@ impl Buffer {
         self.host_bytes().expect(DEVICE)
     }
 
-    /// The bytes to be written, wherever in host memory they lie.
-    ///
-    /// # Panics
-    /// If they are in a device's.
+    /// The bytes to be written, wherever in host memory they lie; `None` if they are in a device's.
     #[inline]
-    pub fn volatile_mut(&mut self) -> VolatileSliceMut<'_> {
+    pub fn host_bytes_mut(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.0 {
             // SAFETY: as `lent` and `foreign` ask of their callers, and `self` is borrowed mutably.
-            Storage::Lent { start, len, .. } => unsafe { VolatileSliceMut::new(start.as_ptr(), *len) },
-            _ => (&mut **self).into(),
+            Storage::Lent { start, len, .. } => Some(unsafe { VolatileSliceMut::new(start.as_ptr(), *len) }),
+            Storage::Device(_) => None,
+            _ => Some((&mut **self).into()),
         }
+    }
+
+    /// [`host_bytes_mut`](Self::host_bytes_mut), where they are known to be there.
+    ///
+    /// # Panics
+    /// If they are not.
+    #[inline]
+    pub fn volatile_mut(&mut self) -> VolatileSliceMut<'_> {
+        self.host_bytes_mut().expect(DEVICE)
     }
 
     /// Copies the bytes from offset `from` on into all of `to`, whatever memory they are in.

@@ -5,7 +5,7 @@ use sealane_runtime::VolatileSlice;
 
 use crate::limits::PACKED_FREED_BYTES_MIN;
 
-/// Where a tensor's bytes lie; of no bytes and no place for one that is not packed.
+/// Where a tensor's bytes lie, if they are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackedAt {
     start: usize,

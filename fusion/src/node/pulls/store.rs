@@ -1,8 +1,13 @@
 //! Published tensors: each task's, by key, with a version, read as often as anyone likes.
 //!
 //! Pure: no clock, no I/O. One store a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
-//! its tensors by number. The bytes of small tensors are [packed](Packed), what is larger is shared with the links that send it. `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many
-//! keys that nobody has published, of which a quarter is kept for plans of this node.
+//! its tensors by number. The bytes of small tensors are [packed](Packed); what is larger is shared with the links that send it.
+//! `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many keys that nobody has
+//! published, of which a quarter is kept for plans of this node.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::{Buffer, DeviceError};
@@ -10,12 +15,8 @@ use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
 use sealane_transport::session::Store;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::tray::next_stamp;
-use sealane_transport::tray::{Stored, StoredBytes};
+use sealane_transport::tray::{Stored, StoredBytes, next_stamp};
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
-use std::collections::VecDeque;
-use std::hash::BuildHasher;
-use std::sync::Arc;
 
 use super::packed::{Packed, PackedAt};
 use super::watchers::{Watcher, Watchers};
@@ -143,15 +144,15 @@ impl PublishedStore {
     pub(super) fn share_in_place(&mut self, task: u16, key: &str) -> Option<(i64, TensorMeta, Payload)> {
         let slot = self.find(task, key).1?;
         let Published { meta, payload, .. } = self.contents[slot as usize].as_mut()?;
-        let Slot { version, packed, .. } = &mut self.slots[slot as usize];
+        let Slot { version, packed, .. } = self.slots[slot as usize];
         let shared = match payload.take() {
             Some(Payload::Owned(buffer)) => Payload::Shared(Arc::new(buffer)),
             Some(shared) => shared,
-            None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(*packed)))),
+            None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(packed)))),
         };
-        self.packed.free(std::mem::replace(packed, PackedAt::NOWHERE));
-        let payload = payload.insert(shared);
-        Some((*version, meta.clone(), payload.share()))
+        let found = (version, meta.clone(), payload.insert(shared).share());
+        self.unpack(slot);
+        Some(found)
     }
 
     /// Slots in which nothing lies: plans name them.
@@ -351,9 +352,6 @@ impl PublishedStore {
         self.slots[slot as usize] = Slot { version, stamp, packed };
         self.contents[slot as usize] = Some(Published { meta, payload, in_place });
         self.published += 1;
-        if self.packed.is_loose() {
-            self.packed.pack_anew(self.slots.iter_mut().map(|slot| &mut slot.packed));
-        }
         Ok(slot)
     }
 
@@ -365,8 +363,17 @@ impl PublishedStore {
     fn take_out(&mut self, slot: u32) -> bool {
         let was = self.contents[slot as usize].take().is_some();
         self.published -= usize::from(was);
-        self.packed.free(std::mem::replace(&mut self.slots[slot as usize], EMPTY).packed);
+        self.unpack(slot);
+        self.slots[slot as usize] = EMPTY;
         was
+    }
+
+    /// What lies in a slot is packed no more.
+    fn unpack(&mut self, slot: u32) {
+        self.packed.free(std::mem::replace(&mut self.slots[slot as usize].packed, PackedAt::NOWHERE));
+        if self.packed.is_loose() {
+            self.packed.pack_anew(self.slots.iter_mut().map(|slot| &mut slot.packed));
+        }
     }
 
     /// The version that lies in a slot.
@@ -604,6 +611,26 @@ mod tests {
         store.check_invariants(slots.iter().copied());
         assert!((0..3).all(|at| store.run(&slots[at..], 3, &after[at..], 1000).0 == 0));
         publish_all(&mut store, 5, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_is_withdrawn_leaves_the_others_as_they_are() {
+        const COUNT: usize = 1000;
+        let mut store = PublishedStore::new(COUNT);
+        let tensors: Vec<(String, Tensor)> =
+            (0..COUNT).map(|number| (number.to_string(), tensor(&[(number % 251) as u8; 200]))).collect();
+        let borrowed = tensors.iter().map(|(key, tensor)| (key, tensor));
+        store.publish(0, 1, borrowed, &mut Vec::new()).unwrap();
+        for (number, (key, _)) in tensors.iter().enumerate().filter(|(number, _)| number % 4 > 0) {
+            assert!(store.withdraw(0, key));
+            if number % 100 == 1 {
+                store.check_invariants([].into_iter());
+            }
+        }
+        for (key, tensor) in tensors.iter().step_by(4) {
+            let slot = store.find(0, key).1.unwrap();
+            assert_eq!(bytes(&store.look(slot).unwrap()), tensor.bytes());
+        }
     }
 
     #[test]

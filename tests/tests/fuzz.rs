@@ -10,8 +10,8 @@ const CASES: u32 = 15_000;
 /// Changes to one input at most.
 const CHANGES_MAX: usize = 6;
 
-/// Inputs that the corpora keep, for each target, and bytes of all of them.
-const KEPT_MAX: usize = 150;
+/// Inputs that the corpora keep, for each target, with those that once broke a promise, and bytes of all of them.
+const KEPT_MAX: usize = 160;
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// What is done to an input that was kept.
@@ -22,10 +22,12 @@ enum Change {
     Insert(prop::sample::Index, Vec<u8>),
     Remove(prop::sample::Index, usize),
     Repeat(prop::sample::Index, usize),
+    /// One of the target's words is written over what is there.
+    Write(prop::sample::Index, prop::sample::Index),
 }
 
 impl Change {
-    fn apply(&self, input: &mut Vec<u8>) {
+    fn apply(&self, input: &mut Vec<u8>, words: &[&[u8]]) {
         let length = input.len();
         let range = |at: &prop::sample::Index, count: usize| {
             let start = at.index(length + 1);
@@ -44,6 +46,11 @@ impl Change {
                 let bytes = input[range(at, *count)].to_vec();
                 input.extend_from_slice(&bytes);
             }
+            Change::Write(at, word) if !words.is_empty() => {
+                let word = words[word.index(words.len())];
+                drop(input.splice(range(at, word.len()), word.iter().copied()));
+            }
+            Change::Write(..) => {}
         }
     }
 }
@@ -56,14 +63,16 @@ fn any_change() -> impl Strategy<Value = Change> {
         (at(), prop::collection::vec(any::<u8>(), 1..9)).prop_map(|(at, bytes)| Change::Insert(at, bytes)),
         (at(), 1..20_usize).prop_map(|(at, count)| Change::Remove(at, count)),
         (at(), 1..40_usize).prop_map(|(at, count)| Change::Repeat(at, count)),
+        (at(), at()).prop_map(|(at, word)| Change::Write(at, word)),
     ]
 }
 
 /// Random bytes, or one of `known` with some changes.
 fn any_input(target: &Target, known: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> + use<> {
     let changed = (prop::sample::select(known), prop::collection::vec(any_change(), 0..CHANGES_MAX));
-    let changed = changed.prop_map(|(mut input, changes)| {
-        changes.iter().for_each(|change| change.apply(&mut input));
+    let words = target.words;
+    let changed = changed.prop_map(move |(mut input, changes)| {
+        changes.iter().for_each(|change| change.apply(&mut input, words));
         input
     });
     prop_oneof![1 => prop::collection::vec(any::<u8>(), 0..target.input_bytes_max), 4 => changed]

@@ -68,7 +68,7 @@ pub const TARGETS: &[Target] = &[
         run: client::run,
         seeds: client::seeds,
         input_bytes_max: 1024,
-        words: &[],
+        words: script::LIMITS,
     },
     Target {
         name: "completions",
@@ -100,7 +100,7 @@ pub const TARGETS: &[Target] = &[
         run: frames::run,
         seeds: forge::seeds,
         input_bytes_max: 2048,
-        words: &[],
+        words: script::LIMITS,
     },
     Target {
         name: "greeting",
@@ -116,7 +116,7 @@ pub const TARGETS: &[Target] = &[
         run: node::run,
         seeds: node::seeds,
         input_bytes_max: 1024,
-        words: &[],
+        words: script::LIMITS,
     },
     Target {
         name: "npy",
@@ -141,7 +141,7 @@ pub const TARGETS: &[Target] = &[
         run: rings::run,
         seeds: rings::seeds,
         input_bytes_max: 2048,
-        words: &[],
+        words: script::LIMITS,
     },
     Target {
         name: "rows",
@@ -173,7 +173,7 @@ pub const TARGETS: &[Target] = &[
         run: session::run,
         seeds: session::seeds,
         input_bytes_max: 1024,
-        words: &[],
+        words: script::LIMITS,
     },
     Target {
         name: "settings",

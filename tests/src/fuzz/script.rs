@@ -1,5 +1,8 @@
 //! Decisions drawn from a fuzz input, front to back. An input that is used up says nothing but zeros.
 
+/// What [`Script::number`] reads as the largest there are, without a sign and with one, and as the last ones before.
+pub const LIMITS: &[&[u8]] = &[b"\xf0\x00", b"\xf4\x00", b"\xf0\x01", b"\xf4\x01"];
+
 /// What is left of an input.
 pub struct Script<'a>(&'a [u8]);
 

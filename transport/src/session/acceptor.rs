@@ -414,7 +414,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
         // The length that was found to be that of the last metadata: most often all of a frame have one.
         let mut checked = None;
-        for (number, entry) in (pushes.first..).zip(pushes.records.iter()) {
+        for (place, entry) in pushes.records.iter().enumerate() {
+            // No stream gets as far as the last number there is, which is refused as any that it is not yet at.
+            let number = pushes.first.saturating_add(place as u64);
             let (meta, payload) = entry?;
             self.came.tensors += 1;
             let Some(stream) = self.acceptor.get(handle) else { return Ok(()) };

@@ -3,7 +3,8 @@
 use super::*;
 use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
-use crate::wire::{Abort, Request, Response};
+use crate::tensor::{DType, TensorMeta};
+use crate::wire::{Abort, PushOpen, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
     Request {
@@ -31,6 +32,21 @@ fn numbers_that_cannot_be_end_the_link_and_are_named() {
     for (bytes, message) in cases {
         let error = End::new().hear(&bytes).unwrap_err();
         assert_eq!(error.to_string(), message);
+    }
+}
+
+#[test]
+fn a_push_that_is_not_the_next_ends_the_link_up_to_the_last_number_there_is() {
+    let (stream, meta) = (Handle::from_bits(1 << 32), TensorMeta::new(DType::U8, &[3]).unwrap());
+    for number in [1, 2, u64::MAX - 1, u64::MAX] {
+        let bytes = frames(|w| {
+            w.push_open(&PushOpen { stream, first: 0, from: 0, to: 0, queue: "q" });
+            let mut pushes = w.pushes(stream, number);
+            (0..2).for_each(|_| pushes.push(meta.as_wire(), (&[7; 3]).into()));
+            pushes.end();
+        });
+        let error = End::new().hear(&bytes).unwrap_err();
+        assert_eq!(error.to_string(), format!("number of a push is {number}"));
     }
 }
 

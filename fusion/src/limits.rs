@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use sealane_transport::limits::QUEUE_TENSORS_MAX;
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 // Turns of a node.
 
@@ -159,9 +160,11 @@ pub(crate) const PLANS_KEPT_SHARE: usize = 4;
 /// A slot's watcher list is purged of stale entries once it has this many.
 pub(crate) const WATCHERS_SLACK: usize = 16;
 
-/// Small published tensors are packed anew once more bytes than these are freed between them, and more than are used: a copy of
-/// all of them, so not for a few.
-pub(crate) const PACKED_FREED_BYTES_MIN: usize = 64 << 10;
+/// Bytes of small published tensors that are packed in one chunk: as many as are copied in some 10 µs, when it is emptied.
+pub(crate) const PACKED_CHUNK_BYTES: usize = 64 << 10;
+
+/// Tensors that are packed in one chunk; some have no bytes.
+pub(crate) const PACKED_CHUNK_TENSORS: usize = 4096;
 
 /// Tensors of pulls that are woken in one turn, because what they wait for was published: some 30 µs. The others' turn comes next.
 pub(crate) const WAKES_PER_TURN: usize = 1024;
@@ -274,6 +277,7 @@ const _: () = {
         COPY_PIECE_BYTES <= COPY_AT_ONCE_BYTES && COPY_AT_ONCE_BYTES <= COPY_BATCH_BYTES,
         "a batch would be less than a piece"
     );
+    assert!(INLINE_BYTES_MAX <= PACKED_CHUNK_BYTES, "a small tensor would have no room in a chunk");
     assert!(COPY_BATCH_BYTES <= COPY_BUDGET_BYTES, "a turn would be less than a batch of copies");
     assert!(BLOCKED_TURNS < HOT_IDLE_TURNS, "a link would no longer be read while it is tried again");
     assert!(CREDIT_MESSAGES_MAX <= QUEUE_TENSORS_MAX, "one stream could fill a queue by its credit");

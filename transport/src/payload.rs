@@ -87,7 +87,7 @@ impl Payload {
         }
     }
 
-    /// The bytes, if they lie in host memory that nobody writes to; `None` if they are lent, or in a device's.
+    /// The bytes, if they lie in host memory that nobody writes to while this is held: as [`Buffer::private_bytes`].
     #[inline]
     pub fn private_bytes(&self) -> Option<&[u8]> {
         match self {

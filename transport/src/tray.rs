@@ -126,7 +126,7 @@ pub struct Stored<'a> {
 /// Where a published tensor's bytes lie.
 #[derive(Debug, Clone, Copy)]
 pub enum StoredBytes<'a> {
-    /// In memory of the store's own, with others: so few travel with a frame.
+    /// In memory of the store's own, with others; at most [`INLINE_BYTES_MAX`](crate::shm::limits::INLINE_BYTES_MAX).
     Packed(&'a [u8]),
     /// By themselves: shared where they are more than travel with a frame, else in host memory.
     Payload(&'a Payload),
@@ -271,7 +271,7 @@ impl Tray {
 
     /// Everything is to come again.
     pub fn begin(&mut self) {
-        // It has begun, and nothing has come yet.
+        // Then each is missing: one that has come or failed is counted once, and `take` counts nothing back.
         if self.missing == self.items.len() {
             return;
         }
@@ -509,6 +509,24 @@ mod tests {
         let tensor = tray.get(1).unwrap();
         assert_eq!((tensor.bytes(), tensor.bytes().as_ptr(), tray.version(1)), (&[8; 100][..], before, 6));
         assert!(tray.get(0).is_err() && !tray.is_complete());
+    }
+
+    #[test]
+    fn all_is_missing_again_whatever_became_of_the_pull_before() {
+        let mut tray = Tray::new(3);
+        tray.begin();
+        tray.put(0, &known(1, 10), 1, &[1; 10], heap);
+        tray.take(0).unwrap();
+        tray.put(1, &known(1, 10), 1, &[1; 10], heap);
+        tray.fail(2, Error::invalid("it does"));
+        assert_eq!((tray.is_complete(), tray.came()), (true, (1, 10)));
+        for came in 0..3 {
+            tray.begin();
+            assert!((0..3).all(|index| tray.get(index).is_err()) && tray.first_error().is_none());
+            assert_eq!((tray.is_complete(), tray.came()), (false, (0, 0)));
+            (0..came).for_each(|index| tray.put(index, &known(1, 10), 2, &[2; 10], heap));
+            assert_eq!(tray.came(), (came, 10 * came));
+        }
     }
 
     #[test]

@@ -22,8 +22,9 @@ pub trait Store {
     /// What lies in a slot, if anything does.
     fn look(&self, slot: u32) -> Option<Stored<'_>>;
 
-    /// The bytes of the first of these slots' tensors, as far as they are of that version, have these stamps, and are packed one behind
-    /// the other, no more than `bytes_max`; how many those are.
+    /// For tensors that are [packed](StoredBytes::Packed), to be copied at once: the bytes of the first of these slots' tensors, as far as
+    /// they are of that version, have these stamps, and lie one behind the other, no more than `bytes_max`; how many tensors those are. With
+    /// 0, as from a store that packs nothing, each is looked at by itself.
     fn run(&self, _slots: &[u32], _version: i64, _stamps: &[u64], _bytes_max: usize) -> (usize, &[u8]) {
         (0, &[])
     }

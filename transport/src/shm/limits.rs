@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::limits::{
-    KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, NAMED_ROWS_BYTES_MAX, REASON_BYTES_MAX, SET_KEYS_MAX,
+    INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, NAMED_ROWS_BYTES_MAX, REASON_BYTES_MAX,
+    SET_KEYS_MAX,
 };
 
 /// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
@@ -113,6 +114,8 @@ const _: () = {
     assert!(NAME_BYTES_MAX <= u16::MAX as usize);
     assert!(REASON_BYTES_MAX <= u16::MAX as usize);
     assert!(INLINE_BYTES_MAX <= u16::MAX as usize);
+    // What a store has packed leaves in frames.
+    assert!(INLINE_BYTES_MAX <= INLINE_PAYLOAD_BYTES);
     assert!(KEY_LIST_BYTES_MAX <= u16::MAX as usize);
     assert!(NUMBERS_PER_RECORD * size_of::<u64>() <= u16::MAX as usize);
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);

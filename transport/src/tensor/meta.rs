@@ -23,7 +23,7 @@ const FLAG_STRINGS: u8 = 2;
 pub struct TensorMeta(Meta);
 
 impl PartialEq for TensorMeta {
-    /// Word by word, of which it has but whole ones, and few: a call of memcmp takes twice as long.
+    /// Word by word: the length is a multiple of 8, and most often 16 or 24, for which a call of memcmp takes twice as long.
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         let (ours, theirs) = (&*self.0, &*other.0);

@@ -379,7 +379,7 @@ impl PartGroup<'_, '_> {
         self.count
     }
 
-    /// Adds the bytes of the next tensors, so many.
+    /// Adds the bytes of the next `count` tensors.
     #[inline]
     pub fn push(&mut self, count: u32, bytes: VolatileSlice<'_>) {
         bytes.append_to(self.writer.0);

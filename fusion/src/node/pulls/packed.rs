@@ -1,121 +1,197 @@
-//! The bytes of small published tensors, packed one behind the other: those that were published one after the other lie side by side,
-//! so that a pull copies many of them at once.
+//! The bytes of small published tensors, packed in chunks: those that were published one after the other lie side by side, so that a
+//! pull copies many of them at once. A chunk of which less than half is used is emptied into others, so that no call copies more than a
+//! few of them, and no more than twice what is used is kept.
 
 use sealane_runtime::VolatileSlice;
 
-use crate::limits::PACKED_FREED_BYTES_MIN;
+use crate::limits::{PACKED_CHUNK_BYTES, PACKED_CHUNK_TENSORS};
 
-/// Where a tensor's bytes lie, if they are packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PackedAt {
-    start: usize,
+/// Where the bytes of a slot's tensor lie.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// The number of the chunk, and behind it in 32 bits where they start there.
+    at: u64,
     len: u32,
 }
 
-impl PackedAt {
-    /// Nowhere.
-    pub(super) const NOWHERE: PackedAt = PackedAt { start: usize::MAX, len: 0 };
+/// That of a slot of which nothing is packed. It is no other's end, and as long as no small tensor.
+const NOWHERE: Place = Place { at: u64::MAX, len: u32::MAX };
 
-    /// Bytes that lie there.
-    #[inline]
-    pub(super) fn len(self) -> usize {
-        self.len as usize
+impl Place {
+    fn chunk(self) -> usize {
+        (self.at >> 32) as usize
     }
 
-    /// True if bytes are packed, if only none.
-    #[inline]
-    pub(super) fn is_somewhere(self) -> bool {
-        self.start != usize::MAX
+    fn start(self) -> usize {
+        self.at as u32 as usize
+    }
+
+    fn end(self) -> u64 {
+        self.at + u64::from(self.len)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Whose tensors were packed here, in order; some lie here no more.
+    slots: Vec<u32>,
+    /// Tensors that still lie here.
+    tensors: usize,
+    /// Their bytes.
+    used: usize,
+}
+
+impl Chunk {
+    fn has_room(&self, len: usize) -> bool {
+        self.slots.len() < PACKED_CHUNK_TENSORS && self.bytes.len() + len <= PACKED_CHUNK_BYTES
+    }
+
+    /// True if less than half is used.
+    fn is_loose(&self) -> bool {
+        2 * self.tensors < self.slots.len() || 2 * self.used < self.bytes.len()
     }
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Packed {
-    bytes: Vec<u8>,
-    /// Bytes that are no tensor's any more.
-    freed: usize,
+    /// By slot.
+    places: Vec<Place>,
+    chunks: Vec<Chunk>,
+    /// Numbers of chunks in which nothing lies.
+    vacant: Vec<usize>,
+    /// The chunk that tensors are put in.
+    open: usize,
 }
 
 impl Packed {
-    /// Packs a tensor's bytes behind the others.
-    ///
-    /// # Panics
-    /// With over 4 GiB.
-    pub(super) fn push(&mut self, bytes: VolatileSlice<'_>) -> PackedAt {
-        let at = PackedAt {
-            start: self.bytes.len(),
-            len: u32::try_from(bytes.len()).expect("a small tensor has few bytes"),
-        };
-        bytes.append_to(&mut self.bytes);
-        at
+    pub(super) fn new() -> Self {
+        Self { places: Vec::new(), chunks: vec![Chunk::default()], vacant: Vec::new(), open: 0 }
     }
 
-    /// Writes over a tensor's bytes; false if they are not as many.
+    /// One more slot, of which nothing is packed.
+    pub(super) fn add_slot(&mut self) {
+        self.places.push(NOWHERE);
+    }
+
+    /// Packs the bytes of a slot's tensor, of which nothing is packed: at most 512.
+    pub(super) fn put(&mut self, slot: u32, bytes: VolatileSlice<'_>) {
+        debug_assert!(self.get(slot).is_none(), "its bytes would be counted for ever");
+        if !self.chunks[self.open].has_room(bytes.len()) {
+            self.open_another();
+        }
+        let chunk = &mut self.chunks[self.open];
+        let at = (self.open as u64) << 32 | chunk.bytes.len() as u64;
+        self.places[slot as usize] = Place { at, len: bytes.len() as u32 };
+        bytes.append_to(&mut chunk.bytes);
+        chunk.slots.push(slot);
+        (chunk.tensors, chunk.used) = (chunk.tensors + 1, chunk.used + bytes.len());
+    }
+
+    /// Writes over the bytes of a slot's tensor; false if they are not as many, or not packed.
     #[inline]
-    pub(super) fn overwrite(&mut self, at: PackedAt, with: &[u8]) -> bool {
-        let is_alike = at.is_somewhere() && at.len() == with.len();
+    pub(super) fn overwrite(&mut self, slot: u32, with: &[u8]) -> bool {
+        let place = self.places[slot as usize];
+        let is_alike = place.len as usize == with.len();
         if is_alike {
-            self.bytes[at.start..at.start + with.len()].copy_from_slice(with);
+            self.chunks[place.chunk()].bytes[place.start()..][..with.len()].copy_from_slice(with);
         }
         is_alike
     }
 
-    /// A tensor's bytes.
+    /// The bytes of a slot's tensor, if they are packed.
     #[inline]
-    pub(super) fn get(&self, at: PackedAt) -> &[u8] {
-        &self.bytes[at.start..at.start + at.len()]
+    pub(super) fn get(&self, slot: u32) -> Option<&[u8]> {
+        let place = self.places[slot as usize];
+        (place.at != NOWHERE.at).then(|| &self.chunks[place.chunk()].bytes[place.start()..][..place.len as usize])
     }
 
-    /// The bytes of the first of these tensors, as long as they lie one behind the other and are no more than `bytes_max`; how many
-    /// those are.
+    /// The bytes of the first of these slots' tensors, as far as they lie one behind the other and are no more than `bytes_max`; how
+    /// many tensors those are.
     #[inline]
-    pub(super) fn run(&self, mut tensors: impl Iterator<Item = PackedAt>, bytes_max: usize) -> (usize, &[u8]) {
-        let first = tensors.next().filter(|first| first.is_somewhere() && first.len() <= bytes_max);
-        let Some(first) = first else { return (0, &[]) };
-        let (mut count, mut end) = (1, first.start + first.len());
-        for at in tensors {
-            // Nothing ends nowhere.
-            if at.start != end || end - first.start + at.len() > bytes_max {
+    pub(super) fn run(&self, mut slots: impl Iterator<Item = u32>, bytes_max: usize) -> (usize, &[u8]) {
+        let first = slots.next().map(|slot| self.places[slot as usize]);
+        let Some(first) = first.filter(|first| first.len as usize <= bytes_max && first.at != NOWHERE.at) else {
+            return (0, &[]);
+        };
+        let (mut count, mut end, last) = (1, first.end(), first.at.saturating_add(bytes_max as u64));
+        for slot in slots {
+            let place = self.places[slot as usize];
+            let next = end + u64::from(place.len);
+            if place.at != end || next > last {
                 break;
             }
-            (count, end) = (count + 1, end + at.len());
+            (count, end) = (count + 1, next);
         }
-        (count, &self.bytes[first.start..end])
+        let bytes = &self.chunks[first.chunk()].bytes[first.start()..];
+        (count, &bytes[..(end - first.at) as usize])
     }
 
-    /// A tensor's bytes are needed no more.
-    pub(super) fn free(&mut self, at: PackedAt) {
-        self.freed += at.len();
-    }
-
-    /// True if more than half is freed: to be [packed anew](Self::pack_anew).
-    #[inline]
-    pub(super) fn is_loose(&self) -> bool {
-        self.freed > PACKED_FREED_BYTES_MIN && self.freed > self.bytes.len() / 2
-    }
-
-    /// Packs all tensors in this order, without what is freed between them.
-    pub(super) fn pack_anew<'a>(&mut self, tensors: impl Iterator<Item = &'a mut PackedAt>) {
-        let before = std::mem::take(self);
-        self.bytes.reserve(before.bytes.len() - before.freed);
-        for at in tensors.filter(|at| at.is_somewhere()) {
-            *at = self.push(before.get(*at).into());
+    /// Unpacks the bytes of a slot's tensor, if they are packed.
+    pub(super) fn remove(&mut self, slot: u32) {
+        let place = std::mem::replace(&mut self.places[slot as usize], NOWHERE);
+        if place.at == NOWHERE.at {
+            return;
+        }
+        let number = place.chunk();
+        let chunk = &mut self.chunks[number];
+        (chunk.tensors, chunk.used) = (chunk.tensors - 1, chunk.used - place.len as usize);
+        if number != self.open && chunk.is_loose() {
+            self.empty(number);
         }
     }
 
-    /// Panics unless these are all tensors that are packed here.
+    fn open_another(&mut self) {
+        let full = self.open;
+        self.open = self.vacant.pop().unwrap_or(self.chunks.len());
+        if self.open == self.chunks.len() {
+            self.chunks.push(Chunk::default());
+        }
+        if self.chunks[full].is_loose() {
+            self.empty(full);
+        }
+    }
+
+    /// Moves what lies in a chunk to the one that is open.
+    fn empty(&mut self, number: usize) {
+        debug_assert_ne!(number, self.open, "it would be filled with what is taken out");
+        let Chunk { bytes, slots, .. } = std::mem::take(&mut self.chunks[number]);
+        for slot in slots {
+            let place = self.places[slot as usize];
+            // Others have been unpacked, or lie elsewhere by now.
+            if place.at != NOWHERE.at && place.chunk() == number {
+                self.places[slot as usize] = NOWHERE;
+                self.put(slot, bytes[place.start()..][..place.len as usize].into());
+            }
+        }
+        self.vacant.push(number);
+    }
+
+    /// Panics unless each tensor has bytes of its own, and each chunk counts what lies in it.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn check_invariants(&self, tensors: impl Iterator<Item = PackedAt>) {
-        let mut all: Vec<_> = tensors.filter(|at| at.is_somewhere()).collect();
-        all.sort_unstable_by_key(|at| (at.start, at.len));
-        let mut end = 0;
-        for at in &all {
-            assert!(at.start >= end, "two tensors would share bytes");
-            end = at.start + at.len();
+    pub(super) fn check_invariants(&self) {
+        let mut all: Vec<Place> = self.places.iter().copied().filter(|place| place.at != NOWHERE.at).collect();
+        all.sort_unstable_by_key(|place| (place.at, place.len));
+        assert!(all.is_sorted_by(|one, next| one.end() <= next.at), "two tensors would share bytes");
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let here = || all.iter().filter(|place| place.chunk() == number);
+            let used: usize = here().map(|place| place.len as usize).sum();
+            assert_eq!(
+                (chunk.tensors, chunk.used),
+                (here().count(), used),
+                "memory would be kept, or read when it is free"
+            );
+            let is_in_use = number == self.open || !self.vacant.contains(&number);
+            assert!(is_in_use || chunk.bytes.capacity() == 0, "a chunk of nothing would keep its memory");
+            assert!(number == self.open || !is_in_use || !chunk.is_loose(), "more than twice as much would be kept");
         }
-        let used: usize = all.iter().map(|at| at.len()).sum();
-        assert_eq!(self.bytes.len() - self.freed, used, "bytes would be lost, or written over");
+    }
+
+    /// Memory of the bytes.
+    #[cfg(test)]
+    fn memory(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.bytes.len()).sum()
     }
 }
 
@@ -123,52 +199,86 @@ impl Packed {
 mod tests {
     use super::*;
 
-    fn pushed(packed: &mut Packed, count: u8, len: usize) -> Vec<PackedAt> {
-        (0..count).map(|value| packed.push(vec![value; len][..].into())).collect()
+    fn with(count: u32, len: usize) -> Packed {
+        let mut packed = Packed::new();
+        for slot in 0..count {
+            packed.add_slot();
+            packed.put(slot, vec![slot as u8; len][..].into());
+        }
+        packed
     }
 
     #[test]
     fn neighbours_are_read_at_once_as_far_as_there_is_room() {
-        let mut packed = Packed::default();
-        let mut all = pushed(&mut packed, 4, 3);
-        let run = |all: &[PackedAt], bytes_max| {
-            let (count, bytes) = packed.run(all.iter().copied(), bytes_max);
+        let mut packed = with(4, 3);
+        let run = |packed: &Packed, slots: &[u32], bytes_max| {
+            let (count, bytes) = packed.run(slots.iter().copied(), bytes_max);
             (count, bytes.to_vec())
         };
-        assert_eq!(run(&all, 100), (4, vec![0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]));
-        assert_eq!(run(&all, 8), (2, vec![0, 0, 0, 1, 1, 1]));
-        assert_eq!(run(&all, 2), (0, vec![]));
-        assert_eq!(run(&[all[0], all[2], all[3]], 100), (1, vec![0; 3]));
-        all[1] = PackedAt::NOWHERE;
-        assert_eq!(run(&all, 100), (1, vec![0; 3]));
-        assert_eq!(run(&[PackedAt::NOWHERE; 2], 100), (0, vec![]));
-    }
-
-    #[test]
-    fn what_is_freed_is_used_again_once_it_is_more_than_the_rest() {
-        let mut packed = Packed::default();
-        let mut all = pushed(&mut packed, 100, PACKED_FREED_BYTES_MIN / 40);
-        let mut left: Vec<u8> = (0..100).rev().collect();
-        while !packed.is_loose() {
-            packed.free(std::mem::replace(&mut all[left.len() - 1], PackedAt::NOWHERE));
-            left.remove(0);
-        }
-        assert_eq!(left.len(), 49);
-        all.reverse();
-        packed.pack_anew(all.iter_mut());
-        packed.check_invariants(all.iter().copied());
-        assert!(!packed.is_loose());
-        let there = || all.iter().copied().filter(|at| at.is_somewhere());
-        assert!(there().map(|at| packed.get(at)[0]).eq(left.iter().copied()));
-        assert_eq!(packed.run(there(), usize::MAX).0, left.len());
+        assert_eq!(run(&packed, &[0, 1, 2, 3], 100), (4, vec![0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]));
+        assert_eq!(run(&packed, &[0, 1, 2, 3], 8), (2, vec![0, 0, 0, 1, 1, 1]));
+        assert_eq!(run(&packed, &[0, 1], 2), (0, vec![]));
+        assert_eq!(run(&packed, &[0, 2, 3], usize::MAX), (1, vec![0; 3]));
+        assert_eq!(run(&packed, &[], 8), (0, vec![]));
+        packed.remove(1);
+        assert_eq!(run(&packed, &[0, 1, 2], 100), (1, vec![0; 3]));
+        assert_eq!(run(&packed, &[1, 2], 100), (0, vec![]));
+        assert_eq!((packed.get(1), packed.get(2)), (None, Some(&[2; 3][..])));
     }
 
     #[test]
     fn bytes_are_written_over_by_as_many() {
-        let mut packed = Packed::default();
-        let all = pushed(&mut packed, 2, 3);
-        assert!(packed.overwrite(all[1], &[7; 3]) && !packed.overwrite(all[1], &[7; 4]));
-        assert!(!packed.overwrite(PackedAt::NOWHERE, &[]));
-        assert_eq!((packed.get(all[0]), packed.get(all[1])), (&[0; 3][..], &[7; 3][..]));
+        let mut packed = with(2, 3);
+        assert!(packed.overwrite(1, &[7; 3]) && !packed.overwrite(1, &[7; 4]));
+        packed.remove(0);
+        assert!(!packed.overwrite(0, &[]) && !packed.overwrite(0, &[7; 3]));
+        assert_eq!(packed.get(1), Some(&[7; 3][..]));
+    }
+
+    #[test]
+    fn a_run_ends_with_its_chunk() {
+        let len = 500;
+        let packed = with(1000, len);
+        let (mut at, mut runs) = (0, 0);
+        while at < 1000 {
+            let (count, bytes) = packed.run(at as u32..1000, usize::MAX);
+            assert!(count > 0 && bytes.chunks(len).enumerate().all(|(more, bytes)| bytes == [(at + more) as u8; 500]));
+            (at, runs) = (at + count, runs + 1);
+        }
+        assert_eq!(runs, 1000usize.div_ceil(PACKED_CHUNK_BYTES / len));
+    }
+
+    #[test]
+    fn a_chunk_that_is_less_than_half_used_is_emptied() {
+        let mut packed = with(2000, 100);
+        for slot in (0..2000).filter(|slot| slot % 5 != 0) {
+            packed.remove(slot);
+            packed.check_invariants();
+        }
+        assert!((0..2000).step_by(5).all(|slot| packed.get(slot) == Some(&[slot as u8; 100])));
+        assert!(packed.memory() <= 2 * 400 * 100 + 2 * PACKED_CHUNK_BYTES, "{}", packed.memory());
+        (0..2000).step_by(5).for_each(|slot| packed.remove(slot));
+        packed.check_invariants();
+        assert!(packed.memory() <= PACKED_CHUNK_BYTES);
+    }
+
+    #[test]
+    fn what_changes_its_length_again_and_again_takes_no_more_memory() {
+        // One tensor of each chunk stays, among many of one that changes; or none has bytes.
+        for lens in [[511, 512], [0, 0]] {
+            let mut packed = with(300, lens[0]);
+            for round in 0..60_000usize {
+                let slot = if round % 250 == 0 { 1 + (round / 250) as u32 } else { 0 };
+                packed.remove(slot);
+                packed.put(slot, vec![slot as u8; lens[round % 2]][..].into());
+                if round % 1000 == 0 {
+                    packed.check_invariants();
+                }
+            }
+            assert!(packed.memory() <= 2 * 300 * 512 + 2 * PACKED_CHUNK_BYTES, "{}", packed.memory());
+            let entries: usize = packed.chunks.iter().map(|chunk| chunk.slots.len()).sum();
+            assert!(entries <= 2 * (300 + PACKED_CHUNK_TENSORS), "{entries}");
+            assert!((0..300).all(|slot| packed.get(slot).unwrap().iter().all(|byte| *byte == slot as u8)));
+        }
     }
 }

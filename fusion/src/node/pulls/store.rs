@@ -18,25 +18,24 @@ use sealane_transport::tensor::IntoTensor;
 use sealane_transport::tray::{Stored, StoredBytes, next_stamp};
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
 
-use super::packed::{Packed, PackedAt};
+use super::packed::Packed;
 use super::watchers::{Watcher, Watchers};
 use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
-/// What lies in a slot, as far as a pull of small tensors looks at it.
+/// Of the tensor in a slot, what every pull looks at.
 #[derive(Clone, Copy)]
-struct Slot {
+struct Version {
     version: i64,
     /// 0 if nothing lies there.
     stamp: u64,
-    packed: PackedAt,
 }
 
-const EMPTY: Slot = Slot { version: 0, stamp: 0, packed: PackedAt::NOWHERE };
+const NOTHING: Version = Version { version: 0, stamp: 0 };
 
 /// The rest of it.
 struct Published {
     meta: TensorMeta,
-    /// Unless it is packed.
+    /// `None` if it is packed.
     payload: Option<Payload>,
     /// The rows of a table, which whoever has published it may be writing: they are read by row, with their locks.
     in_place: bool,
@@ -62,16 +61,16 @@ pub(super) enum Planner {
 
 /// See the module.
 pub(super) struct PublishedStore {
-    /// What lies in each slot: read for every tensor that is pulled, so apart from what follows.
-    slots: Vec<Slot>,
+    /// By slot, as are those that follow.
+    versions: Vec<Version>,
     packed: Packed,
-    contents: Vec<Option<Published>>,
+    published: Vec<Option<Published>>,
     labels: Vec<Option<Label>>,
     free: Vec<u32>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
     published_max: usize,
-    published: usize,
+    count: usize,
     /// Slots in which something was put that is waited for, where who waits is still to be told.
     woken: VecDeque<u32>,
     /// How many may still be told before the next turn.
@@ -85,13 +84,13 @@ pub(super) struct PublishedStore {
 impl Store for PublishedStore {
     #[inline]
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
-        let Published { meta, payload, in_place } = self.contents.get(slot as usize)?.as_ref()?;
+        let Published { meta, payload, in_place } = self.published.get(slot as usize)?.as_ref()?;
         if *in_place {
             return None;
         }
-        let Slot { version, stamp, packed } = self.slots[slot as usize];
+        let Version { version, stamp } = self.versions[slot as usize];
         let bytes = match payload {
-            None => StoredBytes::Packed(self.packed.get(packed)),
+            None => StoredBytes::Packed(self.packed.get(slot)?),
             Some(payload) => StoredBytes::Payload(payload),
         };
         Some(Stored { version, meta: meta.as_wire(), stamp, bytes })
@@ -100,8 +99,8 @@ impl Store for PublishedStore {
     #[inline]
     fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
         let of_version = |(&slot, &stamp): (&u32, &u64)| {
-            let slot = self.slots.get(slot as usize)?;
-            (slot.version == version && slot.stamp == stamp).then_some(slot.packed)
+            let there = self.versions.get(slot as usize)?;
+            (there.version == version && there.stamp == stamp).then_some(slot)
         };
         self.packed.run(slots.iter().zip(stamps).map_while(of_version), bytes_max)
     }
@@ -110,16 +109,16 @@ impl Store for PublishedStore {
 impl PublishedStore {
     pub(super) fn new(published_max: usize) -> Self {
         Self {
-            slots: Vec::new(),
-            packed: Packed::default(),
-            contents: Vec::new(),
+            versions: Vec::new(),
+            packed: Packed::new(),
+            published: Vec::new(),
             labels: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             // Slots have numbers of 32 bits, and there are twice as many.
             published_max: published_max.min(u32::MAX as usize / 2),
-            published: 0,
+            count: 0,
             woken: VecDeque::new(),
             wakes: WAKES_PER_TURN,
             last: 0,
@@ -129,7 +128,7 @@ impl PublishedStore {
 
     /// Tensors that lie in it.
     pub(super) fn published(&self) -> usize {
-        self.published
+        self.count
     }
 
     fn find(&self, task: u16, key: &str) -> (u64, Option<u32>) {
@@ -143,21 +142,19 @@ impl PublishedStore {
     /// them at any time, and a copy here would be made without a look at their locks.
     pub(super) fn share_in_place(&mut self, task: u16, key: &str) -> Option<(i64, TensorMeta, Payload)> {
         let slot = self.find(task, key).1?;
-        let Published { meta, payload, .. } = self.contents[slot as usize].as_mut()?;
-        let Slot { version, packed, .. } = self.slots[slot as usize];
+        let Published { meta, payload, .. } = self.published[slot as usize].as_mut()?;
         let shared = match payload.take() {
             Some(Payload::Owned(buffer)) => Payload::Shared(Arc::new(buffer)),
             Some(shared) => shared,
-            None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(packed)))),
+            None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(slot)?))),
         };
-        let found = (version, meta.clone(), payload.insert(shared).share());
-        self.unpack(slot);
-        Some(found)
+        self.packed.remove(slot);
+        Some((self.versions[slot as usize].version, meta.clone(), payload.insert(shared).share()))
     }
 
     /// Slots in which nothing lies: plans name them.
     fn named(&self) -> usize {
-        self.slots.len() - self.free.len() - self.published
+        self.labels.len() - self.free.len() - self.count
     }
 
     /// The slot behind that in which the last tensor was put, if it is that of a task's key: tensors are most often published in the order of the
@@ -180,10 +177,11 @@ impl PublishedStore {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                self.slots.push(EMPTY);
-                self.contents.push(None);
+                self.versions.push(NOTHING);
+                self.packed.add_slot();
+                self.published.push(None);
                 self.labels.push(None);
-                self.slots.len() as u32 - 1
+                self.labels.len() as u32 - 1
             }
         };
         self.labels[slot as usize] = Some(label);
@@ -263,16 +261,15 @@ impl PublishedStore {
     /// Copies a small tensor over the bytes of the one before; `None` if that is newer, of another kind, or not packed.
     #[inline(always)]
     fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
-        let bytes = tensor.payload().private_bytes()?;
-        let number = self.follows(task, key).or_else(|| self.find(task, key).1)?;
-        let slot = &mut self.slots[number as usize];
-        let before = self.contents[number as usize].as_ref()?;
-        let goes_there = slot.version <= version && before.meta == *tensor.meta();
-        if !goes_there || !self.packed.overwrite(slot.packed, bytes) {
+        let bytes = tensor.payload().private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX)?;
+        let slot = self.follows(task, key).or_else(|| self.find(task, key).1)?;
+        let before = &mut self.versions[slot as usize];
+        let is_alike = self.published[slot as usize].as_ref()?.meta == *tensor.meta();
+        if before.version > version || !is_alike || !self.packed.overwrite(slot, bytes) {
             return None;
         }
-        slot.version = version;
-        Some(number)
+        before.version = version;
+        Some(slot)
     }
 
     /// Puts tensors in the store, each in place of the one before, and moves those who waited for them into `ready`: as many as may be
@@ -316,7 +313,7 @@ impl PublishedStore {
     /// Puts a tensor in the store in place of the one before; its slot.
     #[inline(never)]
     fn replace(&mut self, task: u16, key: &str, version: i64, tensor: Tensor) -> Result<u32, Error> {
-        let full = |store: &Self| match store.published < store.published_max {
+        let full = |store: &Self| match store.count < store.published_max {
             true => Ok(()),
             false => {
                 let reason = format!("{} keys are published", store.published_max);
@@ -329,7 +326,7 @@ impl PublishedStore {
             Some(slot) => slot,
             None => self.slot(task, key, full)?,
         };
-        let before = self.slots[slot as usize];
+        let before = self.versions[slot as usize];
         if !self.is_published(slot) {
             full(self)?;
         } else if before.version > version {
@@ -339,46 +336,38 @@ impl PublishedStore {
         // No smaller table has locks.
         let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
         let is_alike = |there: &Published| {
-            let len = there.payload.as_ref().map_or(before.packed.len(), Payload::len);
-            there.meta == meta && len == payload.len()
+            let len = there.payload.as_ref().map(Payload::len).or_else(|| self.packed.get(slot).map(<[u8]>::len));
+            there.meta == meta && len == Some(payload.len())
         };
-        let is_alike = self.contents[slot as usize].as_ref().is_some_and(is_alike);
+        let is_alike = self.published[slot as usize].as_ref().is_some_and(is_alike);
         let stamp = if is_alike { before.stamp } else { next_stamp() };
         self.take_out(slot);
         // What is larger may be a table with locks; what is lent may be written to where it lies.
         let small = payload.private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX);
-        let packed = small.map_or(PackedAt::NOWHERE, |bytes| self.packed.push(bytes.into()));
-        let payload = if packed.is_somewhere() { None } else { Some(payload) };
-        self.slots[slot as usize] = Slot { version, stamp, packed };
-        self.contents[slot as usize] = Some(Published { meta, payload, in_place });
-        self.published += 1;
+        let is_small = small.map(|bytes| self.packed.put(slot, bytes.into())).is_some();
+        let payload = if is_small { None } else { Some(payload) };
+        self.versions[slot as usize] = Version { version, stamp };
+        self.published[slot as usize] = Some(Published { meta, payload, in_place });
+        self.count += 1;
         Ok(slot)
     }
 
     fn is_published(&self, slot: u32) -> bool {
-        self.contents[slot as usize].is_some()
+        self.published[slot as usize].is_some()
     }
 
     /// Takes what lies in a slot out; false if nothing did.
     fn take_out(&mut self, slot: u32) -> bool {
-        let was = self.contents[slot as usize].take().is_some();
-        self.published -= usize::from(was);
-        self.unpack(slot);
-        self.slots[slot as usize] = EMPTY;
+        let was = self.published[slot as usize].take().is_some();
+        self.count -= usize::from(was);
+        self.packed.remove(slot);
+        self.versions[slot as usize] = NOTHING;
         was
-    }
-
-    /// What lies in a slot is packed no more.
-    fn unpack(&mut self, slot: u32) {
-        self.packed.free(std::mem::replace(&mut self.slots[slot as usize].packed, PackedAt::NOWHERE));
-        if self.packed.is_loose() {
-            self.packed.pack_anew(self.slots.iter_mut().map(|slot| &mut slot.packed));
-        }
     }
 
     /// The version that lies in a slot.
     fn version_in(&self, slot: u32) -> Option<i64> {
-        self.is_published(slot).then(|| self.slots[slot as usize].version)
+        self.is_published(slot).then(|| self.versions[slot as usize].version)
     }
 
     /// As many may be told as a turn may tell.
@@ -418,7 +407,7 @@ impl PublishedStore {
 
     /// Why a pull of what is in a slot need not wait for it: half a row could come.
     pub(super) fn refusal(&self, slot: u32) -> Option<Error> {
-        self.contents.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
+        self.published.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
         Some(Error::invalid(format!(
             "'{}' is a table whose rows are written in place, and a pull of it as a whole might get half of one: pull its rows by \
              number (pull_rows), or publish it with torn=True",
@@ -462,11 +451,11 @@ impl PublishedStore {
     pub(super) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
         let mut plans = vec![0; self.labels.len()];
         named.for_each(|slot| plans[slot as usize] += 1);
-        assert_eq!(self.slots.len(), self.labels.len(), "a tensor would lie in a slot without a name");
-        assert_eq!(self.contents.len(), self.labels.len(), "a tensor would lie in a slot without a name");
-        self.packed.check_invariants(self.slots.iter().map(|slot| slot.packed));
+        let lengths = (self.versions.len(), self.published.len());
+        assert_eq!(lengths, (self.labels.len(), self.labels.len()), "a tensor would lie in a slot without a name");
+        self.packed.check_invariants();
         for (slot, label) in self.labels.iter().enumerate() {
-            let there = (label.as_ref().map_or(0, |label| label.plans), self.contents[slot].is_some());
+            let there = (label.as_ref().map_or(0, |label| label.plans), self.published[slot].is_some());
             assert_eq!(there.0, plans[slot], "slot {slot} would be freed while plans name it, or never");
             assert_eq!(label.is_some(), there.0 > 0 || there.1, "slot {slot} would be given to another key, or never");
             if let Some(label) = label {
@@ -474,15 +463,15 @@ impl PublishedStore {
                 assert_eq!(found, Some(slot as u32), "'{}' would be published where no pull looks", label.key);
             }
             let version = self.version_in(slot as u32);
-            let held = self.contents[slot].as_ref().map(|published| published.payload.is_some());
-            let (is_there, is_packed) = (self.slots[slot].stamp != 0, self.slots[slot].packed.is_somewhere());
-            assert_eq!((is_there, is_packed), (there.1, held == Some(false)), "a pull would read another's bytes");
+            let is_small = self.published[slot].as_ref().is_some_and(|published| published.payload.is_none());
+            let (is_there, is_packed) = (self.versions[slot].stamp != 0, self.packed.get(slot as u32).is_some());
+            assert_eq!((is_there, is_packed), (there.1, is_small), "a pull would read another's bytes");
             let misses = label.as_ref().is_some_and(|label| label.watchers.misses(version));
             assert!(!misses || self.woken.contains(&(slot as u32)), "pulls would wait for what is in slot {slot}");
         }
-        assert_eq!(self.published, self.contents.iter().flatten().count(), "another bound than the one that is set");
+        assert_eq!(self.count, self.published.iter().flatten().count(), "another bound than the one that is set");
         assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots would be lost, or given out twice");
-        assert!(self.published <= self.published_max, "fusion.published_tensors_max would be no bound");
+        assert!(self.count <= self.published_max, "fusion.published_tensors_max would be no bound");
     }
 
     /// Keys that are published or named by plans.

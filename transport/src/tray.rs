@@ -285,6 +285,13 @@ impl Tray {
         self.missing == 0
     }
 
+    /// True if that tensor has neither come nor failed.
+    #[cfg(feature = "network")]
+    #[inline]
+    pub(crate) fn is_missing(&self, index: usize) -> bool {
+        matches!(self.items[index].state, State::Missing)
+    }
+
     /// One will not come.
     pub fn fail(&mut self, index: usize, error: Error) {
         let item = &mut self.items[index];

@@ -257,16 +257,20 @@ impl<W> Puller<W> {
         Ok(())
     }
 
-    /// Takes small tensors in.
+    /// Takes small tensors in; how many.
+    ///
+    /// # Errors
+    /// They are not what the peer has said of them, or one has come before: each is sent once a link, and without bytes a frame can name
+    /// tens of thousands.
     #[inline]
     pub(super) fn take<D>(
         &mut self,
         parts: &Parts<'_>,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
-    ) -> Result<(), WireError> {
+    ) -> Result<u64, WireError> {
         // A pull that was given up.
-        let Some(pull) = self.pulls.get_mut(parts.id) else { return Ok(()) };
+        let Some(pull) = self.pulls.get_mut(parts.id) else { return Ok(0) };
         let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
         let first = parts.first as usize;
         let Some(known) = first.checked_add(parts.count as usize).and_then(|end| set.known.get(first..end)) else {
@@ -281,6 +285,9 @@ impl<W> Puller<W> {
                 return Err(WireError::Truncated { what: "parts", found: parts.payload.len() });
             };
             rest = tail;
+            if !pull.tray.is_missing(index) {
+                return Err(comes_again(index as u32));
+            }
             pull.tray.put(index, known, parts.version, bytes, |len| memory.allocate_to_stay(set.consumer, len));
         }
         if !rest.is_empty() {
@@ -289,7 +296,7 @@ impl<W> Puller<W> {
         if pull.tray.is_complete() {
             self.finish(parts.id, events);
         }
-        Ok(())
+        Ok(parts.count.into())
     }
 
     /// Finds the place for a tensor that begins to arrive.
@@ -310,6 +317,9 @@ impl<W> Puller<W> {
         let Some(known) = known else {
             return Err(WireError::BadValue { what: "length of a set's tensor", found: part.payload_bytes });
         };
+        if !pull.tray.is_missing(index) {
+            return Err(comes_again(part.index));
+        }
         let refusal = if part.payload_bytes > self.tensor_bytes_max {
             let (bytes, limit) = (part.payload_bytes, self.tensor_bytes_max);
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
@@ -373,6 +383,10 @@ impl<W> Puller<W> {
             control.push(Control::ForgetSet(id));
         }
     }
+}
+
+fn comes_again(index: u32) -> WireError {
+    WireError::BadValue { what: "number of a tensor that has come", found: index.into() }
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {

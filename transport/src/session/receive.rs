@@ -472,8 +472,7 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
                 }
                 Frame::Pull(PullFrame::Parts(parts)) => {
                     let session = &mut *self.session;
-                    session.came.tensors += u64::from(parts.count);
-                    session.puller.take(&parts, self.memory, &mut session.events)?;
+                    session.came.tensors += session.puller.take(&parts, self.memory, &mut session.events)?;
                     continue;
                 }
                 Frame::Push(PushFrame::Pushes(pushes)) => {

@@ -1,10 +1,14 @@
 //! A peer that breaks the protocol, or floods: a typed error or a bound, never more.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
+use crate::session::PullAsk;
 use crate::tensor::{DType, TensorMeta};
-use crate::wire::{Abort, PushOpen, Request, Response};
+use crate::tray::{Keys, Tray};
+use crate::wire::{Abort, Part, PushOpen, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
     Request {
@@ -47,6 +51,49 @@ fn a_push_that_is_not_the_next_ends_the_link_up_to_the_last_number_there_is() {
         });
         let error = End::new().hear(&bytes).unwrap_err();
         assert_eq!(error.to_string(), format!("number of a push is {number}"));
+    }
+}
+
+#[test]
+fn a_tensor_of_a_pull_comes_once_and_what_nobody_pulls_is_not_counted() {
+    let large = 50_000;
+    let pulling = || {
+        let mut pulling = End::new();
+        let keys = Keys::new(["none", "large", "kept back"]).unwrap();
+        let set = pulling.session.add_set(0, PEER_TASK, Arc::new(keys)).unwrap();
+        let (deadline, tray) = (pulling.now + Duration::from_secs(60), Tray::new(3));
+        let ask = PullAsk { set, min_version: 0, deadline, fail_if_gone: false, tray, waiter: 1 };
+        let id = pulling.session.pull(pulling.now, ask).map_err(|(error, ..)| error).unwrap();
+        pulling.speak();
+        let metas = frames(|w| {
+            let mut metas = w.metas(set);
+            for (index, bytes) in [(0, 0), (1, large)] {
+                metas.push(index, TensorMeta::new(DType::U8, &[bytes]).unwrap().as_wire(), bytes);
+            }
+            metas.end();
+        });
+        pulling.hear(&metas).unwrap();
+        (pulling, id)
+    };
+    let small = |id, count| {
+        frames(|w| {
+            let mut parts = w.parts(id, 1, 0);
+            parts.push(count, (&[]).into());
+            parts.end();
+        })
+    };
+    let part = |id| {
+        let part = Part { id, version: 1, payload_bytes: large, transfer: 0, index: 1 };
+        [frames(|w| w.part(&part)), pattern(large as usize)].concat()
+    };
+    for index in [0, 1] {
+        let (mut pulling, id) = pulling();
+        pulling.hear(&small(Handle::from_bits(9 << 32), u32::MAX)).unwrap();
+        assert_eq!(pulling.session.received().tensors, 0);
+        let bytes = if index == 0 { small(id, 1) } else { part(id) };
+        pulling.hear(&bytes).unwrap();
+        let error = pulling.hear(&bytes).unwrap_err();
+        assert_eq!(error.to_string(), format!("number of a tensor that has come is {index}"));
     }
 }
 

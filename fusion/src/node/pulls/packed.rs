@@ -1,6 +1,6 @@
-//! The bytes of small published tensors, packed in chunks: those that were published one after the other lie side by side, so that a
-//! pull copies many of them at once. A chunk of which less than half is used is emptied into others, so that no call copies more than a
-//! few of them, and no more than twice what is used is kept.
+//! What lies in the slots of published tensors, as far as pulls of small ones look at it: versions, and bytes, packed in chunks. Those
+//! that were published one after the other lie side by side, so that a pull copies many of them at once. A chunk of which less than half is
+//! used is emptied into others, so that no call copies more than a few of them, and no more than twice what is used is kept.
 
 use sealane_runtime::VolatileSlice;
 
@@ -16,6 +16,15 @@ struct Place {
 
 /// That of a slot of which nothing is packed. It is no other's end, and as long as no small tensor.
 const NOWHERE: Place = Place { at: u64::MAX, len: u32::MAX };
+
+/// What lies in a slot, as far as a pull of small tensors looks at it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) version: i64,
+    /// 0 if nothing lies there.
+    pub(super) stamp: u64,
+    place: Place,
+}
 
 impl Place {
     fn chunk(self) -> usize {
@@ -56,8 +65,7 @@ impl Chunk {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Packed {
-    /// By slot.
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     chunks: Vec<Chunk>,
     /// Numbers of chunks in which nothing lies.
     vacant: Vec<usize>,
@@ -67,57 +75,76 @@ pub(super) struct Packed {
 
 impl Packed {
     pub(super) fn new() -> Self {
-        Self { places: Vec::new(), chunks: vec![Chunk::default()], vacant: Vec::new(), open: 0 }
+        Self { slots: Vec::new(), chunks: vec![Chunk::default()], vacant: Vec::new(), open: 0 }
     }
 
-    /// One more slot, of which nothing is packed.
+    /// One more slot, in which nothing lies.
     pub(super) fn add_slot(&mut self) {
-        self.places.push(NOWHERE);
+        self.slots.push(Slot { version: 0, stamp: 0, place: NOWHERE });
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, slot: u32) -> &Slot {
+        &self.slots[slot as usize]
+    }
+
+    /// Says what lies in a slot, packed or not.
+    #[inline]
+    pub(super) fn set(&mut self, slot: u32, version: i64, stamp: u64) {
+        let there = &mut self.slots[slot as usize];
+        (there.version, there.stamp) = (version, stamp);
     }
 
     /// Packs the bytes of a slot's tensor, of which nothing is packed: at most 512.
     pub(super) fn put(&mut self, slot: u32, bytes: VolatileSlice<'_>) {
         debug_assert!(self.get(slot).is_none(), "its bytes would be counted for ever");
-        if !self.chunks[self.open].has_room(bytes.len()) {
+        while !self.chunks[self.open].has_room(bytes.len()) {
             self.open_another();
         }
         let chunk = &mut self.chunks[self.open];
         let at = (self.open as u64) << 32 | chunk.bytes.len() as u64;
-        self.places[slot as usize] = Place { at, len: bytes.len() as u32 };
+        self.slots[slot as usize].place = Place { at, len: bytes.len() as u32 };
         bytes.append_to(&mut chunk.bytes);
         chunk.slots.push(slot);
         (chunk.tensors, chunk.used) = (chunk.tensors + 1, chunk.used + bytes.len());
     }
 
-    /// Writes over the bytes of a slot's tensor; false if they are not as many, or not packed.
+    /// Writes a version over the bytes of a slot's tensor; false if they are newer, not as many, or not packed.
     #[inline]
-    pub(super) fn overwrite(&mut self, slot: u32, with: &[u8]) -> bool {
-        let place = self.places[slot as usize];
-        let is_alike = place.len as usize == with.len();
-        if is_alike {
-            self.chunks[place.chunk()].bytes[place.start()..][..with.len()].copy_from_slice(with);
+    pub(super) fn overwrite(&mut self, slot: u32, version: i64, with: &[u8]) -> bool {
+        let there = &mut self.slots[slot as usize];
+        if there.version > version || there.place.len as usize != with.len() {
+            return false;
         }
-        is_alike
+        // There is none of what is not packed.
+        let Some(chunk) = self.chunks.get_mut(there.place.chunk()) else { return false };
+        chunk.bytes[there.place.start()..][..with.len()].copy_from_slice(with);
+        there.version = version;
+        true
     }
 
     /// The bytes of a slot's tensor, if they are packed.
     #[inline]
     pub(super) fn get(&self, slot: u32) -> Option<&[u8]> {
-        let place = self.places[slot as usize];
+        let place = self.slots[slot as usize].place;
         (place.at != NOWHERE.at).then(|| &self.chunks[place.chunk()].bytes[place.start()..][..place.len as usize])
     }
 
-    /// The bytes of the first of these slots' tensors, as far as they lie one behind the other and are no more than `bytes_max`; how
-    /// many tensors those are.
+    /// The bytes of the first of these slots' tensors, as far as they are of that version, have these stamps, lie one behind the other, and
+    /// are no more than `bytes_max`; how many tensors those are.
     #[inline]
-    pub(super) fn run(&self, mut slots: impl Iterator<Item = u32>, bytes_max: usize) -> (usize, &[u8]) {
-        let first = slots.next().map(|slot| self.places[slot as usize]);
-        let Some(first) = first.filter(|first| first.len as usize <= bytes_max && first.at != NOWHERE.at) else {
+    pub(super) fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
+        let of_version = |(&slot, &stamp): (&u32, &u64)| {
+            let there = self.slots.get(slot as usize)?;
+            (there.version == version && there.stamp == stamp).then_some(there.place)
+        };
+        let mut places = slots.iter().zip(stamps).map_while(of_version);
+        let Some(first) = places.next().filter(|first| first.len as usize <= bytes_max && first.at != NOWHERE.at)
+        else {
             return (0, &[]);
         };
         let (mut count, mut end, last) = (1, first.end(), first.at.saturating_add(bytes_max as u64));
-        for slot in slots {
-            let place = self.places[slot as usize];
+        for place in places {
             let next = end + u64::from(place.len);
             if place.at != end || next > last {
                 break;
@@ -130,7 +157,7 @@ impl Packed {
 
     /// Unpacks the bytes of a slot's tensor, if they are packed.
     pub(super) fn remove(&mut self, slot: u32) {
-        let place = std::mem::replace(&mut self.places[slot as usize], NOWHERE);
+        let place = std::mem::replace(&mut self.slots[slot as usize].place, NOWHERE);
         if place.at == NOWHERE.at {
             return;
         }
@@ -150,6 +177,8 @@ impl Packed {
         }
         if self.chunks[full].is_loose() {
             self.empty(full);
+        } else {
+            self.chunks[full].bytes.shrink_to_fit();
         }
     }
 
@@ -158,20 +187,27 @@ impl Packed {
         debug_assert_ne!(number, self.open, "it would be filled with what is taken out");
         let Chunk { bytes, slots, .. } = std::mem::take(&mut self.chunks[number]);
         for slot in slots {
-            let place = self.places[slot as usize];
+            let place = self.slots[slot as usize].place;
             // Others have been unpacked, or lie elsewhere by now.
             if place.at != NOWHERE.at && place.chunk() == number {
-                self.places[slot as usize] = NOWHERE;
+                self.slots[slot as usize].place = NOWHERE;
                 self.put(slot, bytes[place.start()..][..place.len as usize].into());
             }
         }
         self.vacant.push(number);
     }
 
+    /// Slots, whatever lies there.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Panics unless each tensor has bytes of its own, and each chunk counts what lies in it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self) {
-        let mut all: Vec<Place> = self.places.iter().copied().filter(|place| place.at != NOWHERE.at).collect();
+        let places = self.slots.iter().map(|slot| slot.place);
+        let mut all: Vec<Place> = places.filter(|place| place.at != NOWHERE.at).collect();
         all.sort_unstable_by_key(|place| (place.at, place.len));
         assert!(all.is_sorted_by(|one, next| one.end() <= next.at), "two tensors would share bytes");
         for (number, chunk) in self.chunks.iter().enumerate() {
@@ -204,6 +240,7 @@ mod tests {
         for slot in 0..count {
             packed.add_slot();
             packed.put(slot, vec![slot as u8; len][..].into());
+            packed.set(slot, 1, 1);
         }
         packed
     }
@@ -212,7 +249,7 @@ mod tests {
     fn neighbours_are_read_at_once_as_far_as_there_is_room() {
         let mut packed = with(4, 3);
         let run = |packed: &Packed, slots: &[u32], bytes_max| {
-            let (count, bytes) = packed.run(slots.iter().copied(), bytes_max);
+            let (count, bytes) = packed.run(slots, 1, &[1; 4], bytes_max);
             (count, bytes.to_vec())
         };
         assert_eq!(run(&packed, &[0, 1, 2, 3], 100), (4, vec![0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]));
@@ -224,24 +261,29 @@ mod tests {
         assert_eq!(run(&packed, &[0, 1, 2], 100), (1, vec![0; 3]));
         assert_eq!(run(&packed, &[1, 2], 100), (0, vec![]));
         assert_eq!((packed.get(1), packed.get(2)), (None, Some(&[2; 3][..])));
+        packed.set(3, 2, 1);
+        assert_eq!(run(&packed, &[2, 3], 100), (1, vec![2; 3]), "of another version");
+        packed.set(3, 1, 2);
+        assert_eq!(run(&packed, &[2, 3], 100), (1, vec![2; 3]), "with another stamp");
     }
 
     #[test]
     fn bytes_are_written_over_by_as_many() {
         let mut packed = with(2, 3);
-        assert!(packed.overwrite(1, &[7; 3]) && !packed.overwrite(1, &[7; 4]));
+        assert!(packed.overwrite(1, 5, &[7; 3]) && !packed.overwrite(1, 5, &[7; 4]));
+        assert!(!packed.overwrite(1, 4, &[8; 3]), "it is older");
         packed.remove(0);
-        assert!(!packed.overwrite(0, &[]) && !packed.overwrite(0, &[7; 3]));
-        assert_eq!(packed.get(1), Some(&[7; 3][..]));
+        assert!(!packed.overwrite(0, 5, &[]) && !packed.overwrite(0, 5, &[7; 3]));
+        assert_eq!((packed.get(1), packed.slot(1).version), (Some(&[7; 3][..]), 5));
     }
 
     #[test]
     fn a_run_ends_with_its_chunk() {
         let len = 500;
-        let packed = with(1000, len);
+        let (packed, slots) = (with(1000, len), Vec::from_iter(0..1000));
         let (mut at, mut runs) = (0, 0);
         while at < 1000 {
-            let (count, bytes) = packed.run(at as u32..1000, usize::MAX);
+            let (count, bytes) = packed.run(&slots[at..], 1, &[1; 1000], usize::MAX);
             assert!(count > 0 && bytes.chunks(len).enumerate().all(|(more, bytes)| bytes == [(at + more) as u8; 500]));
             (at, runs) = (at + count, runs + 1);
         }

@@ -18,21 +18,11 @@ use sealane_transport::tensor::IntoTensor;
 use sealane_transport::tray::{Stored, StoredBytes, next_stamp};
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
 
-use super::packed::Packed;
+use super::packed::{Packed, Slot};
 use super::watchers::{Watcher, Watchers};
 use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
-/// Of the tensor in a slot, what every pull looks at.
-#[derive(Clone, Copy)]
-struct Version {
-    version: i64,
-    /// 0 if nothing lies there.
-    stamp: u64,
-}
-
-const NOTHING: Version = Version { version: 0, stamp: 0 };
-
-/// The rest of it.
+/// The rest of what lies in a slot.
 struct Published {
     meta: TensorMeta,
     /// `None` if it is packed.
@@ -61,9 +51,9 @@ pub(super) enum Planner {
 
 /// See the module.
 pub(super) struct PublishedStore {
-    /// By slot, as are those that follow.
-    versions: Vec<Version>,
+    /// Of each slot what every pull looks at.
     packed: Packed,
+    /// By slot, as is what follows.
     published: Vec<Option<Published>>,
     labels: Vec<Option<Label>>,
     free: Vec<u32>,
@@ -88,7 +78,7 @@ impl Store for PublishedStore {
         if *in_place {
             return None;
         }
-        let Version { version, stamp } = self.versions[slot as usize];
+        let Slot { version, stamp, .. } = *self.packed.slot(slot);
         let bytes = match payload {
             None => StoredBytes::Packed(self.packed.get(slot)?),
             Some(payload) => StoredBytes::Payload(payload),
@@ -98,18 +88,13 @@ impl Store for PublishedStore {
 
     #[inline]
     fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
-        let of_version = |(&slot, &stamp): (&u32, &u64)| {
-            let there = self.versions.get(slot as usize)?;
-            (there.version == version && there.stamp == stamp).then_some(slot)
-        };
-        self.packed.run(slots.iter().zip(stamps).map_while(of_version), bytes_max)
+        self.packed.run(slots, version, stamps, bytes_max)
     }
 }
 
 impl PublishedStore {
     pub(super) fn new(published_max: usize) -> Self {
         Self {
-            versions: Vec::new(),
             packed: Packed::new(),
             published: Vec::new(),
             labels: Vec::new(),
@@ -149,7 +134,7 @@ impl PublishedStore {
             None => Payload::Shared(Arc::new(Buffer::copy_of(self.packed.get(slot)?))),
         };
         self.packed.remove(slot);
-        Some((self.versions[slot as usize].version, meta.clone(), payload.insert(shared).share()))
+        Some((self.packed.slot(slot).version, meta.clone(), payload.insert(shared).share()))
     }
 
     /// Slots in which nothing lies: plans name them.
@@ -177,7 +162,6 @@ impl PublishedStore {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                self.versions.push(NOTHING);
                 self.packed.add_slot();
                 self.published.push(None);
                 self.labels.push(None);
@@ -261,14 +245,12 @@ impl PublishedStore {
     /// Copies a small tensor over the bytes of the one before; `None` if that is newer, of another kind, or not packed.
     #[inline(always)]
     fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
-        let bytes = tensor.payload().private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX)?;
+        let bytes = tensor.payload().private_bytes()?;
         let slot = self.follows(task, key).or_else(|| self.find(task, key).1)?;
-        let before = &mut self.versions[slot as usize];
         let is_alike = self.published[slot as usize].as_ref()?.meta == *tensor.meta();
-        if before.version > version || !is_alike || !self.packed.overwrite(slot, bytes) {
+        if !is_alike || !self.packed.overwrite(slot, version, bytes) {
             return None;
         }
-        before.version = version;
         Some(slot)
     }
 
@@ -326,7 +308,7 @@ impl PublishedStore {
             Some(slot) => slot,
             None => self.slot(task, key, full)?,
         };
-        let before = self.versions[slot as usize];
+        let before = *self.packed.slot(slot);
         if !self.is_published(slot) {
             full(self)?;
         } else if before.version > version {
@@ -346,7 +328,7 @@ impl PublishedStore {
         let small = payload.private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX);
         let is_small = small.map(|bytes| self.packed.put(slot, bytes.into())).is_some();
         let payload = if is_small { None } else { Some(payload) };
-        self.versions[slot as usize] = Version { version, stamp };
+        self.packed.set(slot, version, stamp);
         self.published[slot as usize] = Some(Published { meta, payload, in_place });
         self.count += 1;
         Ok(slot)
@@ -361,13 +343,13 @@ impl PublishedStore {
         let was = self.published[slot as usize].take().is_some();
         self.count -= usize::from(was);
         self.packed.remove(slot);
-        self.versions[slot as usize] = NOTHING;
+        self.packed.set(slot, 0, 0);
         was
     }
 
     /// The version that lies in a slot.
     fn version_in(&self, slot: u32) -> Option<i64> {
-        self.is_published(slot).then(|| self.versions[slot as usize].version)
+        self.is_published(slot).then(|| self.packed.slot(slot).version)
     }
 
     /// As many may be told as a turn may tell.
@@ -451,7 +433,7 @@ impl PublishedStore {
     pub(super) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
         let mut plans = vec![0; self.labels.len()];
         named.for_each(|slot| plans[slot as usize] += 1);
-        let lengths = (self.versions.len(), self.published.len());
+        let lengths = (self.packed.len(), self.published.len());
         assert_eq!(lengths, (self.labels.len(), self.labels.len()), "a tensor would lie in a slot without a name");
         self.packed.check_invariants();
         for (slot, label) in self.labels.iter().enumerate() {
@@ -464,7 +446,8 @@ impl PublishedStore {
             }
             let version = self.version_in(slot as u32);
             let is_small = self.published[slot].as_ref().is_some_and(|published| published.payload.is_none());
-            let (is_there, is_packed) = (self.versions[slot].stamp != 0, self.packed.get(slot as u32).is_some());
+            let (is_there, is_packed) =
+                (self.packed.slot(slot as u32).stamp != 0, self.packed.get(slot as u32).is_some());
             assert_eq!((is_there, is_packed), (there.1, is_small), "a pull would read another's bytes");
             let misses = label.as_ref().is_some_and(|label| label.watchers.misses(version));
             assert!(!misses || self.woken.contains(&(slot as u32)), "pulls would wait for what is in slot {slot}");

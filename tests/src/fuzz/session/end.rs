@@ -1,5 +1,6 @@
 //! One end of the conversation: a session, its memory, and the books of an owner that keeps every rule.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::session::{
     AheadAsk, Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
 };
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tray::{Stored, StoredBytes};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tensor, Tray};
@@ -51,14 +53,65 @@ impl ReceiveMemory for Checked<'_> {
     }
 }
 
-/// What is published, one tensor a key.
+/// What is published, one tensor a key. Those that travel with a frame lie side by side, by slot.
 #[derive(Default)]
-struct Published([Option<(i64, Meta, Payload, u64)>; KEYS.len()]);
+struct Published {
+    tensors: [Option<Entry>; KEYS.len()],
+    packed: Vec<u8>,
+}
+
+struct Entry {
+    version: i64,
+    meta: Meta,
+    payload: Payload,
+    stamp: u64,
+    /// Where its bytes lie with those of others, if they do.
+    place: Option<Range<usize>>,
+}
+
+impl Published {
+    fn put(&mut self, slot: usize, version: i64, bytes: usize) {
+        let payload = Payload::from(vec![9; bytes]).into_shared();
+        // Metadata and length are the same for the same size.
+        let (meta, stamp) = (vector(bytes as u64), bytes as u64 + 1);
+        self.tensors[slot] = Some(Entry { version, meta, payload, stamp, place: None });
+        self.packed.clear();
+        for Entry { payload, place, .. } in self.tensors.iter_mut().flatten() {
+            let start = self.packed.len();
+            *place = (payload.len() <= INLINE_BYTES_MAX).then(|| {
+                payload.volatile().append_to(&mut self.packed);
+                start..self.packed.len()
+            });
+        }
+    }
+
+    fn get(&self, slot: u32) -> Option<&Entry> {
+        self.tensors.get(slot as usize)?.as_ref()
+    }
+}
 
 impl Store for Published {
     fn look(&self, slot: u32) -> Option<Stored<'_>> {
-        let (version, meta, payload, stamp) = self.0.get(slot as usize)?.as_ref()?;
-        Some(Stored { version: *version, meta, stamp: *stamp, bytes: StoredBytes::Payload(payload) })
+        let Entry { version, meta, payload, stamp, place } = self.get(slot)?;
+        let bytes = match place {
+            Some(place) => StoredBytes::Packed(&self.packed[place.clone()]),
+            None => StoredBytes::Payload(payload),
+        };
+        Some(Stored { version: *version, meta, stamp: *stamp, bytes })
+    }
+
+    fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
+        let (mut count, mut run) = (0, 0..0);
+        for (&slot, &stamp) in slots.iter().zip(stamps) {
+            let of_version = |it: &&Entry| it.version == version && it.stamp == stamp;
+            let Some(place) = self.get(slot).filter(of_version).and_then(|it| it.place.clone()) else { break };
+            let start = if count == 0 { place.start } else { run.start };
+            if (count > 0 && place.start != run.end) || place.end - start > bytes_max {
+                break;
+            }
+            (count, run) = (count + 1, start..place.end);
+        }
+        (count, &self.packed[run])
     }
 }
 
@@ -332,9 +385,7 @@ impl<'s> End<'s> {
 
     fn publish(&mut self, script: &mut Script<'_>) {
         let (slot, version, bytes) = (script.below(KEYS.len()), script.below(STEPS) as i64, script.one_of(&SIZES));
-        // Metadata and length are the same for the same size.
-        let payload = Payload::from(vec![9; bytes]).into_shared();
-        self.published.0[slot] = Some((version, vector(bytes as u64), payload, bytes as u64 + 1));
+        self.published.put(slot, version, bytes);
         let waits = std::mem::take(&mut self.waits);
         for wait in waits {
             if wait.slot as usize != slot || version < wait.min_version {

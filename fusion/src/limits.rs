@@ -45,6 +45,9 @@ pub(crate) const KEY_LIST_BYTES_MAX: usize = 256 << 10;
 /// What a tensor that is shared in place of being copied costs of the budgets below: what is written of it.
 pub(crate) const VIEW_COST_BYTES: usize = 256;
 
+/// What a look at a tensor costs of them at least: a plan may have tens of thousands that are not there, or are of no bytes.
+pub(crate) const LOOK_COST_BYTES: usize = 64;
+
 /// Smallest tensor that a client views in the arena of another. A view costs a record each way, a lease, and page faults where the
 /// mapping is new: about as much as copying so many bytes, which are copied at once besides.
 pub(crate) const VIEW_BYTES_MIN: usize = COPY_AT_ONCE_BYTES;

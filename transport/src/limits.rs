@@ -34,6 +34,9 @@ pub const SET_KEYS_MAX: usize = 65_536;
 /// Most slices of one published tensor: as many as the largest jobs have parameter servers, and some.
 pub const SLICES_MAX: usize = 4096;
 
+/// Tensors of pulls that are looked at for a peer in one turn: those that are missing, or have no bytes, fill no frame.
+pub(crate) const LOOKS_PER_TURN: usize = 4096;
+
 /// Most sets that one session pulls, and that one peer pulls of this shard over all its sessions.
 pub const SETS_MAX: usize = 65_536;
 

@@ -246,9 +246,12 @@ impl Tray {
 
     /// Lets go of memory that is shared with others.
     pub fn drop_shared(&mut self) {
-        for index in 0..self.items.len() {
-            if self.get(index).is_ok_and(|tensor| !matches!(tensor.payload(), Payload::Owned(_))) {
-                let _shared = self.take(index);
+        for item in &mut self.items {
+            let is_shared = |tensor: &Tensor| !matches!(tensor.payload(), Payload::Owned(_));
+            if let (State::Here, Holding::Tensor(tensor)) = (&item.state, &item.holding)
+                && is_shared(tensor)
+            {
+                (item.stamp, item.state, item.holding) = (0, State::Missing, Holding::Nothing);
             }
         }
     }

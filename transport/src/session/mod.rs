@@ -637,8 +637,13 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// Puts frames into the outbox until it is full or there is no more to say; what the peer pulls comes from `store`.
     /// With `one_message`, stops after the first request, answer or control frame, so that each leaves in a write of its
-    /// own; true if it put in any.
+    /// own; true if it put in any, and may put in more before the owner's next turn.
     pub fn fill_from<S: Store + ?Sized>(&mut self, store: &S, now: Instant, one_message: bool) -> bool {
+        self.server.may_look();
+        self.fill_within(store, now, one_message) && !self.server.has_looked()
+    }
+
+    fn fill_within<S: Store + ?Sized>(&mut self, store: &S, now: Instant, one_message: bool) -> bool {
         let mut filled = false;
         if self.attached.is_none() {
             return false;

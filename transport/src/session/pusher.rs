@@ -262,10 +262,13 @@ impl<D: PartialEq + Clone> Pusher<D> {
     fn rewind<W>(&mut self, handle: Handle, number: u64, events: Ends<'_, W, D>) -> Result<(), WireError> {
         self.granted(&PushGrant { stream: handle, taken: number, messages: 0, bytes: 0 }, events)?;
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.first == number) {
-            stream.unpack();
-            stream.begin_again();
             (stream.paused, stream.wanted_bytes) = (true, 0);
-            self.pushes -= stream.count_tried_anew();
+            // A peer may say so again and again, and of what has not left there is nothing to begin again.
+            if stream.tried > 0 {
+                stream.unpack();
+                stream.begin_again();
+                self.pushes -= stream.count_tried_anew();
+            }
         }
         Ok(())
     }

@@ -7,12 +7,13 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
+use super::consumer::QUEUE_SLACK;
 use super::control::Control;
 use super::quota::{Charges, Held, PeerQuota, Share};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{INLINE_PAYLOAD_BYTES, SETS_MAX, SessionLimits};
+use crate::limits::{INLINE_PAYLOAD_BYTES, LOOKS_PER_TURN, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::tray::{Stored, StoredBytes};
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
@@ -124,6 +125,8 @@ pub(super) struct Server {
     starved: VecDeque<Handle>,
     /// Found missing since the owner last took them down.
     waits: Vec<Wait>,
+    /// How many may still be looked at in this turn.
+    looks: usize,
 }
 
 impl Server {
@@ -138,7 +141,20 @@ impl Server {
             held_back: VecDeque::new(),
             starved: VecDeque::new(),
             waits: Vec::new(),
+            looks: 0,
         }
+    }
+
+    /// As many may be looked at as in one turn.
+    #[inline]
+    pub(super) fn may_look(&mut self) {
+        self.looks = LOOKS_PER_TURN;
+    }
+
+    /// True if none may be looked at before the next turn.
+    #[inline]
+    pub(super) fn has_looked(&self) -> bool {
+        self.looks == 0
     }
 
     /// True if no pull waits for its turn.
@@ -264,6 +280,11 @@ impl Server {
         let Ok(handle) = self.pulls.insert(serving) else { unreachable!("it has room for all that a peer may have") };
         self.ids.insert(pull.id, handle);
         self.to_serve.push_back(handle);
+        if self.to_serve.len() > 2 * self.pulls.len() + QUEUE_SLACK {
+            // Those that were cancelled.
+            let pulls = &self.pulls;
+            self.to_serve.retain(|&handle| pulls.get(handle).is_some());
+        }
         Ok(())
     }
 
@@ -329,8 +350,9 @@ impl Server {
                 None => return false,
             };
             let waits = Waits { list: &mut self.waits, share: &mut self.share };
-            match serving.stage(handle, slots, &mut set.told, waits, store, outbox) {
+            match serving.stage(handle, (slots, &mut set.told), (waits, &mut self.looks), store, outbox) {
                 Staging::Staged => return true,
+                Staging::Later => return false,
                 Staging::HeldBack => {
                     self.to_serve.pop_front();
                     self.held_back.push_back(handle);
@@ -367,6 +389,8 @@ enum Staging {
     HeldBack,
     /// There is no memory now to copy its next tensor from a device.
     Starved,
+    /// Enough was looked at in this turn.
+    Later,
     /// All that is there has left.
     Done,
 }
@@ -377,9 +401,8 @@ impl Serving {
     fn stage<S: Store + ?Sized>(
         &mut self,
         handle: Handle,
-        slots: &[u32],
-        told: &mut [u64],
-        waits: Waits<'_>,
+        (slots, told): (&[u32], &mut [u64]),
+        (waits, looks): (Waits<'_>, &mut usize),
         store: &S,
         outbox: &mut Outbox,
     ) -> Staging {
@@ -388,11 +411,15 @@ impl Serving {
                 self.ready.pop_front();
                 continue;
             }
+            if *looks == 0 {
+                return Staging::Later;
+            }
             let at = *first as usize;
-            let range = at..at + *count as usize;
+            let range = at..at + (*count as usize).min(*looks);
             let slot = slots[at];
             let Some(stored) = store.look(slot).filter(|stored| stored.version >= self.min_version) else {
                 let index = *first;
+                *looks -= 1;
                 (*first, *count) = (*first + 1, *count - 1);
                 let Err(full) = waits.share.take(Held::Waits, 1) else {
                     let Serving { min_version, fail_if_gone, .. } = *self;
@@ -434,6 +461,7 @@ impl Serving {
                 stage_small(self.id, stored, range, slots, told, store, outbox)
             };
             (*first, *count) = (*first + sent, *count - sent);
+            *looks -= sent as usize;
             return Staging::Staged;
         }
         Staging::Done

@@ -61,7 +61,7 @@ pub(in crate::engine) struct Client {
     together: Vec<Publication>,
     /// The call that the client just gave up.
     cancelled: Option<u32>,
-    /// A whole step was ended or freed in this turn.
+    /// What was asked in this turn may have taken long: a whole step was ended or freed, or all that waits in a queue was handed on.
     swept: bool,
     /// Calls whose outcome the node has not told.
     under_way: usize,
@@ -358,10 +358,12 @@ impl Client {
             }
             Submission::OpenQueue { queue, tensors_max, bytes_max, name } => {
                 self.open_queue(node, queue, (tensors_max, bytes_max), name)?;
+                self.swept = true;
             }
             Submission::Grant { queue, tensors, bytes } => self.queues.grant(queue, tensors, bytes)?,
             Submission::CloseQueue { queue } => {
                 self.queues.close(node, self.task, queue)?;
+                self.swept = true;
                 self.queues_told.push(Answer::QueueClosed { queue });
             }
             Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),

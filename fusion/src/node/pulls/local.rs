@@ -13,7 +13,7 @@ use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 use super::store::PublishedStore;
 use super::watchers::Watcher;
 use super::{At, Pulls, UnderWay};
-use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES, VIEW_COST_BYTES};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES, LOOK_COST_BYTES, VIEW_COST_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::PullWaiter;
 use crate::node::context::{Context, draining};
@@ -100,9 +100,10 @@ impl LocalPull {
                 let (Wish { min_version, fail_if_gone, .. }, index) = (self.wish, index as u32);
                 let wait = Wait { slot, min_version, pull: handle, index, fail_if_gone };
                 watchers.push(Watcher { session: None, wait });
+                copied += LOOK_COST_BYTES;
                 continue;
             };
-            copied += self.begin_copy(index, &published, memory, reporter);
+            copied += self.begin_copy(index, &published, memory, reporter).max(LOOK_COST_BYTES);
         }
         copied
     }

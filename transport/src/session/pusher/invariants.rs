@@ -92,6 +92,9 @@ impl<D: Clone> Stream<D> {
             if (place < tried) != (entry.number == number) {
                 return Err(format!("push {number} would be found as {}", entry.number));
             }
+            if place >= tried && matches!(entry.what, What::Many(_)) {
+                return Err(format!("{} pushes that are not tried would stay together", entry.count()));
+            }
             number += u64::from(entry.count());
         }
         if !(next..=self.fresh).contains(&self.left) {

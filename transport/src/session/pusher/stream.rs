@@ -144,22 +144,25 @@ impl<D: Clone> Stream<D> {
     /// still has is found by its number. How many are gone, since they had ended before.
     pub(super) fn count_tried_anew(&mut self) -> usize {
         let out = self.entries.iter().take(self.tried).rposition(Entry::is_out);
-        self.tried = out.map_or(0, |last| last + 1);
+        let were_tried = std::mem::replace(&mut self.tried, out.map_or(0, |last| last + 1));
         self.fresh = self.first + self.tried as u64;
         self.left = self.left.min(self.fresh);
         self.bytes_ready = self.entries.range(self.sent..self.tried).map(|entry| entry.bytes).sum();
-        let (tried, before, mut index) = (self.tried, self.entries.len(), 0);
-        self.entries.retain_mut(|entry| {
-            index += 1;
-            if index > tried {
+        let (tried, before) = (self.tried, self.entries.len());
+        // Those behind them are as they were made.
+        let were_tried: Vec<_> = self.entries.drain(..were_tried).collect();
+        for (index, mut entry) in were_tried.into_iter().enumerate().rev() {
+            if index >= tried {
                 entry.number = u64::MAX;
                 if let What::One(_, Some(payload)) = &mut entry.what {
                     // Its next copy may fail: its number is another's then.
                     payload.drop_host_copy();
                 }
             }
-            index <= tried || entry.deposit.is_some()
-        });
+            if index < tried || entry.deposit.is_some() {
+                self.entries.push_front(entry);
+            }
+        }
         before - self.entries.len()
     }
 
@@ -173,16 +176,19 @@ impl<D: Clone> Stream<D> {
     /// What has to leave again goes each by itself: the next link, or the next grant, may let some of them go and others not.
     #[cold]
     pub(super) fn unpack(&mut self) {
-        if !self.entries.iter().any(|entry| matches!(entry.what, What::Many(_))) {
+        // Several in one are tried from the start.
+        if !self.entries.range(..self.tried).any(|entry| matches!(entry.what, What::Many(_))) {
             return;
         }
         let mut number = self.first;
-        for entry in std::mem::take(&mut self.entries) {
+        let mut single = Vec::with_capacity((self.fresh - self.first) as usize);
+        for entry in self.entries.drain(..self.tried) {
             match &entry.what {
-                What::One(..) => self.entries.push_back(entry),
-                What::Many(batch) => self.entries.extend(batch.unpack(&entry)),
+                What::One(..) => single.push(entry),
+                What::Many(batch) => single.extend(batch.unpack(&entry)),
             }
         }
+        single.into_iter().rev().for_each(|entry| self.entries.push_front(entry));
         (self.sent, self.tried) = ((self.next - self.first) as usize, (self.fresh - self.first) as usize);
         for entry in self.entries.iter_mut().take(self.tried) {
             entry.number = number;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::error::Code;
 use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
-use crate::session::PullAsk;
+use crate::session::{Event as Told, PullAsk, PushAsk};
 use crate::tensor::{DType, TensorMeta};
 use crate::tray::{Keys, Tray};
-use crate::wire::{Abort, Part, PushOpen, Request, Response};
+use crate::wire::{Abort, Part, PushFailure, PushFrame, PushGrant, PushOpen, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
     Request {
@@ -52,6 +53,38 @@ fn a_push_that_is_not_the_next_ends_the_link_up_to_the_last_number_there_is() {
         let error = End::new().hear(&bytes).unwrap_err();
         assert_eq!(error.to_string(), format!("number of a push is {number}"));
     }
+}
+
+#[test]
+fn whoever_says_again_and_again_that_nobody_accepts_is_sent_the_rest_when_somebody_does() {
+    let mut pushing = End::new();
+    let stream = pushing.session.stream(0, PEER_TASK, "queue").unwrap();
+    for deposit in ["a", "b", "c", "d", "e"] {
+        let (meta, payload) = (TensorMeta::new(DType::U8, &[3]).unwrap().into_wire(), pattern(3).into());
+        let deadline = pushing.now + Duration::from_secs(60);
+        let push = PushAsk { stream, meta, payload, deadline, deposit };
+        pushing.session.push(pushing.now, push).map_err(|(error, _)| error).unwrap();
+    }
+    pushing.speak();
+    let mut sent = Vec::new();
+    for taken in 0..5 {
+        for _ in 0..3 {
+            let code = Code::Unavailable as u8;
+            let nobody = frames(|w| w.push_failure(&PushFailure { stream, number: taken, code, reason: "" }));
+            pushing.hear(&nobody).unwrap();
+            assert!(words(&pushing.speak()).iter().all(|word| !word.contains("Push")), "nobody accepts");
+        }
+        let grant = PushGrant { stream, taken, messages: taken + 2, bytes: 1 << 20 };
+        pushing.hear(&frames(|w| w.push_grant(&grant))).unwrap();
+        let said = pushing.speak();
+        let Ok(Some((Frame::Push(PushFrame::Pushes(pushes)), _))) = parse(&said) else { panic!("{:?}", words(&said)) };
+        sent.push((pushes.first, pushes.records.iter().count()));
+    }
+    assert_eq!(sent, [(0, 2), (1, 2), (2, 2), (3, 2), (4, 1)]);
+    pushing.hear(&frames(|w| w.push_grant(&PushGrant { stream, taken: 5, messages: 5, bytes: 1 << 20 }))).unwrap();
+    let mut ended: Vec<_> = std::iter::from_fn(|| pushing.session.poll_event()).collect();
+    ended.retain(|event| matches!(event, Told::PushEnded { outcome: Ok(()), count: 1, .. }));
+    assert_eq!(ended.len(), 5);
 }
 
 #[test]

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::chunks::{LARGE, limits, written};
 use super::*;
 use crate::error::{Code, Error};
-use crate::limits::TRANSFERS_MAX;
+use crate::limits::{LOOKS_PER_TURN, TRANSFERS_MAX};
 use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
 use crate::tray::{Keys, Tray};
 use crate::tray::{Stored, StoredBytes};
+use crate::wire::PullFrame;
 
 /// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
 pub(super) struct Both {
@@ -194,6 +195,45 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
         assert_eq!(tensor.bytes(), pattern(tensor.bytes().len()));
         assert_eq!(tensor.meta().shape().iter().product::<u64>(), tensor.bytes().len() as u64);
     }
+}
+
+#[test]
+fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turns() {
+    const KEYS: usize = 2 * LOOKS_PER_TURN + 10;
+    let mut both = Both::new();
+    let keys = Arc::new(Keys::new((0..KEYS).map(|key| key.to_string())).unwrap());
+    let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
+    let deadline = both.now + Duration::from_secs(60);
+    let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(KEYS), waiter: 1 };
+    both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    both.forth();
+    both.find_set();
+    let (mut waits, mut turns) = (Vec::new(), 0);
+    while waits.len() < KEYS {
+        let before = waits.len();
+        assert!(both.there.is_urgent() && !both.there.fill_from(&both.store, both.now, false));
+        both.there.take_waits(&mut waits);
+        assert!(waits.len() <= before + LOOKS_PER_TURN);
+        turns += 1;
+    }
+    assert_eq!(turns, 3);
+    both.store = (0..KEYS).map(|key| Entry::new(1, key as u64 + 1, 0)).collect();
+    waits.into_iter().for_each(|wait| both.there.pull_ready(wait.pull, wait.index));
+    let mut parts = 0;
+    while parts < KEYS {
+        both.there.fill_from(&both.store, both.now, false);
+        let said = written(&mut both.there);
+        let (mut rest, mut together) = (&said[..], 0);
+        while let Some((frame, length)) = parse(rest).unwrap() {
+            together += if let Frame::Pull(PullFrame::Parts(parts)) = frame { parts.count as usize } else { 0 };
+            rest = &rest[length..];
+        }
+        assert!(together <= LOOKS_PER_TURN, "{together} in one turn");
+        parts += together;
+        hear(&mut both.here, (&mut both.input, &mut both.landing), &both.slab, both.now, &said);
+    }
+    let (_, tray) = both.pulled().unwrap();
+    assert_eq!(tray.came(), (KEYS, 0));
 }
 
 #[test]

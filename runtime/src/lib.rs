@@ -77,6 +77,8 @@ mod slab;
 mod source;
 #[cfg(shards)]
 mod stall;
+#[cfg(not(loom))]
+mod sweep;
 #[cfg(shards)]
 mod task;
 #[cfg(shards)]
@@ -99,6 +101,7 @@ pub use self::{
     polling::Polling,
     rows::{Rows, STRIPES_MAX},
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
+    sweep::Sweep,
     volatile::{VolatileSlice, VolatileSliceMut},
 };
 #[cfg(shards)]

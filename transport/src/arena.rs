@@ -2,6 +2,8 @@
 //!
 //! Lives on one shard; bounded by the limit given at construction; allocates only while it grows.
 
+use std::collections::VecDeque;
+
 use crate::limits::SPARE_KEY_BYTES;
 
 /// Names one entry of one [`Arena`], and never a later entry in the same slot.
@@ -67,6 +69,9 @@ impl<T> Slot<T> {
     }
 }
 
+/// Handles of ended values that a queue may keep besides.
+const QUEUE_SLACK: usize = 256;
+
 /// A bounded set of values with stable generational handles.
 pub struct Arena<T> {
     slots: Vec<Slot<T>>,
@@ -85,6 +90,11 @@ impl<T> Arena<T> {
         self.slots.len() - self.free.len()
     }
 
+    /// Number of values that there were at most at a time: what a walk over them passes.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// True if there is no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -93,6 +103,15 @@ impl<T> Arena<T> {
     /// True if the next [`insert`](Self::insert) returns its value.
     pub fn is_full(&self) -> bool {
         self.len() >= self.limit
+    }
+
+    /// Clears a queue of handles whose values are gone, once they are more than half of it: a peer or client that ends what waits before
+    /// its turn comes makes no queue grow.
+    #[inline]
+    pub fn prune(&self, queue: &mut VecDeque<Handle>) {
+        if queue.len() > 2 * self.len() + QUEUE_SLACK {
+            queue.retain(|&handle| self.get(handle).is_some());
+        }
     }
 
     /// Stores a value, or returns it if the arena is full.

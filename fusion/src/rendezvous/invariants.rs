@@ -60,7 +60,7 @@ impl<S> Table<S> {
         if !entry.is_lent() {
             assert_eq!(found, Some(handle), "'{key}' of step {step} would meet nobody");
         }
-        let ends = deadline.is_none_or(|deadline| self.earliest.is_some_and(|earliest| earliest <= deadline));
+        let ends = deadline.is_none_or(|deadline| self.deadlines.covers(deadline));
         assert!(ends, "the send of '{key}' would wait past its deadline");
     }
 

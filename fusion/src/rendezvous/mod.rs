@@ -13,7 +13,7 @@ use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable, hash_table};
-use sealane_runtime::earliest;
+use sealane_runtime::{Sweep, earliest};
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, reuse_key};
 
 use crate::deadlines::Deadlines;
@@ -206,7 +206,7 @@ pub struct Table<S> {
     hasher: DefaultHashBuilder,
     pending_sends: usize,
     pending_sends_max: usize,
-    earliest: Option<Instant>,
+    deadlines: Sweep,
 }
 
 impl<S> Table<S> {
@@ -222,7 +222,7 @@ impl<S> Table<S> {
             hasher: DefaultHashBuilder::default(),
             pending_sends: 0,
             pending_sends_max,
-            earliest: None,
+            deadlines: Sweep::default(),
         }
     }
 
@@ -282,7 +282,7 @@ impl<S> Table<S> {
         debug_assert!(self.pending_sends > 0, "the table would be full for ever");
         self.pending_sends -= 1;
         if self.pending_sends == 0 {
-            self.earliest = None;
+            self.deadlines.clear();
         }
     }
 
@@ -429,9 +429,7 @@ impl<S> Table<S> {
     #[inline]
     fn count_pending(&mut self, deadline: Instant) {
         self.pending_sends += 1;
-        if self.earliest.is_none_or(|earliest| deadline < earliest) {
-            self.earliest = Some(deadline);
-        }
+        self.deadlines.enter(deadline);
     }
 
     /// Looks for the tensor of a request; parks the request of a peer if it is not there yet.
@@ -537,13 +535,13 @@ impl<S> Table<S> {
     /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) are to be called at the latest.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.earliest, self.parked_until.next()])
+        earliest([self.deadlines.next(), self.parked_until.next()])
     }
 
     /// Takes out the tensors that waited past their deadline. Of those that are lent by then `tell` hears, and makes the error
     /// of it: they end when they are settled, and do not wait again if they come back.
     pub fn expire(&mut self, now: Instant, mut tell: impl FnMut(&mut S, Late<'_>) -> Error) -> Vec<Unsent<S>> {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return Vec::new();
         }
         for (_, Entry { pair, step, key, tensor, state }) in self.entries.iter_mut() {
@@ -555,7 +553,8 @@ impl<S> Table<S> {
             }
         }
         let expired = self.take_those(|entry| entry.deadline().is_some_and(|deadline| deadline <= now));
-        self.earliest = self.entries.iter().filter_map(|(_, entry)| entry.deadline()).min();
+        self.deadlines = Sweep::after(now, self.entries.slots());
+        self.deadlines.extend(self.entries.iter().filter_map(|(_, entry)| entry.deadline()));
         expired
     }
 }

@@ -5,7 +5,7 @@ mod requests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, Sweep};
 
 use super::control::{Control, ControlQueue};
 use super::receive::{ReceiveMemory, Sink};
@@ -167,10 +167,6 @@ fn timeout_ms(deadline: Instant, now: Instant) -> u32 {
 /// Why a request has its waiter.
 const HAS_WAITER: &str = "a waiter goes with its request";
 
-/// The queue is cleared of ended requests when it holds this many entries more than twice the requests that stand: a
-/// peer that cannot be reached must not make it grow.
-pub(super) const QUEUE_SLACK: usize = 256;
-
 pub(super) struct Consumer<W> {
     window: usize,
     requests_max: usize,
@@ -184,7 +180,7 @@ pub(super) struct Consumer<W> {
     group: Vec<Handle>,
     in_flight: usize,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     releases: ReleaseLog,
     /// Announced places whose requests have ended, or were answered in another way.
     revoked: Vec<Revocation>,
@@ -203,7 +199,7 @@ impl<W> Consumer<W> {
             to_ask_fused: VecDeque::new(),
             group: Vec::new(),
             in_flight: 0,
-            earliest: None,
+            deadlines: Sweep::default(),
             releases: ReleaseLog::default(),
             revoked: Vec::new(),
             tensor_bytes_max: limits.tensor_bytes_max,
@@ -246,7 +242,7 @@ impl<W> Consumer<W> {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
@@ -257,7 +253,7 @@ impl<W> Consumer<W> {
             self.in_flight -= 1;
         }
         if self.wanted.is_empty() {
-            self.earliest = None;
+            self.deadlines.clear();
         }
         if wanted.announced
             && let Some(memory) = wanted.destination.take()
@@ -480,7 +476,7 @@ impl<W> Consumer<W> {
         control: &mut ControlQueue,
         events: &mut VecDeque<Event<W, D>>,
     ) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return;
         }
         for handle in self.wanted.select(|wanted| wanted.deadline <= now) {
@@ -494,7 +490,8 @@ impl<W> Consumer<W> {
             let error = Error::late(operation, wanted.step, wanted.key.as_str(), waited, awaited);
             self.end(handle, error, events);
         }
-        self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
+        self.deadlines = Sweep::after(now, self.wanted.slots());
+        self.deadlines.extend(self.wanted.iter().map(|(_, wanted)| wanted.deadline));
     }
 
     /// A request waits at the producer, for that attachment of its task; said again when the task attaches.
@@ -778,7 +775,7 @@ impl<W> Consumer<W> {
         trace::tell(self.recorder.as_ref(), handle, || Moment::RecvDelivered { bytes: bytes as u64 });
         self.steps.remove(handle);
         if self.wanted.is_empty() {
-            self.earliest = None;
+            self.deadlines.clear();
         }
         finished
     }

@@ -120,11 +120,10 @@ impl<D> Producer<D> {
     /// Queues an answer of so many bytes.
     #[inline]
     fn queue(&mut self, token: Handle, bytes: usize) {
-        if leaves_in_chunks(bytes, self.chunk_bytes) {
-            self.to_answer_in_chunks.push_back(token);
-        } else {
-            self.to_answer.push_back(token);
-        }
+        let in_chunks = leaves_in_chunks(bytes, self.chunk_bytes);
+        let queue = if in_chunks { &mut self.to_answer_in_chunks } else { &mut self.to_answer };
+        queue.push_back(token);
+        self.served.prune(queue);
     }
 
     /// A tensor of so many bytes that was handed to the link was released.

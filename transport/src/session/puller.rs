@@ -6,9 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, Sweep};
 
-use super::consumer::QUEUE_SLACK;
 use super::control::{Control, ControlQueue};
 use super::receive::ReceiveMemory;
 use super::{Awaited, Event, Roster, Session};
@@ -68,7 +67,7 @@ pub(super) struct Puller<W> {
     pulls_max: usize,
     to_ask: VecDeque<Handle>,
     /// No deadline is earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     tensor_bytes_max: u64,
 }
 
@@ -79,7 +78,7 @@ impl<W> Puller<W> {
             pulls: Arena::new(limits.queued_requests_max),
             pulls_max: limits.queued_requests_max,
             to_ask: VecDeque::new(),
-            earliest: None,
+            deadlines: Sweep::default(),
             tensor_bytes_max: limits.tensor_bytes_max,
         }
     }
@@ -94,7 +93,7 @@ impl<W> Puller<W> {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     /// Stages the next frame of a pull: keys that the producer does not know yet, or the pull itself.
@@ -156,7 +155,7 @@ impl<W> Puller<W> {
     fn remove(&mut self, handle: Handle) -> Option<Pulling<W>> {
         let pull = self.pulls.remove(handle)?;
         if self.pulls.is_empty() {
-            self.earliest = None;
+            self.deadlines.clear();
         }
         Some(pull)
     }
@@ -221,7 +220,7 @@ impl<W> Puller<W> {
         control: &mut ControlQueue,
         events: &mut VecDeque<Event<W, D>>,
     ) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return;
         }
         for handle in self.pulls.select(|pull| pull.deadline <= now) {
@@ -235,7 +234,8 @@ impl<W> Puller<W> {
             pull.tray.fail_missing(late);
             self.finish(handle, events);
         }
-        self.earliest = self.pulls.iter().map(|(_, pull)| pull.deadline).min();
+        self.deadlines = Sweep::after(now, self.pulls.slots());
+        self.deadlines.extend(self.pulls.iter().map(|(_, pull)| pull.deadline));
     }
 
     /// Notes what tensors of a set look like.
@@ -436,16 +436,13 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
         tray.begin();
         let puller = &mut self.puller;
-        if puller.to_ask.len() > 2 * puller.pulls.len() + QUEUE_SLACK {
-            let pulls = &puller.pulls;
-            puller.to_ask.retain(|&handle| pulls.get(handle).is_some());
-        }
+        puller.pulls.prune(&mut puller.to_ask);
         let (since, out, asked) = (now, false, false);
         let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, asked, tray, waiter };
         match puller.pulls.insert(pull) {
             Ok(handle) => {
                 puller.to_ask.push_back(handle);
-                puller.earliest = Some(puller.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+                puller.deadlines.enter(deadline);
                 Ok(handle)
             }
             Err(Pulling { tray, waiter, .. }) => {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use hashbrown::HashMap;
+use sealane_runtime::Sweep;
 
 use super::control::{Control, ControlQueue};
 use super::{Awaited, Event, Roster, Session};
@@ -58,7 +59,7 @@ pub(super) struct Pusher<D> {
     /// Pushes of all streams.
     pushes: usize,
     pushes_max: usize,
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     /// Memory for the next pushes that are made together.
     spare: Option<Vec<u8>>,
 }
@@ -88,7 +89,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
             linked: false,
             pushes: 0,
             pushes_max: limits.queued_requests_max,
-            earliest: None,
+            deadlines: Sweep::default(),
             spare: None,
         }
     }
@@ -109,7 +110,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     fn queue(&mut self, handle: Handle) {
@@ -218,7 +219,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         stream.next = stream.next.max(stream.first);
         self.pushes -= count as usize;
         if self.pushes == 0 {
-            self.earliest = None;
+            self.deadlines.clear();
         }
         self.queue(grant.stream);
         Ok(())
@@ -395,10 +396,11 @@ impl<D: PartialEq + Clone> Pusher<D> {
     }
 
     pub(super) fn expire<W>(&mut self, now: Instant, awaited: &Awaited<'_>, events: Ends<'_, W, D>) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return;
         }
-        let mut earliest: Option<Instant> = None;
+        let entries: usize = self.streams.iter().map(|(_, stream)| stream.entries.len()).sum();
+        self.deadlines = Sweep::after(now, entries + self.streams.slots());
         let mut changed = Vec::new();
         for (handle, stream) in self.streams.iter_mut() {
             let (tried, to, queue) = (stream.tried, stream.to, &stream.queue);
@@ -408,7 +410,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
                 index += 1;
                 if entry.deadline > now {
                     if entry.deposit.is_some() {
-                        earliest = Some(earliest.map_or(entry.deadline, |earliest| earliest.min(entry.deadline)));
+                        self.deadlines.enter(entry.deadline);
                     }
                     return true;
                 }
@@ -433,7 +435,6 @@ impl<D: PartialEq + Clone> Pusher<D> {
                 changed.push(handle);
             }
         }
-        self.earliest = earliest;
         // The push that is next now may have the credit that the one before it waited for.
         if self.linked {
             changed.into_iter().for_each(|handle| self.queue(handle));
@@ -542,7 +543,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             deposit: Some(deposit),
         });
         pusher.pushes += 1;
-        pusher.earliest = Some(pusher.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        pusher.deadlines.enter(deadline);
         if self.attached.is_some() {
             pusher.queue(handle);
         }
@@ -597,9 +598,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             stream.bytes_ready += bytes;
             pusher.pushes += count as usize;
             room -= count as usize;
-            if pusher.earliest.is_none_or(|earliest| deadline < earliest) {
-                pusher.earliest = Some(deadline);
-            }
+            pusher.deadlines.enter(deadline);
             if !stream.queued {
                 stream.queued = true;
                 pusher.to_send.push_back(handle);

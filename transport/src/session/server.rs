@@ -7,7 +7,6 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use super::consumer::QUEUE_SLACK;
 use super::control::Control;
 use super::quota::{Charges, Held, PeerQuota, Share};
 use super::{Event, Session, failure_of};
@@ -280,10 +279,8 @@ impl Server {
         let Ok(handle) = self.pulls.insert(serving) else { unreachable!("it has room for all that a peer may have") };
         self.ids.insert(pull.id, handle);
         self.to_serve.push_back(handle);
-        if self.to_serve.len() > 2 * self.pulls.len() + QUEUE_SLACK {
-            // Those that were cancelled.
-            let pulls = &self.pulls;
-            self.to_serve.retain(|&handle| pulls.get(handle).is_some());
+        for queue in [&mut self.to_serve, &mut self.held_back, &mut self.starved] {
+            self.pulls.prune(queue);
         }
         Ok(())
     }

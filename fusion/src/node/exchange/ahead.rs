@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use hashbrown::HashMap;
+use sealane_runtime::Sweep;
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
 use sealane_transport::session::{AheadAsk, AheadBack};
 use sealane_transport::tensor::{IntoTensor, Tensor, TensorMeta};
@@ -90,7 +91,7 @@ pub(in crate::node) struct SentAhead {
     /// Lent memory, which is its owner's again when the send has ended, and no sooner.
     lent: HashMap<Handle, Payload>,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     /// The last deadline, and when what has it is to come back: most often the next has the same.
     last: Option<(Instant, Instant)>,
     /// Keys of which consumers were told that a tensor waits for its request.
@@ -103,7 +104,7 @@ impl SentAhead {
     pub(super) fn new() -> Self {
         let (sends, steps, lent) = (Arena::new(usize::MAX), Chains::default(), HashMap::new());
         let held = LargeKeys::new();
-        Self { sends, tensors: 0, steps, lent, earliest: None, last: None, held, revoked: Vec::new() }
+        Self { sends, tensors: 0, steps, lent, deadlines: Sweep::default(), last: None, held, revoked: Vec::new() }
     }
 
     /// Tensors that have not ended.
@@ -113,7 +114,7 @@ impl SentAhead {
 
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     /// When a send of that deadline is to come back.
@@ -143,7 +144,7 @@ impl SentAhead {
         self.sends.retire(deposit, |ahead| ahead.barred = None);
         self.steps.remove(deposit);
         if self.sends.is_empty() {
-            self.earliest = None;
+            self.deadlines.clear();
         }
         if is_lent {
             // Its owner's again, before anybody hears of it.
@@ -168,9 +169,7 @@ impl SentAhead {
         (ahead.bytes, ahead.is_lent) = (bytes, false);
         (ahead.deadline, ahead.revoke_at) = (Some(deadline), Some(revoke_at));
         self.steps.add(deposit, (pair, step));
-        if self.earliest.is_none_or(|earliest| revoke_at < earliest) {
-            self.earliest = Some(revoke_at);
-        }
+        self.deadlines.enter(revoke_at);
         deposit
     }
 
@@ -208,7 +207,7 @@ impl SentAhead {
             let Ahead { pair, step, count, left, .. } = *ahead;
             assert!(0 < left && left <= count, "of {count} tensors {left} are left");
             assert!(self.steps.of((pair, step)).contains(&deposit), "a send would outlive step {step}");
-            let ends = ahead.due().is_none_or(|due| self.earliest.is_some_and(|earliest| earliest <= due));
+            let ends = ahead.due().is_none_or(|due| self.deadlines.covers(due));
             assert!(ends, "a send would wait past its deadline");
             let session = peers.session(ahead.session).filter(|session| !session.has_events());
             if let Some(session) = session {
@@ -341,7 +340,7 @@ impl Exchange {
     /// Has those come back whose deadlines are near, so that they wait for a request until then, and their senders hear for certain that
     /// nobody has asked. Of one that is not back by its deadline its sender hears that its delivery is unknown.
     pub(super) fn expire_ahead(&mut self, now: Instant, context: &mut Context) {
-        if self.ahead.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.ahead.deadlines.is_due(now) {
             return;
         }
         let due = self.ahead.sends.select(|ahead| ahead.due().is_some_and(|due| due <= now));
@@ -364,7 +363,8 @@ impl Exchange {
             ahead.barred.get_or_insert_with(|| Box::new(error.clone()));
             context.reporter.outcomes.sends_are_late(&mut ahead.waiter, ahead.left, error);
         }
-        self.ahead.earliest = self.ahead.sends.iter().filter_map(|(_, ahead)| ahead.due()).min();
+        self.ahead.deadlines = Sweep::after(now, self.ahead.sends.slots());
+        self.ahead.deadlines.extend(self.ahead.sends.iter().filter_map(|(_, ahead)| ahead.due()));
     }
 
     /// Those of a pair's step are to come back, and end with `error` then.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_runtime::{Buffer, DeviceError};
+use sealane_runtime::{Buffer, DeviceError, Sweep};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::trace::Moment;
@@ -85,7 +85,7 @@ pub(super) struct LocalRecvs {
     /// `wanted` by pair and step, for those who end a step.
     steps: Chains,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     /// Copies in progress: a queue for each producer, and the producers take turns.
     copies: VecDeque<(u16, VecDeque<Copy>)>,
     /// Recvs of each task, by its place; those that the queue holds as well.
@@ -96,11 +96,18 @@ pub(super) struct LocalRecvs {
 impl LocalRecvs {
     pub(super) fn new(requests_max: usize) -> Self {
         let (wanted, copies) = (Arena::new(usize::MAX), VecDeque::new());
-        Self { wanted, steps: Chains::default(), earliest: None, copies, of_task: Vec::new(), requests_max }
+        Self {
+            wanted,
+            steps: Chains::default(),
+            deadlines: Sweep::default(),
+            copies,
+            of_task: Vec::new(),
+            requests_max,
+        }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     pub(super) fn is_copying(&self) -> bool {
@@ -129,7 +136,7 @@ impl LocalRecvs {
             self.of_task.resize(task + 1, 0);
         }
         self.of_task[task] += 1;
-        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        self.deadlines.enter(deadline);
         handle
     }
 
@@ -156,7 +163,7 @@ impl LocalRecvs {
         debug_assert!(*of_task > 0, "the limit of the task's recvs would be none from now on");
         *of_task -= 1;
         if self.wanted.is_empty() {
-            self.earliest = None;
+            self.deadlines.clear();
         }
     }
 
@@ -176,7 +183,7 @@ impl LocalRecvs {
             counts[usize::from(wanted.consumer)] += 1;
             assert_eq!(wanted.consumer, pairs[wanted.pair].local, "a recv would be ended with another task's");
             assert!(self.steps.of((wanted.pair, wanted.step)).contains(&handle), "a recv would outlive its step");
-            let ends = self.earliest.is_some_and(|earliest| earliest <= wanted.deadline);
+            let ends = self.deadlines.covers(wanted.deadline);
             assert!(ends, "a recv would wait past its deadline");
             let copies = self.copies.iter().flat_map(|(_, queue)| queue).filter(|copy| copy.wanted == handle).count();
             assert!(copies <= 1, "a recv would have two tensors");
@@ -476,7 +483,7 @@ impl Exchange {
     }
 
     pub(super) fn expire_here(&mut self, now: Instant, context: &mut Context) {
-        if self.local.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.local.deadlines.is_due(now) {
             return;
         }
         for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
@@ -487,7 +494,8 @@ impl Exchange {
             let error = Error::late(Operation::Recv, wanted.step, key, waited, awaited);
             self.fail_here(handle, error, &mut context.reporter);
         }
-        self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
+        self.local.deadlines = Sweep::after(now, self.local.wanted.slots());
+        self.local.deadlines.extend(self.local.wanted.iter().map(|(_, wanted)| wanted.deadline));
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_runtime::{Buffer, DeviceError};
+use sealane_runtime::{Buffer, DeviceError, Sweep};
 use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
 use sealane_transport::tray::{Stored, StoredBytes};
@@ -167,7 +167,7 @@ impl Pulls {
     }
 
     pub(super) fn begin_here(&mut self, handle: Handle, deadline: Instant, context: &mut Context) {
-        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        self.deadlines.enter(deadline);
         self.advance(handle, COPY_BATCH_BYTES, context);
     }
 
@@ -228,7 +228,7 @@ impl Pulls {
     /// When the next pull from this node's store ends that waits.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        self.deadlines.next()
     }
 
     /// Goes on with the pulls in progress; the bytes copied, or work done.
@@ -314,7 +314,7 @@ impl Pulls {
 
     /// Ends those that have waited past their deadline.
     pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return;
         }
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if local.deadline <= now)) {
@@ -332,7 +332,8 @@ impl Pulls {
             At::Here(local) => Some(local.deadline),
             At::Peer { .. } => None,
         };
-        self.earliest = self.under_way.iter().filter_map(|(_, pull)| deadline(pull)).min();
+        self.deadlines = Sweep::after(now, self.under_way.slots());
+        self.deadlines.extend(self.under_way.iter().filter_map(|(_, pull)| deadline(pull)));
     }
 }
 

@@ -9,6 +9,7 @@ mod watchers;
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use sealane_runtime::Sweep;
 use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::session::{Named, PullAsk, Store, Wait};
 use sealane_transport::tensor::IntoTensor;
@@ -72,7 +73,7 @@ pub(super) struct Pulls {
     /// Pulls from this node's store that have something to copy.
     copying: VecDeque<Handle>,
     /// No deadline of a pull from this node's store is earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     /// Kept to reuse its memory; empty between calls.
     watchers: Vec<Watcher>,
 }
@@ -84,7 +85,7 @@ impl Pulls {
             plans: Arena::new(usize::MAX),
             under_way: Arena::new(usize::MAX),
             copying: VecDeque::new(),
-            earliest: None,
+            deadlines: Sweep::default(),
             watchers: Vec::new(),
         }
     }
@@ -314,7 +315,7 @@ impl Pulls {
             if let At::Here(local) = &pull.at {
                 let places = self.copying.iter().filter(|&&copying| copying == handle).count();
                 local.check_invariants(places);
-                let ends = self.earliest.is_some_and(|earliest| earliest <= local.deadline);
+                let ends = self.deadlines.covers(local.deadline);
                 assert!(ends, "a pull would wait past its deadline");
             }
         }

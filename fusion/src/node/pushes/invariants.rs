@@ -4,7 +4,7 @@ use sealane_transport::Handle;
 use sealane_transport::limits::QUEUE_BYTES_MAX;
 
 use super::Pushes;
-use super::queues::{Queue, QueueName, StreamKey};
+use super::queues::{Queue, QueueName, StreamKey, WAITING_SLACK};
 use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX};
 use crate::node::peers::Peers;
 
@@ -50,9 +50,15 @@ impl Pushes {
             promised, queue.promises.bytes,
             "'{name}' would promise more than it has room for, or nothing for ever"
         );
+        for waiting in [&queue.hungry, &queue.promises.waiting] {
+            assert!(
+                waiting.len() <= 2 * queue.streams.len() + WAITING_SLACK + 2,
+                "what has ended would wait in '{name}' for ever"
+            );
+        }
         for push in &queue.local {
             assert!(self.groups.get(push.group).is_some(), "nobody would hear how a push into '{name}' ended");
-            let ends = self.earliest.is_some_and(|earliest| earliest <= push.deadline);
+            let ends = self.deadlines.covers(push.deadline);
             assert!(ends, "a push into '{name}' would wait past its deadline");
         }
     }
@@ -61,8 +67,7 @@ impl Pushes {
         let stream = &self.streams[key];
         let queue = self.queues.get(stream.queue).unwrap_or_else(|| panic!("{key:?} leads nowhere"));
         let name = &queue.name;
-        let listed = queue.streams.iter().filter(|&other| other == key).count();
-        assert_eq!(listed, 1, "{key:?} feeds '{name}' {listed} times, which decides about the credit of all");
+        assert!(queue.streams.contains(key), "'{name}' would not ask {key:?} when somebody accepts from it");
         let hungry = queue.hungry.iter().filter(|&other| other == key).count();
         assert_eq!(hungry, usize::from(stream.hungry), "{key:?} of '{name}' would get no credit, or another's");
         let waiting = queue.promises.waiting.iter().filter(|&other| other == key).count();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_runtime::earliest;
+use sealane_runtime::{Sweep, earliest};
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Handle, Tensor};
@@ -38,14 +38,14 @@ impl Pushes {
         let wait = |tensor: T::Item| LocalPush { pair, tensor: tensor.into_tensor(), since: now, deadline, group };
         let waiting = tensors.map(wait);
         self.queues.get_mut(handle).expect("just found").local.extend(waiting);
-        self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
+        self.deadlines.enter(deadline);
         self.fill_locally(handle, context);
     }
 
     /// When the next of them ends that waits, or streams are looked at that do.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.earliest, self.promises.look_again])
+        earliest([self.deadlines.next(), self.promises.look_again])
     }
 
     /// Moves pushes of this node into a queue, as far as it has room.
@@ -108,16 +108,17 @@ impl Pushes {
 
     /// Ends those that have waited past their deadline.
     pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
-        if self.earliest.is_none_or(|earliest| earliest > now) {
+        if !self.deadlines.is_due(now) {
             return;
         }
         let mut ended = Vec::new();
-        let mut earliest: Option<Instant> = None;
+        let waiting: usize = self.queues.iter().map(|(_, queue)| queue.local.len()).sum();
+        self.deadlines = Sweep::after(now, waiting + self.queues.slots());
         for (_, queue) in self.queues.iter_mut() {
             let key = &queue.name;
             queue.local.retain(|push| {
                 if push.deadline > now {
-                    earliest = Some(earliest.map_or(push.deadline, |earliest| earliest.min(push.deadline)));
+                    self.deadlines.enter(push.deadline);
                     return true;
                 }
                 let waited = push.deadline.saturating_duration_since(push.since);
@@ -127,7 +128,6 @@ impl Pushes {
                 false
             });
         }
-        self.earliest = earliest;
         ended.into_iter().for_each(|(group, error)| self.ended(group, 1, Err(error), &mut context.reporter));
         self.forget_unused_queues();
     }

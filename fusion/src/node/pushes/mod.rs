@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
+use sealane_runtime::Sweep;
 use sealane_transport::session::PushAsk;
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
@@ -78,7 +79,7 @@ pub(super) struct Pushes {
     /// Queues into which something was pushed in this turn.
     filled: Vec<Handle>,
     /// No deadline of a push to a task of this node is earlier.
-    earliest: Option<Instant>,
+    deadlines: Sweep,
     promises: AllPromises,
 }
 
@@ -91,7 +92,7 @@ impl Pushes {
             streams: HashMap::new(),
             last_stream: None,
             filled: Vec::new(),
-            earliest: None,
+            deadlines: Sweep::default(),
             promises: AllPromises::default(),
         }
     }

@@ -1,6 +1,6 @@
 //! Accepting: the queues of this node's tasks, the streams that feed them, and who gets credit.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use sealane_transport::session::{Credit, Opened, Untaken};
@@ -16,6 +16,9 @@ use crate::node::memory::Memory;
 use crate::node::pairs::STRANGER;
 use crate::queue::{AcceptQueue, Accepted, AcceptedBatch};
 
+/// Streams that have ended and may be left where they waited.
+pub(super) const WAITING_SLACK: usize = 256;
+
 /// A stream, by its session and its handle there.
 pub(super) type StreamKey = (Handle, Handle);
 
@@ -28,7 +31,7 @@ pub(super) struct Queue {
     /// Where they went until nobody accepted any more, if tensors of this shard are still there: they are the next one's.
     left: Option<Arc<AcceptQueue>>,
     /// Streams that feed it.
-    pub(super) streams: Vec<StreamKey>,
+    pub(super) streams: BTreeSet<StreamKey>,
     /// Those of them that may have more credit than they have.
     pub(super) hungry: VecDeque<StreamKey>,
     /// What streams were promised besides their share of the credit.
@@ -43,6 +46,16 @@ impl Queue {
     /// The next stream that may have more credit, if there is room. Who finds none is told when there is.
     fn next_hungry(&mut self, shared: &AcceptQueue) -> Option<StreamKey> {
         if self.hungry.is_empty() || shared.room().is_none() { None } else { self.hungry.pop_front() }
+    }
+
+    /// Forgets streams that have ended while they waited, once they are most of those that wait: a peer that opens and closes streams
+    /// makes no list grow.
+    fn prune(&mut self) {
+        for waiting in [&mut self.hungry, &mut self.promises.waiting] {
+            if waiting.len() > 2 * self.streams.len() + WAITING_SLACK {
+                waiting.retain(|key| self.streams.contains(key));
+            }
+        }
     }
 }
 
@@ -88,7 +101,7 @@ impl Pushes {
             name: name.into(),
             shared: None,
             left: None,
-            streams: Vec::new(),
+            streams: BTreeSet::new(),
             hungry: VecDeque::new(),
             promises: Promises::default(),
             local: VecDeque::new(),
@@ -235,7 +248,7 @@ impl Pushes {
         let from: Arc<str> = context.pairs.peer_name(from).as_str().into();
         let handle = self.queue_named(to, &queue);
         let key = (session, stream);
-        self.queues.get_mut(handle).expect("just found").streams.push(key);
+        self.queues.get_mut(handle).expect("just found").streams.insert(key);
         self.streams.insert(key, Stream { queue: handle, from, hungry: false, wants: false, promised: 0 });
         self.wants_credit(key);
         self.replenish(handle, context);
@@ -249,7 +262,8 @@ impl Pushes {
             self.settle_promise(key, 0);
             let Some(Stream { queue: handle, .. }) = self.streams.remove(&key) else { continue };
             let Some(queue) = self.queues.get_mut(handle) else { continue };
-            queue.streams.retain(|other| *other != key);
+            queue.streams.remove(&key);
+            queue.prune();
             self.forget_unused_queue(handle);
         }
     }

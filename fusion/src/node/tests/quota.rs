@@ -1,16 +1,20 @@
 //! What one peer may make a shard remember: counted by its transport address, over all the sessions that it claims.
 
 use sealane_transport::lane::lane;
+use sealane_transport::limits::{AHEAD_BYTES_MAX, AHEAD_TENSOR_BYTES};
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::outbox::Outbox;
+use sealane_transport::session::ahead_cost;
+use sealane_transport::tensor::{DType, TensorMeta};
 use sealane_transport::wire::{
-    Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, Request, RowsRequest, parse,
+    Ahead, AheadRecordsBuf, Ends, Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, Request,
+    RowsRequest, parse,
 };
 use sealane_transport::{Keys, Tray};
 
 use super::pushing::{WORKER, accept_at, push_to, taken_from};
 use super::*;
-use crate::limits::{LATE_PER_TURN, PARKED_GRACE, PROMISE_TIME};
+use crate::limits::{LATE_PER_TURN, PARKED_GRACE, PROMISE_TIME, QUIET_TIME};
 use crate::node::{PullRequest, PullWaiter, PushRequest};
 use crate::queue::{AcceptOptions, AcceptQueue};
 
@@ -133,6 +137,58 @@ impl Intruder {
     fn open(&mut self, net: &mut Net, number: u64, queue: &str) -> Vec<String> {
         self.say(net, |writer| writer.push_open(&PushOpen { stream: id(number), first: 0, from: 0, to: 0, queue }))
     }
+}
+
+#[test]
+fn a_peer_that_sends_more_ahead_than_its_credit_loses_its_link() {
+    let mut net = Net::new([small_ps()]);
+    let mut peer = intruder(&mut net, PEER, (0, 1));
+    let asked = net.recv((0, "ps:1"), "worker:1", "never sent");
+    net.pass(QUIET_TIME);
+    assert!(asked.waits(), "and was asked for: what comes ahead is kept from now on");
+    let (bytes, meta) =
+        (vec![1; AHEAD_TENSOR_BYTES], TensorMeta::new(DType::U8, &[AHEAD_TENSOR_BYTES as u64]).unwrap());
+    let (ends, meta) = (Ends { step: 1, producer: 0, consumer: 0 }, meta.into_wire());
+    let mut kept = 0;
+    loop {
+        let key = format!("{kept:05}");
+        let mut records = AheadRecordsBuf::default();
+        records.push(&key, &meta, bytes[..].into());
+        let mut outbox = Outbox::default();
+        outbox.stage(|writer| writer.ahead(&Ahead { first: kept, ends, records: records.records() }));
+        peer.link.transmit(&mut outbox, usize::MAX, false).unwrap();
+        net.rest();
+        let mut ear = Intruder { link: loopback().0, said: Vec::new() };
+        if peer.link.receive(&mut ear, usize::MAX).is_err() {
+            break;
+        }
+        kept += 1;
+    }
+    let cost = ahead_cost(&[0; 5], &meta, &bytes);
+    assert_eq!(kept as usize, AHEAD_BYTES_MAX / cost);
+    net.nodes[0].check_invariants();
+    assert_eq!(
+        intruder(&mut net, PEER, (0, 1)).pull(&mut net, 1, &["k".into()]),
+        [""; 0],
+        "its next link is as good as any"
+    );
+}
+
+#[test]
+fn a_peer_that_opens_and_closes_streams_leaves_nothing_behind() {
+    let mut net = Net::new([small_ps()]);
+    let mut peer = intruder(&mut net, PEER, (0, 1));
+    peer.open(&mut net, 1, "q");
+    for number in 2..600 {
+        peer.open(&mut net, number, "q");
+        peer.say(&mut net, |writer| writer.push_want(&PushWant { stream: id(number), least: 1 << 19, all: 1 << 19 }));
+        peer.say(&mut net, |writer| writer.push_close(id(number)));
+        net.nodes[0].check_invariants();
+    }
+    let queue = Arc::new(AcceptQueue::new(AcceptOptions { tensors_max: 4, bytes_max: 99 }, Box::new(|| {})));
+    net.nodes[0].open_queue(0, "q", queue).unwrap();
+    net.rest();
+    assert_eq!(peer.hear(), ["grant"]);
 }
 
 fn keys(of: &str, count: usize) -> Vec<String> {

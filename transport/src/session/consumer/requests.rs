@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 
-use super::{Ask, HAS_WAITER, Manner, QUEUE_SLACK, State, Wanted, not_served};
+use super::{Ask, HAS_WAITER, Manner, State, Wanted, not_served};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
@@ -76,9 +76,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
         consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
         consumer.queue(handle, fused);
-        if consumer.earliest.is_none_or(|earliest| ask.deadline < earliest) {
-            consumer.earliest = Some(ask.deadline);
-        }
+        consumer.deadlines.enter(ask.deadline);
         Ok(handle)
     }
 
@@ -98,11 +96,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             return Some(not_served(&self.peer));
         }
         let consumer = &mut self.consumer;
-        if consumer.to_ask.len() + consumer.to_ask_fused.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
-            let wanted = &consumer.wanted;
-            consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
-            consumer.to_ask_fused.retain(|&handle| wanted.get(handle).is_some());
-        }
+        consumer.wanted.prune(&mut consumer.to_ask);
+        consumer.wanted.prune(&mut consumer.to_ask_fused);
         consumer.wanted.is_full().then(|| {
             let reason = format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
             Error::full("fusion.queued_requests_max", reason)

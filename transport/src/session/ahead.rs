@@ -476,4 +476,41 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn key_ahead(&self, number: u64) -> Option<String> {
         self.ahead.key_of(number)
     }
+
+    /// What holds between any two calls, where the owner keeps tensors that came ahead at a cost of `kept`.
+    ///
+    /// # Errors
+    /// What does not agree with what.
+    pub fn check_ahead(&self, kept: usize) -> Result<(), String> {
+        if self.kept_ahead != kept {
+            return Err(format!("tensors kept at a cost of {kept} have {} of their peer's credit", self.kept_ahead));
+        }
+        self.ahead.check()
+    }
+}
+
+impl<D> SentAhead<D> {
+    fn check(&self) -> Result<(), String> {
+        let (mut bytes, mut next) = (0, 0);
+        for frame in &self.frames {
+            let left = frame.records.iter().filter(|record| record.deposit.is_some()).count();
+            if left != frame.left || frame.left == 0 && frame.bytes > 0 {
+                return Err(format!(
+                    "{left} tensors are left of frame {}, and {} are counted",
+                    frame.first, frame.left
+                ));
+            }
+            if frame.first < next {
+                return Err(format!("tensor {} would be found as another", frame.first));
+            }
+            (bytes, next) = (bytes + frame.bytes, frame.end());
+        }
+        if bytes != self.bytes || bytes > AHEAD_BYTES_MAX || next > self.next || self.unsent > self.frames.len() {
+            let Self { bytes: counted, next: own, unsent, .. } = self;
+            return Err(format!(
+                "frames of {bytes} bytes up to {next}, counted {counted} up to {own}, {unsent} unsent"
+            ));
+        }
+        Ok(())
+    }
 }

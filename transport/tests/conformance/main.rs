@@ -3,6 +3,7 @@
 //! `loopback` is the reference. `slow_*` wraps a link so that calls move nothing now and then; `failing_*` breaks it
 //! as well, for the sessions to survive.
 
+mod ahead;
 mod ends;
 mod foreign;
 #[path = "../sockets/greeted.rs"]
@@ -79,6 +80,15 @@ mod devices {
         tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read: run {
         device_memory_is_copied_at_each_end,
         exported_memory_is_reached_once_it_is_registered,
+    });
+}
+
+mod early {
+    conforms!(
+        loopback, tcp, narrow_tcp, tls, narrow_tls, slow_loopback, slow_tcp, slow_tls, failing_loopback, failing_tcp,
+        failing_tls, verbs_write, verbs_read, tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read,
+        failing_verbs_write, failing_verbs_read, failing_tiny_verbs: ahead {
+        what_is_sent_ahead_ends_once,
     });
 }
 

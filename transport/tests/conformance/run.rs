@@ -182,7 +182,7 @@ struct Run {
     copies_fail: bool,
 }
 
-fn contents(number: u32, length: usize) -> Vec<u8> {
+pub(crate) fn contents(number: u32, length: usize) -> Vec<u8> {
     (0..length as u32).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ number.wrapping_mul(97)) as u8).collect()
 }
 

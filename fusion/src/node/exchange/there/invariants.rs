@@ -11,6 +11,7 @@ impl Exchange {
         let there = &self.there;
         let is_attached = |session| context.peers.session(session).is_some_and(|with| with.is_attached());
         let mut kept_bytes = there.check_unexpected(is_attached);
+        self.check_credit(context);
         for (handle, place) in there.places.iter() {
             let at = RawMatchKey { pair: place.pair, step: place.step, key: place.key.as_bytes() };
             assert_eq!(there.find(there.hash(at), at), Some(handle), "a recv and its tensor would not meet");
@@ -36,5 +37,21 @@ impl Exchange {
         there.posted.check_invariants(|batch| context.reporter.outcomes.batches.is_open(batch));
         assert_eq!(kept_bytes, there.kept_bytes, "the limit would bound something else than what is kept");
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");
+    }
+
+    /// Panics unless what peers have of their credit is what is kept of theirs, and what sessions count of their own is what they have sent.
+    fn check_credit(&self, context: &Context) {
+        let there = &self.there;
+        let of_places = there.places.iter().filter_map(|(_, place)| place.kept.as_ref()).map(|kept| &kept.range);
+        let of_frames = there.unexpected.iter().flat_map(|unexpected| &unexpected.frames);
+        let of_ended = there.to_release.iter().map(|(range, _)| range);
+        let kept: Vec<_> = of_places.chain(of_frames).chain(of_ended).collect();
+        for handle in context.peers.select(|_| true) {
+            let kept = kept.iter().filter(|range| range.session == handle).map(|range| range.cost).sum();
+            let with = context.peers.session(handle).filter(|with| !with.has_events());
+            if let Some(Err(what)) = with.map(|with| with.check_ahead(kept)) {
+                panic!("sent ahead, to and from {handle:?}: {what}");
+            }
+        }
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Unexpected {
     /// The number whose tensor is expected next.
     next: usize,
     /// What each of their frames is in the session.
-    frames: Vec<AheadRange>,
+    pub(super) frames: Vec<AheadRange>,
     /// How many there are, and their bytes.
     came: (u32, usize),
 }

@@ -344,7 +344,8 @@ impl Task {
     }
 
     /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
-    /// The daemon requests them from a peer together, in few messages and without waiting for the window.
+    /// The daemon requests those that the peer does not send ahead within 1 ms: together, in few messages and without waiting
+    /// for the window.
     ///
     /// ```no_run
     /// # use sealane::{RecvOptions, Task};

@@ -376,8 +376,8 @@ impl Task {
         Ok(Receiving::new(self.waiter(), call.or_raise(py)?, make))
     }
 
-    /// ``recv`` for many tensors, as a dict in the order of the keys: requested together, in few messages, which is
-    /// much cheaper than one by one.
+    /// ``recv`` for many tensors, as a dict in the order of the keys: asked for together, which is much cheaper than one by
+    /// one.
     ///
     /// ``out`` may hold arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
     /// ``partial=True`` the dict holds the error in the tensor's place.

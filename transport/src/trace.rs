@@ -36,7 +36,7 @@ pub enum Moment {
     },
     /// It ended without a tensor, or goes to another session.
     RecvEnded,
-    /// A recv between two tasks of one shard has its tensor.
+    /// A recv has its tensor from memory: from a task of its own shard, or one that came ahead of its request.
     RecvInMemory {
         /// The step.
         step: i64,

@@ -248,7 +248,7 @@ settings! {
             "Larger tensors are sent in chunks of this size, so that other messages can pass in between."),
         in_flight_bytes: usize as session.in_flight_bytes_max => setting("transport.in_flight_bytes", Nothing,
             bytes(1, TIB), whole(SESSION.in_flight_bytes_max),
-            "Bytes of tensors sent to a peer and not yet released; further ones wait, but one tensor of any size may always be sent."),
+            "Bytes of tensors sent to a peer and not yet released, except those sent ahead of their requests, which have a credit of their own; further ones wait, but one tensor of any size may always be sent."),
         links_max: usize as links_max => setting("transport.links_max", Nothing,
             count(1, LINKS_CEILING), whole(EngineSettings::LINKS_MAX),
             "Open links of one shard."),

@@ -45,9 +45,10 @@ impl LocalTask {
 }
 
 impl LocalPair {
-    /// Requests many tensors of a step from the peer at once: in one message, not a window's worth at a time. Await it for all
-    /// outcomes in the order of the keys, or take them [as they arrive](LocalReceivingMany::next). Only tensors that have not
-    /// arrived by the deadline end with DeadlineExceeded. Dropping it cancels the outstanding ones.
+    /// Receives many tensors of a step from the peer at once. Those that do not come ahead of a request within 1 ms are requested
+    /// together, not a window's worth at a time. Await it for all outcomes in the order of the keys, or take them
+    /// [as they arrive](LocalReceivingMany::next). Only tensors that have not arrived by the deadline end with DeadlineExceeded.
+    /// Dropping it cancels the outstanding ones.
     pub fn recv_fused<'k, K>(&self, step: i64, keys: K) -> LocalReceivingMany
     where
         K: IntoIterator<Item = &'k str>,

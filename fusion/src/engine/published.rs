@@ -105,8 +105,8 @@ impl Task {
         Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
     }
 
-    /// Requests many tensors of a step from `from` at once: in one message, not a window's worth at a time. Only tensors that
-    /// have not arrived by the deadline end with DeadlineExceeded.
+    /// Receives many tensors of a step from `from` at once. Those that do not come ahead of a request within 1 ms are requested
+    /// together, not a window's worth at a time. Only tensors that have not arrived by the deadline end with DeadlineExceeded.
     pub fn recv_fused<K: AsRef<str>>(&self, from: &str, step: i64, keys: impl IntoIterator<Item = K>) -> ReceivingMany {
         self.recv_fused_with(from, step, keys, Vec::new(), None)
     }

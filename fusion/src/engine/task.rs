@@ -112,8 +112,8 @@ impl Task {
         Receiving { outcome: Outcome::of(submitted, receiver), recall }
     }
 
-    /// Requests many tensors of a step from `from` at once, each with its own options and outcome: in one message, not a
-    /// window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
+    /// Receives many tensors of a step from `from` at once, each with its own options and outcome. Those that do not come ahead of
+    /// a request within 1 ms are requested together, not a window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
     pub fn recv_all<K: AsRef<str>>(
         &self,
         from: &str,

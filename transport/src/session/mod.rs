@@ -21,6 +21,8 @@
 //! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or dropped the session
 //!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and lent tensors are returned.
 //!
+//! Small tensors that are sent ahead of their requests have a rule of their own: see `ahead.rs`.
+//!
 //! The window (40) counts requests that the producer has neither answered nor *parked*. Parking a request whose tensor is not
 //! available yet frees its place; otherwise forty requests for late tensors would block the forty-first forever.
 //!

@@ -293,6 +293,8 @@ pub struct Session<W, D> {
     events: VecDeque<Event<W, D>>,
     /// [`Asked`] and [`RowsAsked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
     undecided: usize,
+    /// [`Aborted`](Event::Aborted) events in the queue.
+    aborts: usize,
     /// Keys of the [`Asked`] events in the queue, one after the other.
     event_keys: String,
     /// What has come.
@@ -338,6 +340,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             parts_first: false,
             events: VecDeque::new(),
             undecided: 0,
+            aborts: 0,
             event_keys: String::new(),
             came: Traffic::default(),
             limits,
@@ -529,8 +532,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// The next thing that the owner must know.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         let event = self.events.pop_front();
-        if let Some(Event::Asked(_) | Event::RowsAsked(_)) = event {
-            self.undecided -= 1;
+        match event {
+            Some(Event::Asked(_) | Event::RowsAsked(_)) => self.undecided -= 1,
+            Some(Event::Aborted { .. }) => self.aborts -= 1,
+            _ => {}
         }
         event
     }
@@ -540,7 +545,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn swap_events(&mut self, other: &mut VecDeque<Event<W, D>>) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.events, other);
-        self.undecided = 0;
+        (self.undecided, self.aborts) = (0, 0);
     }
 
     /// True if [`poll_event`](Self::poll_event) has something.

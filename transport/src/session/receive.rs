@@ -254,6 +254,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 let Some(&peer_task) = attached.roster.numbers.get(usize::from(abort.task)) else {
                     return Err(WireError::BadValue { what: "abort's task", found: u64::from(abort.task) });
                 };
+                self.aborts += 1;
                 self.events.push_back(Event::Aborted { step: abort.step, peer_task, reason: abort.reason.into() });
             }
             Frame::Ping { nonce } => self.control.push_answer(Control::Pong(nonce)),
@@ -416,8 +417,11 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
         let (mut number, mut records, mut in_vain) = (ahead.first, ahead.records, 0);
+        // What comes behind a word that a step has ended must not reach a recv that it ends: its owner has yet to hear it.
+        let mut no_sink = None;
+        let sink = if session.aborts == 0 { &mut self.sink } else { &mut no_sink };
         while !records.is_empty() {
-            let mut together = self.sink.as_mut().filter(|sink| in_vain < LOOKS_IN_VAIN && sink.looks_at_frames());
+            let mut together = sink.as_mut().filter(|sink| in_vain < LOOKS_IN_VAIN && sink.looks_at_frames());
             if let Some(sink) = &mut together {
                 let taken = sink.came_together(&CameTogether { first: number, producer, consumer, step, records });
                 if taken.count > 0 {
@@ -439,7 +443,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
                 let AheadRecord { key, meta: own, payload } = record?;
                 meta = own.unwrap_or(meta);
                 let came = CameAhead { number, producer, consumer, step, key, meta, payload };
-                let fate = match &mut self.sink {
+                let fate = match &mut *sink {
                     Some(sink) => sink.came_ahead(session, &came)?,
                     None => Some(Fate::Returned),
                 };

@@ -38,6 +38,8 @@ pub(super) struct ReleaseLog {
     first: u64,
     /// Entries at the front that went out on this link.
     sent: usize,
+    /// Number behind the last that went out on any link: the producer may acknowledge what it saw on earlier ones.
+    told: u64,
 }
 
 impl ReleaseLog {
@@ -94,17 +96,18 @@ impl ReleaseLog {
                 count
             }
         };
+        self.told = self.told.max(self.first + self.sent as u64);
     }
 
     /// The producer has seen all before `sequence`; false if that cannot be.
     pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
         let Some(count) = sequence.checked_sub(self.first) else { return true };
-        if count > self.sent as u64 {
+        if sequence > self.told {
             return false;
         }
         self.entries.drain(..count as usize);
         self.first = sequence;
-        self.sent -= count as usize;
+        self.sent = self.sent.saturating_sub(count as usize);
         true
     }
 
@@ -133,5 +136,26 @@ mod tests {
         log.stage(&mut outbox);
         assert_eq!((log.first, log.sent), (3, 2));
         assert!(log.acknowledge(5) && log.is_empty());
+    }
+
+    #[test]
+    fn what_an_earlier_link_brought_may_be_acknowledged_before_it_has_gone_out_on_this_one() {
+        let (mut log, mut outbox) = (ReleaseLog::default(), Outbox::default());
+        // Each leaves in a frame of its own kind, of which this link takes the first.
+        for number in 0..4 {
+            log.push(Handle::from_bits(number), true);
+            log.push_ahead(number, 1, Fate::Taken);
+        }
+        (0..8).for_each(|_| log.stage(&mut outbox));
+        log.rewind();
+        log.stage(&mut outbox);
+        assert!(log.acknowledge(6), "the producer saw them on the link before");
+        assert_eq!((log.first, log.sent, log.entries.len()), (6, 0, 2));
+        assert!(!log.acknowledge(9), "what was never sent cannot have been seen");
+        log.push(Handle::from_bits(9), true);
+        log.stage(&mut outbox);
+        assert!(!log.acknowledge(9) && log.acknowledge(7));
+        (0..2).for_each(|_| log.stage(&mut outbox));
+        assert!(log.acknowledge(9) && log.is_empty());
     }
 }

@@ -108,6 +108,27 @@ fn a_tensor_that_is_too_large_has_its_recv_ask_at_once() {
 }
 
 #[test]
+fn what_is_sent_again_behind_an_abort_is_not_for_a_recv_that_the_abort_ends() {
+    let mut net = met();
+    let old = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    // All of it leaves at once: the step ends, and is tried anew.
+    let local = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].abort(local, 1, "enough");
+    net.nodes[0].cleanup(local, 1);
+    let sent = net.send(PS, "worker:1", "w", &[8]);
+    net.rest();
+    assert_eq!(old.error().code(), Code::Aborted);
+    assert!(sent.waits(), "nobody has it");
+    let local = net.nodes[1].local_task("worker:1").unwrap();
+    net.nodes[1].cleanup(local, 1);
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(QUIET_TIME);
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![8], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
 fn past_the_credit_tensors_wait_for_their_requests() {
     let mut net = met();
     let count = AHEAD_BYTES_MAX / 4096 + 10;

@@ -1,17 +1,22 @@
 //! A worker and a ps: a session, as an engine has one, over a socket of its own, without the engine around it. Bounded by
 //! the ps's share of the tensors.
 
+use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sealane_fusion::{Buffer, DType, Error, Keys, TensorMeta, Tray};
-use sealane_transport::session::{Ask, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session};
+use sealane_transport::limits::AHEAD_TENSOR_BYTES;
+use sealane_transport::session::{
+    Ask, Asked, CameAhead, Event, KeyOf, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Sink, Untaken,
+};
 use sealane_transport::tcp::TcpLink;
-use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
+use sealane_transport::wire::{Fate, WireError};
+use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits, Tensor};
 
 use super::super::engine::{NAME, PATIENCE, QUEUE, key_of};
 use super::memory::destination;
@@ -29,6 +34,9 @@ const FIRST_EPOCH: u32 = 1;
 
 /// The worker among the tasks of its greeting.
 const THE_ONE: u16 = 0;
+
+/// How long a recv waits for a tensor that may come ahead of its request: as long as an engine's.
+pub(super) const QUIET_TIME: Duration = Duration::from_millis(1);
 
 /// Every tensor goes to memory that came with its request.
 struct NoMemory;
@@ -54,8 +62,106 @@ pub(super) struct Ended {
 enum Places {
     /// All at once, by the number of a plan; the pull buffer is with the session while a pull is in progress.
     Planned { set: Handle, tray: Option<Tray> },
-    /// One by one, each with its next step; empty while the tensor is in flight, or where its memory is made for each transfer.
-    Single(Vec<(i64, Option<Buffer>)>),
+    /// One by one.
+    Single(Vec<Recv>),
+}
+
+/// The recvs of one tensor, step after step.
+#[derive(Default)]
+struct Recv {
+    next_step: i64,
+    /// The step that is waited for.
+    wanted: Option<i64>,
+    /// None while the session has it, or where memory is made for each transfer.
+    memory: Option<Buffer>,
+    request: Option<Handle>,
+    /// What came before it was wanted.
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    step: i64,
+    number: u64,
+    cost: usize,
+    bytes: Vec<u8>,
+}
+
+impl Recv {
+    /// The tensor is there.
+    fn take(&mut self, bytes: &[u8]) {
+        self.wanted = None;
+        let memory = self.memory.as_mut().expect("it is made when the tensor is wanted");
+        memory.copy_from_slice(bytes);
+    }
+}
+
+/// Takes in tensors as an engine's node does: also those that come ahead of their requests.
+struct Taker<'a> {
+    share: &'a Tensors,
+    /// None of a plan's.
+    recvs: &'a mut [Recv],
+    came: &'a mut Vec<usize>,
+    /// Those that the ps keeps for a request.
+    held: Vec<usize>,
+}
+
+impl Sink<usize, ()> for Taker<'_> {
+    fn asked(&mut self, _: &mut Session<usize, ()>, _: &Asked, _: &[u8]) -> Result<(), WireError> {
+        Err(WireError::BadValue { what: "request to a worker that has nothing", found: 0 })
+    }
+
+    fn arrived(&mut self, number: usize, _: Instant, _: &[u8], buffer: Buffer) -> bool {
+        let recv = &mut self.recvs[number];
+        (recv.wanted, recv.request, recv.memory) = (None, None, Some(buffer));
+        self.came.push(number);
+        true
+    }
+
+    fn taken(&mut self, (): (), _: Payload) {
+        unreachable!("nobody asks a worker")
+    }
+
+    fn came_ahead(
+        &mut self,
+        session: &mut Session<usize, ()>,
+        came: &CameAhead<'_>,
+    ) -> Result<Option<Fate>, WireError> {
+        let number = std::str::from_utf8(came.key).ok().and_then(|key| self.share.numbers.get(key));
+        let Some((&number, recv)) = number.and_then(|number| Some((number, self.recvs.get_mut(*number)?))) else {
+            return Ok(Some(Fate::Returned));
+        };
+        if came.payload.len() != self.share.pulled[number] {
+            return Ok(Some(Fate::Returned));
+        }
+        if recv.wanted != Some(came.step) {
+            let kept = Kept { step: came.step, number: came.number, cost: came.cost(), bytes: came.payload.to_vec() };
+            return Ok(if recv.kept.is_some() {
+                Some(Fate::Returned)
+            } else {
+                recv.kept.replace(kept).map(|_| Fate::Returned)
+            });
+        }
+        if let Some(request) = recv.request {
+            let Some(memory) = session.cancel_unanswered(request) else { return Ok(Some(Fate::Returned)) };
+            (recv.request, recv.memory) = (None, memory);
+        }
+        recv.take(came.payload);
+        self.came.push(number);
+        Ok(Some(Fate::Taken))
+    }
+
+    fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {
+        let recv = self.recvs.get_mut(*self.share.numbers.get(of.key)?)?;
+        recv.kept.take_if(|kept| kept.number == number).map(|kept| kept.cost)
+    }
+
+    fn held(&mut self, of: KeyOf<'_>) {
+        self.held.extend(self.share.numbers.get(of.key));
+    }
+
+    fn pushed(&mut self, _: Handle, _: Tensor) -> Result<(), Untaken> {
+        Err(Untaken::Unaccepted)
+    }
 }
 
 /// See the module. Requests are told apart by the numbers of their tensors.
@@ -71,6 +177,11 @@ pub(super) struct Pair {
     /// Tensors of the step that have not come, and those that came one by one and were not asked for again.
     to_pull: usize,
     arrived: Vec<usize>,
+    /// Tensors that came, to be looked at.
+    came: Vec<usize>,
+    /// Recvs that wait for what comes ahead, and since when: the ps sends so to whoever has asked once.
+    quiet: VecDeque<(Instant, usize)>,
+    has_asked: bool,
     /// The next gradient to push, and those in flight.
     next_push: usize,
     pushing: usize,
@@ -96,7 +207,7 @@ impl Pair {
             Fuse::Plan => {
                 Places::Planned { set: session.add_set(THE_ONE, ps, share.keys.clone()).map_err(broken)?, tray: None }
             }
-            _ => Places::Single(share.pulled.iter().map(|_| (0, None)).collect()),
+            _ => Places::Single(share.pulled.iter().map(|_| Recv::default()).collect()),
         };
         Ok(Self {
             stream: session.stream(THE_ONE, ps, QUEUE).map_err(broken)?,
@@ -108,6 +219,9 @@ impl Pair {
             places,
             to_pull: 0,
             arrived: Vec::new(),
+            came: Vec::new(),
+            quiet: VecDeque::new(),
+            has_asked: false,
             next_push: 0,
             pushing: 0,
             is_blocked: false,
@@ -124,16 +238,18 @@ impl Pair {
         self.session.sent().messages + self.session.received().messages
     }
 
-    /// Asks for all tensors of a step, of the published ones at `min_version` or newer; true if there are none.
-    pub(super) fn pull(&mut self, now: Instant, min_version: i64) -> Result<bool, BenchError> {
+    /// Wants all tensors of a step, of the published ones at `min_version` or newer; how many had come before.
+    pub(super) fn pull(&mut self, now: Instant, min_version: i64) -> Result<usize, BenchError> {
         self.to_pull = self.share.pulled.len();
         self.arrived.clear();
-        if self.to_pull == 0 {
-            return Ok(true);
-        }
         let Places::Planned { set, tray } = &mut self.places else {
-            return (0..self.to_pull).try_for_each(|number| self.ask(now, number)).map(|()| false);
+            (0..self.to_pull).try_for_each(|number| self.want(now, number))?;
+            self.has_asked = true;
+            return self.look_at_what_came();
         };
+        if self.to_pull == 0 {
+            return Ok(0);
+        }
         let tray = match tray.take() {
             Some(tray) => tray,
             None => {
@@ -145,41 +261,78 @@ impl Pair {
             }
         };
         let ask = PullAsk { set: *set, min_version, deadline: now + PATIENCE, fail_if_gone: false, tray, waiter: 0 };
-        self.session.pull(now, ask).map_err(|(error, ..)| broken(error)).map(|_| false)
+        self.session.pull(now, ask).map_err(|(error, ..)| broken(error)).map(|_| 0)
     }
 
-    /// Asks once more for what came, without waiting for the rest of a step.
-    pub(super) fn ask_again(&mut self, now: Instant) -> Result<(), BenchError> {
+    /// True if all tensors of the step are there.
+    pub(super) fn has_pulled(&self) -> bool {
+        self.to_pull == 0
+    }
+
+    /// Wants once more what came, without waiting for the rest of a step; how many had come before.
+    pub(super) fn pull_again(&mut self, now: Instant) -> Result<usize, BenchError> {
         if let Places::Planned { .. } = self.places {
-            return self.pull(now, 0).map(drop);
+            return self.pull(now, 0);
         }
         self.to_pull += self.arrived.len();
-        std::mem::take(&mut self.arrived).into_iter().try_for_each(|number| self.ask(now, number))
+        std::mem::take(&mut self.arrived).into_iter().try_for_each(|number| self.want(now, number))?;
+        self.look_at_what_came()
     }
 
-    fn ask(&mut self, now: Instant, number: usize) -> Result<(), BenchError> {
-        let Places::Single(places) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
-        let (next, memory) = &mut places[number];
-        let memory = match memory.take() {
-            Some(memory) => memory,
-            None => destination(self.variant.registration, self.share.pulled[number])?,
-        };
-        let step = *next;
-        *next += 1;
+    fn want(&mut self, now: Instant, number: usize) -> Result<(), BenchError> {
+        let Places::Single(recvs) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
+        let (recv, bytes) = (&mut recvs[number], self.share.pulled[number]);
+        if recv.memory.is_none() {
+            recv.memory = Some(destination(self.variant.registration, bytes)?);
+        }
+        let step = recv.next_step;
+        (recv.next_step, recv.wanted) = (step + 1, Some(step));
+        if let Some(kept) = recv.kept.take_if(|kept| kept.step == step) {
+            recv.take(&kept.bytes);
+            self.session.release_ahead((kept.number, 1), kept.cost, Fate::Taken);
+            self.came.push(number);
+            return Ok(());
+        }
+        if self.has_asked && bytes <= AHEAD_TENSOR_BYTES {
+            self.quiet.push_back((now, number));
+            return Ok(());
+        }
+        self.request(now, number)
+    }
+
+    /// True if recvs wait for what comes ahead, until they [ask at last](Self::ask_at_last).
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.quiet.is_empty()
+    }
+
+    /// Asks for what has not come ahead in time.
+    pub(super) fn ask_at_last(&mut self, now: Instant) -> Result<(), BenchError> {
+        while let Some((_, number)) = self.quiet.pop_front_if(|(since, _)| now >= *since + QUIET_TIME) {
+            self.request(now, number)?;
+        }
+        Ok(())
+    }
+
+    /// Requests a tensor that is wanted, and was not asked for.
+    fn request(&mut self, now: Instant, number: usize) -> Result<(), BenchError> {
+        let Places::Single(recvs) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
+        let recv = &mut recvs[number];
+        let (Some(step), None) = (recv.wanted, recv.request) else { return Ok(()) };
         let ask = Ask {
             consumer: THE_ONE,
             producer: self.ps,
             step,
             key: self.share.keys.get(number),
             deadline: now + PATIENCE,
-            destination: Some(memory),
+            destination: recv.memory.take(),
             waiter: number,
         };
         let asked = match self.variant.fuse {
             Fuse::Receive | Fuse::ReceiveWaitAll => self.session.request_fused(now, ask),
             _ => self.session.request(now, ask),
         };
-        asked.map(drop).map_err(|(unanswered, _)| broken(unanswered.error))
+        recv.request = Some(asked.map_err(|(unanswered, _)| broken(unanswered.error))?);
+        Ok(())
     }
 
     /// Begins to push all gradients of a step; true if there are none.
@@ -208,21 +361,22 @@ impl Pair {
 
     /// Reads once, and says what has come to an end.
     pub(super) fn hear(&mut self, now: Instant) -> Result<Ended, BenchError> {
-        let mut inbound = self.session.inbound(now, &NoMemory);
+        let recvs = if let Places::Single(recvs) = &mut self.places { &mut recvs[..] } else { &mut [] };
+        let mut taker = Taker { share: &self.share, recvs, came: &mut self.came, held: Vec::new() };
+        let mut inbound = self.session.inbound_to(now, &NoMemory, &mut taker);
         self.link.receive(&mut inbound, READ_BYTES).map_err(broken)?;
+        let held = taker.held;
         self.session.heard(now);
+        held.into_iter().try_for_each(|number| self.request(now, number))?;
         let mut ended = Ended::default();
         let before = self.to_pull;
+        ended.pull = self.look_at_what_came()? > 0 && self.to_pull == 0;
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Answered { waiter: number, answer } => {
-                    let arrived = answer.map_err(|unanswered| broken(unanswered.error))?;
-                    self.arrived(number, &arrived.buffer)?;
-                    self.arrived.push(number);
-                    if let (Places::Single(places), true) = (&mut self.places, self.variant.keeps_memory()) {
-                        places[number].1 = Some(arrived.buffer);
-                    }
-                    ended.pull = self.to_pull == 0;
+                Event::Answered { answer, .. } => {
+                    let failed =
+                        answer.err().map_or_else(|| "an answer came twice".into(), |failed| failed.error.to_string());
+                    return Err(broken(failed));
                 }
                 Event::Pulled { tray, .. } => {
                     for number in 0..tray.len() {
@@ -245,6 +399,21 @@ impl Pair {
         }
         ended.came = before - self.to_pull;
         Ok(ended)
+    }
+
+    /// Looks at the tensors that came one by one; how many.
+    fn look_at_what_came(&mut self) -> Result<usize, BenchError> {
+        let count = self.came.len();
+        for number in std::mem::take(&mut self.came) {
+            let Places::Single(recvs) = &mut self.places else { unreachable!("a plan's come together") };
+            let memory = recvs[number].memory.take().expect("it came into it");
+            self.arrived(number, &memory)?;
+            self.arrived.push(number);
+            if let (Places::Single(recvs), true) = (&mut self.places, self.variant.keeps_memory()) {
+                recvs[number].memory = Some(memory);
+            }
+        }
+        Ok(count)
     }
 
     /// Looks at a tensor that came.
@@ -277,8 +446,9 @@ fn broken(reason: impl ToString) -> BenchError {
 
 /// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
 pub(super) struct Tensors {
-    /// The keys of what is pulled, and its bytes each.
+    /// The keys of what is pulled, the number of each, and its bytes.
     keys: Arc<Keys>,
+    numbers: HashMap<String, usize>,
     pulled: Vec<usize>,
     /// What each gradient is, and its bytes: memory that all workers send from.
     gradients: Vec<(Meta, Bytes)>,
@@ -291,7 +461,8 @@ impl Tensors {
             Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
         };
         let keys = Arc::new(Keys::new(numbers.into_iter().map(key_of)).map_err(broken)?);
+        let numbers = (0..pulled.len()).map(|number| (keys.get(number).to_owned(), number)).collect();
         let gradients = pushed.into_iter().map(gradient).collect::<Result<_, Error>>().map_err(broken)?;
-        Ok(Self { keys, pulled, gradients })
+        Ok(Self { keys, numbers, pulled, gradients })
     }
 }

@@ -7,9 +7,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use sealane_runtime::earliest;
 
 use super::super::engine::NAME;
-use super::pair::{Ended, Pair, Tensors};
+use super::pair::{Ended, Pair, QUIET_TIME, Tensors};
 use crate::error::BenchError;
 use crate::figures::Metric;
 use crate::limits::STALL_LIMIT;
@@ -39,11 +40,15 @@ pub(in super::super) struct Workers {
     pairs: Vec<Pair>,
     /// Who computes, and until when, in the order of time.
     computing: VecDeque<(Instant, usize)>,
+    /// Pairs whose recvs wait for what comes ahead, and since when.
+    quiet: VecDeque<(Instant, usize)>,
     /// Workers that have steps to make.
     busy: usize,
     /// Of a fan-in: at which pairs how many tensors arrived in the last look, and at each since they were last counted.
     came: Vec<(usize, usize)>,
     arrived: Vec<u64>,
+    /// The same of those that had come before they were wanted: for the next look.
+    at_once: Vec<(usize, usize)>,
     /// What the resident memory of the other process had grown by for each pair, when all had greeted and asked for nothing.
     pub(super) resident_bytes_each: f64,
 }
@@ -70,8 +75,20 @@ impl Workers {
         let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
         let workers = (0..training.size.workers).map(worker).collect();
         let (came, arrived) = (Vec::new(), vec![0; pairs.len()]);
-        let computing = VecDeque::new();
-        Ok(Self { poller, training, workers, pairs, computing, busy: 0, came, arrived, resident_bytes_each })
+        let (computing, quiet) = (VecDeque::new(), VecDeque::new());
+        Ok(Self {
+            poller,
+            training,
+            workers,
+            pairs,
+            computing,
+            quiet,
+            busy: 0,
+            came,
+            arrived,
+            at_once: Vec::new(),
+            resident_bytes_each,
+        })
     }
 
     /// Answers pings for so long, of workers that want nothing.
@@ -107,10 +124,11 @@ impl Workers {
         one.step += 1;
         for place in self.pairs_of(worker) {
             let min_version = if mode == Mode::Sync { step } else { 0 };
-            if self.pairs[place].pull(now, min_version)? {
+            self.pairs[place].pull(now, min_version)?;
+            if self.pairs[place].has_pulled() {
                 self.pulled(place, now, log)?;
             }
-            self.send(place, now)?;
+            self.wants(place, now)?;
         }
         Ok(())
     }
@@ -161,6 +179,23 @@ impl Workers {
         Ok(())
     }
 
+    /// A pair has been told what it is to pull.
+    fn wants(&mut self, place: usize, now: Instant) -> Result<(), BenchError> {
+        if self.pairs[place].is_quiet() {
+            self.quiet.push_back((now, place));
+        }
+        self.send(place, now)
+    }
+
+    /// Asks for what has not come ahead in time.
+    fn ask_at_last(&mut self, now: Instant) -> Result<(), BenchError> {
+        while let Some((_, place)) = self.quiet.pop_front_if(|(since, _)| now >= *since + QUIET_TIME) {
+            self.pairs[place].ask_at_last(now)?;
+            self.send(place, now)?;
+        }
+        Ok(())
+    }
+
     fn send(&mut self, place: usize, now: Instant) -> Result<(), BenchError> {
         let pair = &mut self.pairs[place];
         if !pair.send(now)? {
@@ -174,6 +209,7 @@ impl Workers {
     fn turn(&mut self, log: &mut StepLog) -> Result<bool, BenchError> {
         let count = self.poller.look(self.patience())?;
         let now = Instant::now();
+        self.ask_at_last(now)?;
         while let Some(&(until, worker)) = self.computing.front()
             && until <= now
         {
@@ -203,8 +239,9 @@ impl Workers {
         if self.training.variants[0].polling {
             return EpollTimeout::ZERO;
         }
-        let until = self.computing.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        at_most(until.unwrap_or(STALL_LIMIT))
+        let computed = self.computing.front().map(|(until, _)| *until);
+        let until = earliest([computed, self.quiet.front().map(|(since, _)| *since + QUIET_TIME)]);
+        at_most(until.map_or(STALL_LIMIT, |until| until.saturating_duration_since(Instant::now())))
     }
 }
 
@@ -234,24 +271,27 @@ impl Client for Workers {
         let (now, came) = (Instant::now(), std::mem::take(&mut self.came));
         if came.is_empty() {
             for place in 0..self.pairs.len() {
-                self.pairs[place].pull(now, 0)?;
-                self.send(place, now)?;
+                let at_once = self.pairs[place].pull(now, 0)?;
+                self.at_once.extend((at_once > 0).then_some((place, at_once)));
+                self.wants(place, now)?;
             }
         }
         for (place, count) in came {
             self.arrived[place] += count as u64;
-            self.pairs[place].ask_again(now)?;
-            self.send(place, now)?;
+            let at_once = self.pairs[place].pull_again(now)?;
+            self.at_once.extend((at_once > 0).then_some((place, at_once)));
+            self.wants(place, now)?;
         }
         Ok(())
     }
 
     async fn take(&mut self) -> Result<usize, BenchError> {
         let began = Instant::now();
-        self.came.clear();
+        self.came = std::mem::take(&mut self.at_once);
         while self.came.is_empty() {
             let count = self.poller.look(EpollTimeout::ZERO)?;
             let now = Instant::now();
+            self.ask_at_last(now)?;
             for number in 0..count {
                 let (place, ready) = self.poller.reported(number);
                 let ended =

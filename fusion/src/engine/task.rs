@@ -113,7 +113,8 @@ impl Task {
     }
 
     /// Receives many tensors of a step from `from` at once, each with its own options and outcome. Those that do not come ahead of
-    /// a request within 1 ms are requested together, not a window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
+    /// a request within 1 ms are requested together, not a window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all
+    /// together and costs less.
     pub fn recv_all<K: AsRef<str>>(
         &self,
         from: &str,

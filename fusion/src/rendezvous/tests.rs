@@ -178,6 +178,21 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
 }
 
 #[test]
+fn a_large_table_is_not_walked_for_each_of_many_deadlines() {
+    const COUNT: u32 = 10_000;
+    let (now, each) = (Instant::now(), Duration::from_micros(1));
+    let mut table = Table::new(COUNT as usize);
+    (0..COUNT).for_each(|number| keep(&mut table, &number.to_string(), "a", now + each * (number + 1)));
+    let (mut walks, mut expired) = (0, 0);
+    while let Some(at) = table.next_deadline() {
+        expired += table.expire(at, |_, _| unreachable!("none is lent")).len();
+        walks += 1;
+    }
+    assert_eq!((expired, table.pending_sends()), (COUNT as usize, 0));
+    assert!(walks < 10, "{walks} walks in ten milliseconds");
+}
+
+#[test]
 fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
     let now = Instant::now();
     let mut table = Table::new(10);

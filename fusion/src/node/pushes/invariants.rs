@@ -51,8 +51,9 @@ impl Pushes {
             "'{name}' would promise more than it has room for, or nothing for ever"
         );
         for waiting in [&queue.hungry, &queue.promises.waiting] {
+            // What may be left when a stream ends, and each of those that live.
             assert!(
-                waiting.len() <= 2 * queue.streams.len() + WAITING_SLACK + 2,
+                waiting.len() <= 3 * queue.streams.len() + WAITING_SLACK,
                 "what has ended would wait in '{name}' for ever"
             );
         }

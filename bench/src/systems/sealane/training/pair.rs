@@ -134,12 +134,12 @@ impl Sink<usize, ()> for Taker<'_> {
             return Ok(Some(Fate::Returned));
         }
         if recv.wanted != Some(came.step) {
-            let kept = Kept { step: came.step, number: came.number, cost: came.cost(), bytes: came.payload.to_vec() };
-            return Ok(if recv.kept.is_some() {
-                Some(Fate::Returned)
-            } else {
-                recv.kept.replace(kept).map(|_| Fate::Returned)
-            });
+            if recv.kept.is_some() {
+                return Ok(Some(Fate::Returned));
+            }
+            let bytes = came.payload.to_vec();
+            recv.kept = Some(Kept { step: came.step, number: came.number, cost: came.cost(), bytes });
+            return Ok(None);
         }
         if let Some(request) = recv.request {
             let Some(memory) = session.cancel_unanswered(request) else { return Ok(Some(Fate::Returned)) };

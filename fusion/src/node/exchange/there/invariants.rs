@@ -39,7 +39,8 @@ impl Exchange {
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");
     }
 
-    /// Panics unless what peers have of their credit is what is kept of theirs, and what sessions count of their own is what they have sent.
+    /// Panics unless what peers have of their credit is what is kept of theirs, and what sessions count of their own is what they
+    /// have sent.
     fn check_credit(&self, context: &Context) {
         let there = &self.there;
         let of_places = there.places.iter().filter_map(|(_, place)| place.kept.as_ref()).map(|kept| &kept.range);

@@ -31,6 +31,8 @@ struct Watched {
     attachment: Arc<Attachment>,
     number: u32,
     call: u32,
+    /// Of daemons, when it began.
+    restarts: u64,
 }
 
 impl Drop for Watched {
@@ -86,7 +88,7 @@ impl AttachedAcceptor {
             let deadline = left.map_or(Tick::NEVER, |left| Tick::now().after(left).before(GRACE));
             if let Some(watched) = self.watch(deadline)? {
                 let noticed = self.attachment.wait(watched.call, Calls::take_sent)?;
-                self.check(noticed)?;
+                self.check(noticed, watched.restarts)?;
             }
         }
     }
@@ -101,8 +103,9 @@ impl AttachedAcceptor {
         loop {
             if let Watch(Some(watched)) = watch {
                 let noticed = ready!(self.attachment.poll(watched.call, Calls::take_sent, context.waker()));
+                let restarts = watched.restarts;
                 *watch = Watch::default();
-                self.check(noticed?)?;
+                self.check(noticed?, restarts)?;
             }
             ready!(self.attachment.poll_queue(self.number, context.waker()));
             if self.take(most, &mut items, Some(Duration::ZERO))? > 0 || most == 0 {
@@ -114,14 +117,14 @@ impl AttachedAcceptor {
 
     /// Watches for something to take; `None` if there is something now.
     fn watch(&self, deadline: Tick) -> Result<Option<Watched>, Error> {
+        let restarts = self.attachment.restarts();
         let call = self.attachment.watch(self.number, deadline)?;
-        Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call }))
+        Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call, restarts }))
     }
 
     /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back, or is.
-    fn check(&self, noticed: Result<(), Error>) -> Result<(), Error> {
-        let attachment = &self.attachment;
-        let goes_on = || attachment.is_open(self.number) || attachment.awaits_restart() || attachment.has_restarted();
+    fn check(&self, noticed: Result<(), Error>, restarts: u64) -> Result<(), Error> {
+        let goes_on = || self.attachment.is_open(self.number) || self.attachment.ended_by_restart(restarts);
         noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct AttachedPlan {
     /// The pull that is in progress, or was last, and when it began.
     wish: Wish,
     begun: Instant,
+    /// Of the daemon, before the pull was asked.
+    restarts: u64,
 }
 
 /// What may be looked at.
@@ -95,6 +97,7 @@ impl AttachedPlan {
             state: PullState::Idle,
             wish: Wish { min_version: 0, options: PullOptions::default() },
             begun: Instant::now(),
+            restarts: 0,
         }
     }
 
@@ -164,6 +167,7 @@ impl AttachedPlan {
     fn pull(&mut self, timeout: Option<Duration>, restart: Option<Duration>) {
         // From now on the daemon writes.
         self.standing = Standing::NotPulled;
+        self.restarts = self.attachment.restarts();
         if self.views {
             // Nobody looks at what the last pull brought, and publishers wait for the memory.
             let is_view = |tensor: &Tensor| matches!(tensor.payload(), Payload::Bytes(_));
@@ -182,7 +186,7 @@ impl AttachedPlan {
     fn goes_on(&self, ended: &Result<(), Error>) -> bool {
         let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
         let is_late = self.wish.options.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
-        is_drained && !is_late && self.places.is_empty() && self.attachment.awaits_restart()
+        is_drained && !is_late && self.places.is_empty() && self.attachment.ended_by_restart(self.restarts)
     }
 
     /// Waits for the end of the pull.

@@ -25,11 +25,13 @@ pub(crate) struct Lives {
     tasks: Box<[Box<str>]>,
     /// In their order; none before the first poll, and after the daemon of this side was restarted.
     asked: Vec<Receiving>,
+    /// Of this side's daemon, before they were asked.
+    restarts: u64,
 }
 
 impl Lives {
     pub(crate) fn of(tasks: impl Iterator<Item = Box<str>>) -> Lives {
-        Lives { tasks: tasks.collect(), asked: Vec::new() }
+        Lives { tasks: tasks.collect(), asked: Vec::new(), restarts: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -43,6 +45,7 @@ impl Lives {
         }
         if self.asked.is_empty() {
             ready!(task.poll_daemon(context));
+            self.restarts = task.restarts();
             self.asked = self.tasks.iter().map(|peer| ask(task, peer)).collect();
         }
         for (peer, life) in zip(&self.tasks, &mut self.asked) {
@@ -50,7 +53,7 @@ impl Lives {
                 match ended.map_err(Error::from) {
                     // Somebody sends under this key, or the longest time that there is has passed.
                     Ok(_) | Err(Error::DeadlineExceeded { .. }) => *life = ask(task, peer),
-                    Err(error) if is_own_restart(task, &error) => {
+                    Err(error) if is_own_restart(task, self.restarts, &error) => {
                         self.asked.clear();
                         // The next poll waits for the next daemon.
                         context.waker().wake_by_ref();
@@ -65,8 +68,8 @@ impl Lives {
 }
 
 /// It says nothing of the peer: the daemon of this side was restarted.
-fn is_own_restart(task: &Task, error: &Error) -> bool {
-    error.code() == Code::Unavailable && !matches!(error, Error::Left { .. }) && task.has_next_daemon()
+fn is_own_restart(task: &Task, restarts: u64, error: &Error) -> bool {
+    error.code() == Code::Unavailable && !matches!(error, Error::Left { .. }) && task.ended_by_restart(restarts)
 }
 
 fn ask(task: &Task, peer: &str) -> Receiving {

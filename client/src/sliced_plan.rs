@@ -52,6 +52,24 @@ pub(crate) enum Puller {
 }
 
 impl Puller {
+    /// Of the daemon, so far: for [`ended_by_restart`](Self::ended_by_restart).
+    fn restarts(&self) -> u64 {
+        match self {
+            Self::Daemon(attachment) => attachment.restarts(),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => 0,
+        }
+    }
+
+    /// A pull that was asked when there had been so many may be asked again.
+    fn ended_by_restart(&self, restarts: u64) -> bool {
+        match self {
+            Self::Daemon(attachment) => attachment.ended_by_restart(restarts),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => false,
+        }
+    }
+
     /// Shards of the engine that pulls; 1 while there is no daemon.
     fn shards(&self) -> usize {
         match self {
@@ -89,13 +107,15 @@ struct Wish {
     options: PullOptions,
     begun: Instant,
     after_drain: AfterDrain,
+    /// Of the daemon, before it was asked.
+    restarts: u64,
     /// How often it was repeated for a tensor that was torn.
     repeated: u32,
 }
 
 impl Wish {
     fn new(min_version: i64, options: PullOptions) -> Self {
-        Self { min_version, options, begun: Instant::now(), after_drain: AfterDrain::GoesOn, repeated: 0 }
+        Self { min_version, options, begun: Instant::now(), after_drain: AfterDrain::GoesOn, restarts: 0, repeated: 0 }
     }
 
     /// The time that it has left.
@@ -169,7 +189,7 @@ impl SlicedPlan {
     /// Asks all owners, with so much time.
     fn ask(&mut self, timeout: Option<Duration>) {
         let (min_version, options) = (self.wish.min_version, PullOptions { timeout, ..self.wish.options });
-        self.torn = false;
+        (self.torn, self.wish.restarts) = (false, self.puller.restarts());
         let mut open = match self.reopen(timeout) {
             Ok(open) => open,
             // The outcome of the pull.
@@ -316,19 +336,14 @@ impl SlicedPlan {
             }
             let error = self.pulled.iter().find_map(|pulled| pulled.as_ref().err());
             let is_drained = error.is_some_and(|error| error.code() == Code::Unavailable);
-            if !is_drained || is_late || self.wish.after_drain != AfterDrain::GoesOn || !self.awaits_restart() {
+            if !is_drained
+                || is_late
+                || self.wish.after_drain != AfterDrain::GoesOn
+                || !self.puller.ended_by_restart(self.wish.restarts)
+            {
                 return Poll::Ready(error.map_or(Ok(()), |error| Err(error.clone())));
             }
             self.wish.after_drain = AfterDrain::Waits;
-        }
-    }
-
-    /// The daemon has drained, or does, and its next is not known to be there.
-    fn awaits_restart(&self) -> bool {
-        match &self.puller {
-            Puller::Daemon(attachment) => attachment.awaits_restart(),
-            #[cfg(feature = "embedded")]
-            Puller::Embedded(_) => false,
         }
     }
 

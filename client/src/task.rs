@@ -203,10 +203,19 @@ impl Task {
         }
     }
 
-    /// Its daemon is being restarted, or was: calls that this has ended may be made again.
-    pub(crate) fn has_next_daemon(&self) -> bool {
+    /// Restarts of its daemon so far: for [`ended_by_restart`](Self::ended_by_restart).
+    pub(crate) fn restarts(&self) -> u64 {
         match &self.0 {
-            Engine::Daemon(attached) => attached.0.awaits_restart() || attached.0.has_restarted(),
+            Engine::Daemon(attached) => attached.0.restarts(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => 0,
+        }
+    }
+
+    /// Its daemon is being restarted, or was since there were so many restarts: calls that this has ended may be made again.
+    pub(crate) fn ended_by_restart(&self, restarts: u64) -> bool {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.ended_by_restart(restarts),
             #[cfg(feature = "embedded")]
             Engine::Embedded(_) => false,
         }

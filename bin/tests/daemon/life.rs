@@ -118,7 +118,13 @@ fn a_drain_ends_calls_that_take_too_long() {
     let (mut ps, _worker) = waiting_send(&place);
     let ended = daemon.stop();
     assert_eq!(ended.code, Some(0));
-    assert!(ended.stderr.contains("the drain timeout has passed: these calls are ended left=1 "), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(
+            "the drain timeout has passed: calls in progress end, and what nobody has accepted is lost left=1 "
+        ),
+        "{}",
+        ended.stderr
+    );
     assert_eq!(ps.next_before_the_end().as_deref(), Some("Draining"));
     let told = ps.next_before_the_end();
     assert!(told.as_ref().is_none_or(|told| told.starts_with("Failed { call: 1, ")), "{told:?}");

@@ -1,17 +1,19 @@
 //! Daemons that are killed, drain, or hand over under busy clients and are started again: the clients go on by themselves, and no
 //! tensor whose send reported success is lost or delivered twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use sealane::{Code, Error, Keys, Plan, Task, Tensor};
+use sealane::{AcceptOptions, Code, Error, Keys, Plan, Task, Tensor};
 
 use crate::fixture::STUCK;
 use crate::hosts::Hosts;
 use crate::processes::Process;
-use crate::roles::{ITEMS, REPORTS};
+use crate::roles::{ITEMS, QUEUE, REPORTS};
+use crate::tensors::{number_in, tensor, verify};
 use crate::traces::eventually;
 
 /// Each sends to the next and receives from the one before.
@@ -225,5 +227,67 @@ fn what_is_published_stays(restart: impl Fn(&mut Hosts, &str)) {
         assert_eq!(pull(plan, last), [last; 3]);
     }
     drop((plans, publisher));
+    hosts.drain();
+}
+
+#[test]
+fn a_queue_that_is_deeper_than_what_its_acceptor_is_handed_loses_nothing_in_a_restart() {
+    queue_stays(drained);
+}
+
+#[test]
+fn a_queue_that_is_deeper_than_what_its_acceptor_is_handed_loses_nothing_in_a_hand_over() {
+    queue_stays(Hosts::hand_over);
+}
+
+/// Tensors that wait in a queue when its daemon goes, and how many more are pushed meanwhile.
+const QUEUED: u64 = 1000;
+const MORE: u64 = 200;
+/// The number of the one after them.
+const LAST: u64 = 1_000_000;
+
+fn queue_stays(restart: impl Fn(&mut Hosts, &str)) {
+    let (ps, near, far) = ("ps0:2222", "worker0:2222", "worker1:2222");
+    let mut hosts = Hosts::start(&[&[ps, near], &[far]]);
+    let (accepting, pushers) = (hosts.attach(ps), [near, far].map(|task| hosts.attach(task)));
+    let acceptor = accepting.acceptor(QUEUE, AcceptOptions::default());
+    let push = &|pusher: usize, numbers: Range<u64>| {
+        let number = |number| number * 2 + pusher as u64;
+        let pushes = numbers.map(|at| (number(at), pushers[pusher].push(ps, QUEUE, tensor(number(at), 64))));
+        let pushes: Vec<_> = pushes.collect();
+        pushes.into_iter().filter_map(|(number, push)| push.wait().is_ok().then_some(number)).collect::<Vec<_>>()
+    };
+    let mut known = [0, 1].map(|pusher| push(pusher, 0..QUEUED / 2)).concat();
+    assert_eq!(known.len() as u64, QUEUED, "nothing has disturbed them");
+    let taken = thread::scope(|scope| {
+        let pushing = [0, 1].map(|pusher| scope.spawn(move || push(pusher, QUEUED / 2..(QUEUED + MORE) / 2)));
+        let accepting = scope.spawn(|| {
+            let mut taken = Vec::new();
+            while let Some(accepted) = acceptor.accept().wait_within(STUCK).unwrap() {
+                let number = number_in(&accepted.tensor);
+                if number == LAST {
+                    break;
+                }
+                verify(&accepted.tensor, number, 64);
+                taken.push(number);
+            }
+            taken
+        });
+        restart(&mut hosts, ps);
+        known.extend(pushing.into_iter().flat_map(|pushing| pushing.join().unwrap()));
+        let last = || pushers[0].push(ps, QUEUE, tensor(LAST, 64)).wait();
+        eventually("the last is taken", || last().is_ok());
+        accepting.join().unwrap()
+    });
+    let distinct: HashSet<_> = taken.iter().copied().collect();
+    assert_eq!(distinct.len(), taken.len(), "each is delivered once");
+    let lost: Vec<_> = known.iter().filter(|number| !distinct.contains(number)).collect();
+    assert!(
+        lost.is_empty(),
+        "{} are said to have been taken, and {} of them are lost: {lost:?}",
+        known.len(),
+        lost.len()
+    );
+    drop((acceptor, accepting, pushers));
     hosts.drain();
 }

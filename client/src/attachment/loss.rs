@@ -6,7 +6,7 @@
 
 use std::{
     cell::Cell,
-    sync::PoisonError,
+    sync::{PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -66,10 +66,15 @@ impl Attachment {
         self.lock().awaits_restart()
     }
 
-    /// The daemon before this one has drained.
-    pub(crate) fn has_restarted(&self) -> bool {
-        let held = self.lock();
-        matches!(held.line, Line::Up(_)) && held.restart_until.is_some()
+    /// Daemons so far that drained and are gone: for [`ended_by_restart`](Self::ended_by_restart).
+    pub(crate) fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    /// A call may have ended by a drain, and may be made again: a daemon that drained has gone since there were `restarts` of them, before
+    /// the call was made, or one drains or is expected back. Whoever attached again first, for another call, tells nobody.
+    pub(crate) fn ended_by_restart(&self, restarts: u64) -> bool {
+        self.restarts() != restarts || self.awaits_restart()
     }
 
     #[cold]
@@ -263,6 +268,9 @@ impl Held<'_> {
             return self.end(Line::Closed, gone, dropped);
         }
         let (error, drained) = (Error::unavailable(&link.daemon, reason), link.draining);
+        if drained {
+            self.attachment.restarts.fetch_add(1, Ordering::Relaxed);
+        }
         self.restart_until = drained.then(|| Instant::now() + self.attachment.settings.restart_timeout);
         self.end(Line::Lost(error.clone()), gone, || error.clone());
     }

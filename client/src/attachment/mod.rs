@@ -40,7 +40,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
     time::{Duration, Instant},
@@ -73,6 +73,8 @@ pub(crate) struct Attachment {
     asleep: AtomicBool,
     /// Starting a call may find no room, or no daemon.
     crowded: AtomicBool,
+    /// Daemons so far that drained and are gone. What is noted before a call says whether such an end may have ended it.
+    restarts: AtomicU64,
     nudge: Arc<Nudge>,
     nudge_waker: Waker,
     /// For the driver's thread, and for areas, which tell of blocks that are free.
@@ -181,6 +183,7 @@ impl Attachment {
                 attaching: Mutex::default(),
                 asleep: AtomicBool::new(false),
                 crowded: AtomicBool::new(false),
+                restarts: AtomicU64::new(0),
                 nudge_waker: nudge.clone().into(),
                 nudge,
                 me: me.clone(),

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::{Ipv4Addr, TcpListener},
     pin::pin,
     sync::{
         Arc,
@@ -13,13 +14,15 @@ use std::{
 };
 
 use sealane::{
-    AcceptOptions, Code, Keys, Polling, RecvOptions, SliceVersions, Slicing, StreamOptions, Streams, Task, Tensor,
+    AcceptOptions, Code, Error, Keys, Polling, RecvOptions, SliceVersions, Slicing, StreamOptions, Streams, Task,
+    Tensor,
 };
+use sealane_fusion::{EndpointMap, EngineSettings};
 use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to},
+    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to, to_as},
 };
 
 /// Has a daemon say that it drains; the task has heard it when this returns.
@@ -200,6 +203,55 @@ fn pulls_of_slices_under_way_are_asked_of_the_next_daemon() {
     }
     looking.wait().unwrap();
     assert_eq!(looked_at.get(0).unwrap().bytes(), bytes(1000, 4));
+}
+
+#[test]
+fn pulls_that_nobody_looked_at_are_asked_of_the_next_daemon_that_another_call_found() {
+    let (directory, daemon, task) = attached();
+    let slicing = Slicing::even(meta(1000), [TASK; 2]).unwrap();
+    let mut plan = task.plan(TASK, Keys::new(["weights"]).unwrap());
+    let mut sliced = task.sliced_plan([("slices", slicing.clone())], SliceVersions::Same).unwrap();
+    let (pulling, pulling_slices) = (plan.pull_within(7, LONG), sliced.pull_within(7, LONG));
+    daemon.until_under_way(2);
+    drain(&daemon, &task);
+    daemon.kill();
+    let _next = Daemon::start(&directory, Settings::default());
+    task.publish("weights", 7, tensor(1000, 4)).wait().unwrap();
+    task.publish_slices("slices", 7, &slicing, tensor(1000, 5)).unwrap().wait().unwrap();
+    pulling.wait().unwrap();
+    pulling_slices.wait().unwrap();
+    assert_eq!(plan.get(0).unwrap().bytes(), bytes(1000, 4));
+    assert_eq!(sliced.get(0).unwrap().bytes(), bytes(1000, 5));
+}
+
+#[test]
+fn an_accept_after_a_restart_ends_when_a_tasks_host_goes() {
+    let (place, task) = drained();
+    let (far, listener) = ("far.train:2222", TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let at = listener.local_addr().unwrap();
+    let with = |settings: &mut EngineSettings, more: &str| {
+        let map = settings.map.iter().map(|(task, address)| format!("{task}={address}\n")).collect::<String>();
+        settings.map = Arc::new(EndpointMap::parse(&(map + more), "test").unwrap());
+    };
+    let next = Daemon::start_with(&place, Settings::default(), |settings| with(settings, &format!("{far}={at}\n")));
+    let (elsewhere, tasks) = (directory(), vec![far.to_owned()]);
+    let here = next.engine.addresses()[0].to_string();
+    let other = Daemon::start_with(&elsewhere, Settings { shards: 2, tasks }, |settings| {
+        settings.listeners = vec![listener];
+        settings.map = Arc::new(EndpointMap::parse(&format!("{far}={at}\n{TASK}={here}\n"), "test").unwrap());
+    });
+    let far_task = to_as(&other, far).attach().unwrap();
+    let acceptor = task.acceptor("queue", AcceptOptions::default());
+    far_task.push(TASK, "queue", tensor(10, 1)).wait().unwrap();
+    let mut accepting = pin!(acceptor.accept_many(2).fail_if_gone([far]));
+    assert_eq!(block_on(accepting.as_mut()).unwrap().len(), 1);
+    let mut accepting = pin!(acceptor.accept().fail_if_gone([far]));
+    assert!(accepting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    next.until_under_way(1);
+    // Without a word of its tasks.
+    other.engine.stop().unwrap();
+    let error = block_on(accepting).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
 #[test]

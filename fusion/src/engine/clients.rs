@@ -264,7 +264,15 @@ impl Engine {
         self.on_all_shards(|engine| engine.with_node(|node, _| node.drain())).map(|_| ())
     }
 
-    /// Calls of clients that have not ended, and tensors lent to peers.
+    /// From now on nothing that peers send is read: what is under way after this, there will be no more of.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn stop_reading(&self) -> Result<(), Error> {
+        self.on_all_shards(|engine| engine.with_node(|node, _| node.stop_reading())).map(|_| ())
+    }
+
+    /// Calls of clients that have not ended, tensors lent to peers, and tensors that were taken from pushers and that no client has.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -504,8 +512,9 @@ impl Source for Clients {
             let unaware = self.clients.iter_mut().filter_map(|(_, client)| (!client.is_aware()).then_some(()));
             self.engine.clients_unaware.set(unaware.count());
         }
-        if work > 0 {
-            self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());
+        if work > 0 || self.engine.drain_announced.get() {
+            let has_left = |client: &Client| client.under_way() + client.untold();
+            self.engine.client_calls.set(self.clients.iter().map(|(_, client)| has_left(client)).sum());
         }
         work
     }

@@ -59,7 +59,7 @@ pub(super) struct ShardEngine {
     pub(super) drain_announced: Cell<bool>,
     /// Clients that may not have heard of it, or may have asked for something before they had.
     pub(super) clients_unaware: Cell<usize>,
-    /// Calls of clients that have not ended.
+    /// Calls of clients that have not ended, and what waits for room in their rings.
     pub(super) client_calls: Cell<usize>,
     /// Clients that were put out because serving them panicked.
     pub(super) clients_failed: Cell<u64>,

@@ -23,6 +23,8 @@ pub(super) struct Context {
     pub(super) presence: Presence,
     /// No new calls of clients, and no requests that would have to wait.
     pub(super) draining: bool,
+    /// Nothing that comes is read: what would be taken now would be lost with the node.
+    pub(super) deaf: bool,
 }
 
 impl Context {

@@ -110,6 +110,7 @@ impl Node {
                 memory: Memory::new(send_slab, receive_slab),
                 presence: Presence::default(),
                 draining: false,
+                deaf: false,
             },
         })
     }
@@ -237,7 +238,7 @@ impl Node {
     }
 
     /// From now on new calls of clients end with Unavailable, and so do requests of peers for tensors that are not
-    /// there: what is in flight can finish.
+    /// there: what is in flight can finish. Pushers of other nodes get no more credit: their tensors are for the next node.
     pub fn drain(&mut self) {
         self.context.draining = true;
         self.context.presence.expect_all_again();
@@ -248,15 +249,28 @@ impl Node {
         self.lookups.refuse_waiting(&mut self.context);
     }
 
-    /// Takes new calls again after [`drain`](Self::drain).
-    pub fn resume(&mut self) {
-        self.context.draining = false;
+    /// From now on nothing that peers send is read. A push that came after [`under_way`](Self::under_way) had said that nothing is
+    /// left would be acknowledged and lost; so its pusher hears that this node is gone.
+    pub fn stop_reading(&mut self) {
+        self.context.deaf = true;
     }
 
-    /// Tensors lent to peers or being copied, and requests that wait here.
+    /// Takes new calls again after [`drain`](Self::drain), and reads again after [`stop_reading`](Self::stop_reading).
+    pub fn resume(&mut self) {
+        (self.context.draining, self.context.deaf) = (false, false);
+        self.pushes.replenish_all(&mut self.context);
+    }
+
+    /// Tensors lent to peers or being copied, requests that wait here, and tensors that pushers know to be taken, in queues that
+    /// somebody accepts from. The last alone once nothing is [read](Self::stop_reading): nobody can say any more that the others
+    /// have ended.
     pub fn under_way(&self) -> usize {
+        let taken = self.pushes.unaccepted(self.context.settings.shard);
+        if self.context.deaf {
+            return taken;
+        }
         let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
-        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.lookups.len()
+        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.lookups.len() + taken
     }
 
     /// Gives a local task memory of its own for tensors that arrive, or takes it away.

@@ -156,6 +156,9 @@ impl Node {
 
     fn receive_hot(&mut self, now: Instant) -> usize {
         let mut work = 0;
+        if self.context.deaf {
+            return work;
+        }
         for index in (0..self.context.peers.hot().len()).rev() {
             let read = self.receive(now, self.context.peers.hot()[index]);
             work += read;

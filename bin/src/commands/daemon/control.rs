@@ -218,6 +218,12 @@ impl Control {
                 }
                 Some(Some(now))
             }
+            Progress::StopReading => {
+                if let Err(error) = self.engine.stop_reading() {
+                    tracing::error!(%error, "the engine still reads what peers send");
+                }
+                Some(Some(now))
+            }
             Progress::Over { .. } if self.heir.is_some() && self.connections.are_about_to_ask(now) => {
                 Some(Some(now + ASKING_LOOK))
             }
@@ -225,7 +231,7 @@ impl Control {
                 match left {
                     0 => tracing::info!("the daemon is drained"),
                     _ => {
-                        tracing::warn!(left, timeout = ?self.drain_timeout, "the drain timeout has passed: these calls are ended");
+                        tracing::warn!(left, timeout = ?self.drain_timeout, "the drain timeout has passed: calls in progress end, and what nobody has accepted is lost");
                     }
                 }
                 self.hand_over(now).then(|| self.taking_until())

@@ -80,6 +80,9 @@ impl Pushes {
 
     /// Gives those who wait what there is room and memory for.
     pub(super) fn promise(&mut self, handle: Handle, context: &mut Context) {
+        if context.draining {
+            return;
+        }
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let (promises, all) = (&mut queue.promises, &mut self.promises);
         let now = context.reporter.clock;

@@ -188,6 +188,18 @@ impl Pushes {
         }
     }
 
+    /// There may be room in every queue: the node has drained, and goes on.
+    pub(in crate::node) fn replenish_all(&mut self, context: &mut Context) {
+        for handle in self.queues.select(|queue| queue.shared.is_some()) {
+            self.replenish(handle, context);
+        }
+    }
+
+    /// Tensors of this shard in queues from which somebody accepts.
+    pub(in crate::node) fn unaccepted(&self, shard: u16) -> usize {
+        self.queues.iter().filter_map(|(_, queue)| queue.shared.as_ref()).map(|shared| shared.count_of(shard)).sum()
+    }
+
     pub(super) fn forget_unused_queue(&mut self, handle: Handle) {
         let unused = |queue: &Queue| {
             queue.shared.is_none() && queue.left.is_none() && queue.streams.is_empty() && queue.local.is_empty()
@@ -214,7 +226,11 @@ impl Pushes {
     fn replenish(&mut self, handle: Handle, context: &mut Context) {
         // A stream that is served here must ask again: the next tensor says so only if its stream is looked up.
         self.last_stream = None;
+        // Calls of this host end before the node does.
         self.fill_locally(handle, context);
+        if context.draining {
+            return;
+        }
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
         let streams = queue.streams.len() + 1;

@@ -442,3 +442,116 @@ fn acceptors_come_and_go_a_thousand_times_and_each_push_is_accepted_once() {
         net.nothing_is_left();
     }
 }
+
+/// What happens to a drained ps:1 and its pusher, in some order.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Push,
+    /// A turn of one of the two nodes.
+    Turn(usize),
+    Take,
+    /// The daemon looks whether the drain is over.
+    Look,
+}
+
+/// A drain as the daemon does it, up to the end of the node, with pushers that go on.
+struct Drained {
+    net: Net,
+    queue: Arc<AcceptQueue>,
+    pushed: Vec<Sent>,
+    taken: Vec<u8>,
+    is_deaf: bool,
+    is_over: bool,
+}
+
+impl Drained {
+    fn begin() -> Drained {
+        let mut net = Net::pair();
+        let queue = accept(&mut net, 3, 1 << 20);
+        let pushed = (1..=2).map(|value| push(&mut net, WORKER, [value], 3)).collect();
+        net.rest();
+        net.nodes[0].drain();
+        Drained { net, queue, pushed, taken: Vec::new(), is_deaf: false, is_over: false }
+    }
+
+    fn step(&mut self, step: Step) {
+        let net = &mut self.net;
+        match step {
+            Step::Push => {
+                let value = self.pushed.len() as u8 + 1;
+                self.pushed.push(push(net, WORKER, [value], 3));
+            }
+            Step::Turn(index) => _ = net.nodes[index].turn(net.now),
+            Step::Take => self.taken.append(&mut taken(net, &self.queue, 1)),
+            Step::Look if net.nodes[0].under_way() > 0 => {}
+            Step::Look if self.is_deaf => {
+                net.nodes[0].shut_down(net.now, "it has drained");
+                self.is_over = true;
+            }
+            Step::Look => {
+                net.nodes[0].stop_reading();
+                self.is_deaf = true;
+            }
+        }
+    }
+
+    fn go_on(&mut self, steps: &[Step]) {
+        for step in steps {
+            if !self.is_over {
+                self.step(*step);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_drain_loses_no_push_that_its_pusher_knows_to_be_taken() {
+    const STEPS: [Step; 5] = [Step::Push, Step::Turn(0), Step::Turn(1), Step::Take, Step::Look];
+    const LENGTH: u32 = 5;
+    for word in 0..STEPS.len().pow(LENGTH) {
+        let steps: Vec<_> = (0..LENGTH).map(|place| STEPS[word / STEPS.len().pow(place) % STEPS.len()]).collect();
+        let mut drained = Drained::begin();
+        drained.go_on(&steps);
+        for _ in 0..20 {
+            drained.go_on(&[
+                Step::Push,
+                Step::Turn(1),
+                Step::Look,
+                Step::Turn(0),
+                Step::Turn(1),
+                Step::Look,
+                Step::Take,
+            ]);
+        }
+        assert!(drained.is_over, "a pusher that goes on keeps the node from draining: {steps:?}");
+        drained.net.rest();
+        let known = drained.pushed.iter().filter(|push| matches!(push.0.try_recv(), Ok(Ok(())))).count();
+        let taken = drained.taken;
+        assert!(taken.len() >= known && known >= 2, "{known} are known to be taken, {taken:?} were: {steps:?}");
+    }
+}
+
+#[test]
+fn pushes_that_a_drain_held_back_go_on_where_the_node_does() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let queue = accept(&mut net, 3, 1 << 20);
+        net.nodes[0].drain();
+        let sent: Vec<_> = (1..=20).map(|value| push(&mut net, from, [value], 3)).collect();
+        net.rest();
+        net.nodes[0].stop_reading();
+        net.rest();
+        net.nodes[0].resume();
+        let mut all = Vec::new();
+        while all.len() < 20 {
+            net.rest();
+            let before = all.len();
+            all.append(&mut taken(&mut net, &queue, 3));
+            assert!(all.len() > before, "{all:?}");
+        }
+        net.rest();
+        sent.iter().for_each(|push| push.outcome().unwrap());
+        assert_eq!(all, (1..=20).collect::<Vec<_>>());
+        net.nothing_is_left();
+    }
+}

@@ -167,6 +167,11 @@ impl Queues {
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
+
+    /// Tensors that were taken out of queues and that the client was not handed.
+    fn in_hand(&self) -> usize {
+        self.open.values().map(|seat| seat.batch.len() + usize::from(seat.stuck.is_some())).sum()
+    }
 }
 
 impl Client {
@@ -238,6 +243,11 @@ impl Client {
     /// True if the client accepts from any queue.
     pub(in crate::engine::clients) fn accepts(&self) -> bool {
         !self.queues.is_empty()
+    }
+
+    /// Answers and accepted tensors for which the client's ring had no room.
+    pub(in crate::engine::clients) fn untold(&self) -> usize {
+        if self.closed { 0 } else { self.backlog.len() + self.queues.in_hand() }
     }
 
     /// Pushes a tensor into a queue of a peer.

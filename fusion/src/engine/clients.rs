@@ -251,7 +251,7 @@ impl Engine {
     pub(super) fn hang_up_on_clients(&self) {
         let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in attached.seats.values().filter_map(|seat| seat.socket.upgrade()) {
-            ClientBell::new(socket).hang_up();
+            ClientBell::new(socket).take_leave();
         }
     }
 

@@ -82,14 +82,8 @@ impl ClientBell {
         Arc::downgrade(&self.0)
     }
 
-    /// Closes the connection: the client, and the watcher of the socket here, find it closed.
-    pub fn hang_up(&self) {
-        // One that is closed already is hung up.
-        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
-    }
-
-    /// Lets the watcher of the socket here find it closed, while the client goes on waiting for the end of the conversation: that
-    /// comes with the last handle of the socket.
+    /// Lets the watcher of the socket here find it closed. The client finds it closed with the last handle of the socket: when nothing
+    /// here uses its memory any more. It takes all of its memory back then.
     pub fn take_leave(&self) {
         // One that is closed already needs no leave.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Read);

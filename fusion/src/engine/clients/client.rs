@@ -258,13 +258,13 @@ impl Client {
         tracing::warn!(pid = self.pid, reason, "a client was disconnected");
         self.closed = true;
         // The daemon sees the socket close, as it does when a client ends.
-        self.bell.hang_up();
+        self.bell.take_leave();
     }
 
     /// Hangs up on the client, which nothing is asked of any more: serving it has panicked, and its books may be torn.
     pub(super) fn fail(&self, panic: &str) {
         tracing::error!(pid = self.pid, task = self.metrics.task, panic, "a client was disconnected");
-        self.bell.hang_up();
+        self.bell.take_leave();
     }
 
     fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
@@ -351,6 +351,7 @@ impl Client {
             }
             Submission::ClosePlan { plan } => {
                 let ended = self.close_plan(node, plan)?;
+                self.swept = true;
                 self.refused.extend(ended.map(|call| (call, given_up())));
             }
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
@@ -439,6 +440,7 @@ impl Client {
 
     fn cancel(&mut self, node: &mut Node, call: u32, record: &mut Record) {
         if self.cancel_pull(node, call) {
+            self.swept = true;
             return self.put(Answer::Failed { call, error: given_up(), memory_back: true }, record);
         }
         let Some(&mut Receiving { ticket: Some(ticket), has_destination, .. }) = self.receiving.get_mut(call) else {

@@ -98,6 +98,9 @@ pub(crate) const CALLS_MAX: usize = 1 << CALL_INDEX_BITS;
 /// Blocks of a receive area that are kept before they are given back by a record of their own: as many as fill one slot.
 pub(crate) const FREES_PILED_MAX: usize = 14;
 
+/// Tries to take the lock for giving blocks back: whoever has it gives them back, unless it is about to be let go of.
+pub(crate) const LETTING_GO_SPINS: u32 = 64;
+
 /// Part of a receive area that may be kept so: an eighth.
 pub(crate) const FREES_PILED_SHARE: u64 = 8;
 

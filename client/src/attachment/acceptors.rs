@@ -263,8 +263,11 @@ impl Acceptors {
 
 impl Attachment {
     /// Enters an acceptor; its number. Its queue is opened by [`open_queue`](Self::open_queue), or when something is to be
-    /// taken.
+    /// taken. In a forked child it is no acceptor's: nothing asks for it there before it is told that it is a child.
     pub(crate) fn enter_acceptor(&self, name: &str, options: AcceptOptions) -> u32 {
+        if self.mark.forked() {
+            return 0;
+        }
         let mut held = self.lock();
         let acceptors = &mut held.acceptors;
         acceptors.last = acceptors.last.wrapping_add(1);

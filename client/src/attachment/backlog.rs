@@ -264,7 +264,7 @@ fn late(submission: &Submission<'_>) -> Error {
             Error::late(Operation::Pull, min_version, rows.title(), waited(timeout_ms), UNREAD)
         }
         Submission::Pull { min_version, timeout_ms, .. } => {
-            Error::late(Operation::Pull, min_version, "", waited(timeout_ms), UNREAD)
+            Error::late(Operation::Pull, min_version, "(all of a plan)", waited(timeout_ms), UNREAD)
         }
         _ => Error::unavailable("the daemon", "it did not read the call before its deadline"),
     }

@@ -44,8 +44,8 @@ pub(crate) struct Calls {
     kinds: LastKind,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
-    /// Publications that the daemon has refused.
-    refused: Vec<u32>,
+    /// Publications that have ended, and whether the daemon has refused them.
+    published: Vec<(u32, bool)>,
 }
 
 /// How a recv ended. If its tensor lies in a substitute, it has to be copied to where the caller wants it, which is for
@@ -196,6 +196,9 @@ impl Calls {
         if slot.caller == Caller::Waiting {
             slot.failure = Some(Box::new(Unreceived { error, destination }));
         }
+        if slot.direction == Direction::Publish {
+            self.published.push((call, true));
+        }
         self.end(call, after);
         self.release(call);
     }
@@ -276,15 +279,15 @@ impl Calls {
         self.to_cancel.pop()
     }
 
-    /// True if the daemon has refused publications.
+    /// True if publications have ended.
     #[inline]
-    pub(super) fn has_refused(&self) -> bool {
-        !self.refused.is_empty()
+    pub(super) fn has_published(&self) -> bool {
+        !self.published.is_empty()
     }
 
-    /// A publication that the daemon has refused.
-    pub(super) fn take_refused(&mut self) -> Option<u32> {
-        self.refused.pop()
+    /// A publication that has ended, and whether the daemon has refused it.
+    pub(super) fn take_published(&mut self) -> Option<(u32, bool)> {
+        self.published.pop()
     }
 
     /// True if the daemon may use memory of a call.
@@ -319,11 +322,17 @@ impl Calls {
     }
 
     /// Takes out a call that was not submitted after all.
-    pub(super) fn retract(&mut self, call: u32) -> Memory {
+    pub(super) fn retract(&mut self, call: u32, after: &mut Aftermath) -> Memory {
         let Some(slot) = self.slot(call) else { return Memory::Nothing };
         (slot.daemon, slot.caller) = (Daemon::Done, Caller::Gone);
-        slot.failure = None;
-        let memory = std::mem::take(&mut slot.memory);
+        // Where the link was lost meanwhile, the outcome has the caller's destination, and the slot at most what was lent in its place.
+        let memory = match slot.failure.take().and_then(|failure| failure.destination) {
+            Some(destination) => {
+                slot.spend(after);
+                Memory::Destination(destination)
+            }
+            None => std::mem::take(&mut slot.memory),
+        };
         self.release(call);
         memory
     }
@@ -497,7 +506,6 @@ impl Calls {
             self.release(call);
         }
         self.to_cancel.clear();
-        self.refused.clear();
     }
 
     #[inline]

@@ -89,6 +89,10 @@ impl Attachment {
             match self.start_driver() {
                 Ok(thread) => held.driver.thread = Some(thread),
                 Err(error) => {
+                    let is_answered = held.calls.is_answered(call);
+                    drop(held);
+                    // Nobody asks for it any more.
+                    self.forsake(call, is_answered);
                     let reason = format!("a thread that waits for futures cannot be started: {error}");
                     return Poll::Ready(Err(Error::full("the system's threads", reason)));
                 }

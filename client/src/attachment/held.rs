@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     ops::{Deref, DerefMut},
-    sync::{MutexGuard, PoisonError, TryLockError},
+    sync::{MutexGuard, PoisonError, TryLockError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -124,8 +124,8 @@ impl Held<'_> {
         } else if link.draining {
             self.note();
         }
-        if self.calls.has_refused() {
-            self.forget_refused();
+        if self.calls.has_published() {
+            self.settle_published();
         }
         if self.has_backlog() {
             self.forward();
@@ -159,6 +159,13 @@ impl Held<'_> {
         if self.has_backlog() {
             self.attend();
         }
+    }
+
+    /// Does what is owed to those who found the lock taken.
+    #[cold]
+    fn chores_owed(&mut self) {
+        self.attachment.owes_chores.store(false, Ordering::SeqCst);
+        self.chores();
     }
 
     /// How a call ended, by the table's `take`. A caller that leaves with an outcome makes sure that parked callers are not
@@ -218,6 +225,9 @@ impl Held<'_> {
 
     #[inline]
     fn release(&mut self) {
+        if self.guard.is_some() && self.attachment.owes_chores.load(Ordering::Relaxed) {
+            self.chores_owed();
+        }
         let Some(mut guard) = self.guard.take() else { return };
         if guard.aftermath.is_empty() {
             return;
@@ -244,7 +254,13 @@ impl Held<'_> {
 
 #[cfg(test)]
 mod tests {
+    use sealane_transport::shm::{
+        ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, Span, Submission,
+        attach::{Attached, Welcome},
+    };
+
     use super::*;
+    use crate::attach::Settings;
 
     #[test]
     fn calls_that_are_made_together_wait_together_and_no_longer_than_one() {
@@ -259,5 +275,44 @@ mod tests {
         assert_eq!(room.until(begun + long, long), begun + long, "but not beyond the calls' deadline");
         assert_eq!(RoomWait::default().until(begun, short), begun + short);
         assert_eq!(room.until(begun + long, Duration::MAX), begun + long + ROOM_WAIT_MAX, "one without a deadline");
+    }
+    #[test]
+    fn what_is_freed_while_somebody_has_the_lock_is_given_back_when_it_is_let_go_of() {
+        const AREA: u64 = 1 << 20;
+        let (mut daemon, segment) = DaemonEnd::create(AREA, false).unwrap();
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let welcome = Welcome {
+            version: 0,
+            shards: 1,
+            arena_bytes: AREA,
+            segment_bytes: AREA,
+            area_bytes: AREA,
+            request_timeout_ms: 0,
+            tensor_bytes_max: AREA,
+            daemon_pid: 0,
+        };
+        let shards = vec![(ClientEnd::open(&segment, AREA, false).unwrap(), Doorbell::create().unwrap())];
+        let arena = SharedMemory::create("test", AREA, false).unwrap().0;
+        let settings = Settings {
+            task: "task".into(),
+            socket: "nowhere".into(),
+            other_socket: None,
+            arena_bytes: None,
+            timeout: Duration::ZERO,
+            restart_timeout: Duration::ZERO,
+            polling: None,
+            backlog: None,
+        };
+        let attached = Attached { welcome, arena, shards, socket: socket.into() };
+        let attachment = Attachment::over(settings, (attached, "test".into()), crate::clock::Tick::NEVER).unwrap();
+        let held = attachment.lock();
+        let area = held.link().segments[0].area.clone();
+        // So large that it is not piled up.
+        drop(area.lend(Span { offset: 0, len: AREA / 4 }, 7).unwrap());
+        let mut record = Record::new();
+        assert!(!daemon.submissions.pop(&mut record).unwrap());
+        drop(held);
+        assert!(daemon.submissions.pop(&mut record).unwrap());
+        assert!(matches!(Submission::decode(&record), Ok(Submission::Free { tokens: [7] })));
     }
 }

@@ -277,6 +277,7 @@ impl Held<'_> {
 
     /// Replaces the link and ends every call. Nobody sleeps through it. A daemon that is not `gone` keeps what it was lent.
     pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
+        self.settle_published();
         let nudge = self.attachment.nudge_waker.clone();
         let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
         if let Line::Up(link) = std::mem::replace(current, line) {
@@ -285,6 +286,7 @@ impl Held<'_> {
             aftermath.link = Some(link);
         }
         calls.end_all(gone, error, aftermath);
+        published.lose(&mut aftermath.spent);
         aftermath.wakers.extend(parked.iter().map(|(_, waker)| waker.clone()));
         aftermath.wakers.extend(driver.waker());
         aftermath.wakers.extend(published.waker());

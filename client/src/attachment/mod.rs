@@ -56,6 +56,7 @@ use self::{
 use crate::{
     attach::{self, Settings},
     clock::Tick,
+    limits::LETTING_GO_SPINS,
     memory::{Arena, ForkMark, Freed},
     patience::Patience,
 };
@@ -71,6 +72,8 @@ pub(crate) struct Attachment {
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
     asleep: AtomicBool,
+    /// Blocks were freed while somebody had the lock, who is to give them back.
+    owes_chores: AtomicBool,
     /// Starting a call may find no room, or no daemon.
     crowded: AtomicBool,
     /// Daemons so far that drained and are gone. What is noted before a call says whether such an end may have ended it.
@@ -182,6 +185,7 @@ impl Attachment {
                 turn: Mutex::default(),
                 attaching: Mutex::default(),
                 asleep: AtomicBool::new(false),
+                owes_chores: AtomicBool::new(false),
                 crowded: AtomicBool::new(false),
                 restarts: AtomicU64::new(0),
                 nudge_waker: nudge.clone().into(),
@@ -238,8 +242,11 @@ impl Attachment {
         }
     }
 
-    /// Shards of the daemon; 1 while there is none.
+    /// Shards of the daemon; 1 while there is none, and in a forked child.
     pub(crate) fn shards(&self) -> usize {
+        if self.mark.forked() {
+            return 1;
+        }
         match &self.lock().line {
             Line::Up(link) => link.segments().into(),
             Line::Lost(_) | Line::Closed => 1,
@@ -351,9 +358,15 @@ impl Freed for Attachment {
         if !many && !self.asleep.load(Ordering::SeqCst) {
             return;
         }
-        // A thread that drops a tensor may hold the lock. Then the blocks wait for the next look.
-        if let Some(mut held) = self.try_lock() {
-            held.chores();
+        // Whoever lets go of the lock does it. That may be this very thread, so it is not waited for; but another one that has looked
+        // already lets go in a moment.
+        self.owes_chores.store(true, Ordering::SeqCst);
+        for _ in 0..LETTING_GO_SPINS {
+            drop(self.try_lock());
+            if !self.owes_chores.load(Ordering::SeqCst) {
+                return;
+            }
+            std::hint::spin_loop();
         }
     }
 }

@@ -14,7 +14,7 @@ use sealane_transport::{
 };
 
 use super::{
-    Attachment, Held, Line,
+    Attachment, Held, Line, State,
     calls::Direction,
     memory::Memory,
     submit::{down, is_small, too_large},
@@ -99,8 +99,8 @@ impl Attachment {
             Ok(held) => (held, None),
             Err(error) => (self.in_turn(), Some(error)),
         };
-        let forgotten = held.published.forget(key);
-        held.aftermath.spent.extend(forgotten);
+        let State { published, aftermath, .. } = &mut *held;
+        published.forget(key, &mut aftermath.spent);
         if !matches!(held.line, Line::Up(_)) {
             return Err(in_vain.unwrap_or_else(|| down(&held.line)));
         }
@@ -118,35 +118,33 @@ impl Held<'_> {
     ) -> Result<(), Error> {
         let (_, deadline) = self.time(Tick::now(), None)?;
         let (serial, segments) = (self.link().serial, self.link().segments());
-        // The calls at the first shard of those that all shards were told.
-        let mut told = vec![None; set.len()];
+        self.start_republisher();
+        self.published.begin_set();
         for segment in 0..segments {
-            let all = set.iter().map(|(key, meta, payload)| (key.as_ref(), version, meta, payload));
-            self.tell_set((serial, segment), deadline, all, |at, call| {
-                told[at] = call.as_ref().ok().and_then(|call| if segment == 0 { Some(*call) } else { told[at] });
+            let all = || set.iter().map(|(key, meta, payload)| (key.as_ref(), version, meta, payload));
+            let mut rest = all();
+            self.tell_set((serial, segment), deadline, all(), |held, call| {
+                // At once, before anybody looks at the answers.
+                if let (Some(tensor), 0, Ok(call)) = (rest.next(), segment, &call) {
+                    held.published.ask(tensor, (serial, *call));
+                }
                 each(call);
             });
-        }
-        // If the daemon was lost meanwhile, it may have published none: they are the caller's to publish again.
-        if self.is_link(serial) {
-            for ((key, meta, payload), call) in set.iter().zip(told) {
-                if let Some(call) = call {
-                    self.keep_published(key.as_ref(), version, (meta, payload), (serial, call));
-                }
-            }
+            // The next shard is told only what the first may have shown by then, however the link ends.
+            self.published.end_set();
         }
         self.submitted(set.len() * usize::from(segments));
         Ok(())
     }
 
-    /// Tells one shard of a link of tensors that it is to make visible together; `each` hears of every one, with its place in the set.
+    /// Tells one shard of a link of tensors that it is to make visible together; `each` hears of every one, in order.
     /// The last may find no room, or be refused: then those before it become visible by themselves.
     pub(super) fn tell_set<'t>(
         &mut self,
         (serial, segment): (u64, u16),
         deadline: Tick,
         set: impl ExactSizeIterator<Item = InSet<'t>>,
-        mut each: impl FnMut(usize, Result<u32, Error>),
+        mut each: impl FnMut(&mut Self, Result<u32, Error>),
     ) {
         let last = set.len().wrapping_sub(1);
         let mut is_open = self.take_uncommitted(segment);
@@ -158,7 +156,7 @@ impl Held<'_> {
             if told.is_ok() {
                 is_open = at < last;
             }
-            each(at, told);
+            each(self, told);
         }
         if is_open && self.is_link(serial) {
             self.commit(segment);

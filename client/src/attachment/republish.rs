@@ -25,8 +25,8 @@ use crate::{
 /// What came of publishing again.
 #[derive(Default)]
 struct Told {
-    /// At the first shard, and how many bytes each has.
-    calls: Vec<(u32, u64)>,
+    /// At the first shard, of which publications, and how many bytes each has.
+    calls: Vec<(u32, u64, u64)>,
     copied_bytes: u64,
     /// Those that were not told.
     left: Moved,
@@ -86,19 +86,19 @@ impl Attachment {
         let Told { calls, copied_bytes, mut left, without_room } = told;
         if all_told.is_err() {
             // Another link is told instead, or this one again.
-            calls.iter().for_each(|(call, _)| self.forsake(*call, false));
+            calls.iter().for_each(|(call, ..)| self.forsake(*call, false));
             return false;
         }
         let (mut published, mut refused, mut of) = (Moved::default(), Vec::new(), calls.iter());
-        let waited = self.wait_all(calls.iter().map(|(call, _)| *call), Calls::take_sent, |outcome| {
-            let Some(&(call, bytes)) = of.next() else { return };
+        let waited = self.wait_all(calls.iter().map(|(call, ..)| *call), Calls::take_sent, |outcome| {
+            let Some(&(_, number, bytes)) = of.next() else { return };
             let sum = if outcome.is_ok() { &mut published } else { &mut left };
             (sum.tensors, sum.bytes) = (sum.tensors + 1, sum.bytes + bytes);
-            refused.extend(outcome.err().filter(|error| error.code() != Code::Unavailable).map(|_| call));
+            refused.extend(outcome.err().filter(|error| error.code() != Code::Unavailable).map(|_| number));
         });
         let mut held = self.lock();
         let State { line, published: all, aftermath, .. } = &mut *held;
-        refused.iter().for_each(|call| aftermath.spent.extend(all.forget_refused(serial, *call)));
+        refused.iter().for_each(|number| aftermath.spent.extend(all.forget_refused(*number)));
         if let (Line::Up(link), Ok(())) = (line, waited)
             && link.serial == serial
             && (is_first || published.tensors > 0)
@@ -162,17 +162,17 @@ impl Held<'_> {
         let batch: Vec<(String, Stale)> = keys.iter().filter_map(stale).collect();
         let (_, deadline) = self.time(Tick::now(), None)?;
         let segments = self.check_link(serial)?.segments();
-        let (first, mut whole) = (told.calls.len(), Ok(()));
+        let mut whole = Ok(());
         for segment in 0..segments {
-            let set = batch.iter().map(|(key, Stale { version, meta, payload })| (&**key, *version, meta, payload));
+            let set = batch.iter().map(|(key, Stale { version, meta, payload, .. })| (&**key, *version, meta, payload));
             let mut calls = Vec::with_capacity(batch.len());
-            self.tell_set((serial, segment), deadline, set, |_, call| match call {
+            self.tell_set((serial, segment), deadline, set, |_held, call| match call {
                 Ok(call) => calls.push(call),
                 Err(error) => whole = Err(error),
             });
             if segment == 0 {
-                let bytes = batch.iter().map(|(_, stale)| stale.payload.len() as u64);
-                told.calls.extend(calls.into_iter().zip(bytes));
+                let of = batch.iter().map(|(_, stale)| (stale.number, stale.payload.len() as u64));
+                told.calls.extend(calls.into_iter().zip(of).map(|(call, (number, bytes))| (call, number, bytes)));
             } else {
                 let State { calls: all, aftermath, .. } = &mut **self;
                 for call in calls {
@@ -181,9 +181,7 @@ impl Held<'_> {
             }
             whole.clone()?;
         }
-        for ((key, _), (call, _)) in batch.iter().zip(&told.calls[first..]) {
-            self.published.told(key, serial, *call);
-        }
+        batch.iter().for_each(|(key, _)| self.published.told(key, serial));
         self.submitted(batch.len() * usize::from(segments));
         self.aftermath.spent.extend(batch.into_iter().map(|(_, stale)| Memory::Source(stale.payload)));
         Ok(())

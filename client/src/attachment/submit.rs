@@ -464,7 +464,10 @@ impl Held<'_> {
         match self.submit(wait, |link| link.submit(segment, &submission)) {
             Ok(Way::Ring) => {}
             Ok(Way::Backlog) => self.calls.waits(call),
-            Err(error) => return Err((error, self.calls.retract(call))),
+            Err(error) => {
+                let State { calls, aftermath, .. } = &mut **self;
+                return Err((error, calls.retract(call, aftermath)));
+            }
         }
         Ok(call)
     }
@@ -559,7 +562,10 @@ impl Held<'_> {
             // The daemon may be waiting for room too, in the other ring.
             self.pump();
             if Instant::now() >= until {
-                let reason = format!("all {SLOTS} slots are taken, and the daemon read none in time");
+                let reason = format!(
+                    "its {SLOTS} slots have no room for this, and the daemon made none in time: wait for earlier calls \
+                     before making more, and see its log if it hangs"
+                );
                 return Err(Error::full("submission ring", reason));
             }
             tries += 1;

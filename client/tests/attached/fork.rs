@@ -6,7 +6,7 @@ use nix::{
 };
 use sealane::Code;
 
-use crate::fixture::{TASK, attached, bytes, peers, tensor, to_as};
+use crate::fixture::{TASK, attached, bytes, meta, peers, tensor, to_as};
 
 /// Runs `check` in a child; true if it returned true there.
 fn in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -129,4 +129,58 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_streams() {
         std::io::Write::write_all(&mut &dialed, b"a").unwrap();
         std::io::Read::read_exact(&mut accepted, &mut [0]).unwrap();
     });
+}
+
+#[test]
+fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_task() {
+    use sealane::{AcceptOptions, SliceVersions, Slicing};
+
+    let (_directory, _daemon, task) = attached();
+    let slicing = Slicing::even(meta(1000), [TASK; 1]).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Whose state somebody uses nearly all the time.
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                task.cleanup(1).unwrap();
+            }
+        });
+        for _ in 0..50 {
+            assert!(in_a_child(|| {
+                let mut plan = task.sliced_plan([("w", slicing.clone())], SliceVersions::Same).unwrap();
+                let acceptor = task.acceptor("queue", AcceptOptions::default());
+                let told = |error: sealane::Error| error.code() == Code::InvalidArgument;
+                told(acceptor.accept().wait().unwrap_err()) && told(plan.pull(1).wait().unwrap_err())
+            }));
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_call_that_no_thread_can_wait_for_is_given_up() {
+    use std::{future::Future, pin::pin, task};
+
+    let (_directory, daemon, _task) = attached();
+    let attach = to_as(&daemon, &peers()[0]);
+    assert!(in_a_child(move || {
+        let own = attach.attach().unwrap();
+        let whole = own.alloc(4 << 20).unwrap();
+        let mut receiving = pin!(own.recv_into(TASK, 1, "key", whole));
+        let none = nix::libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: they take plain values, and concern this process alone, which may start no thread from then on.
+        unsafe {
+            nix::libc::setrlimit(nix::libc::RLIMIT_NPROC, &none);
+            nix::libc::syscall(nix::libc::SYS_setuid, 65_534);
+        }
+        let polled = receiving.as_mut().poll(&mut task::Context::from_waker(task::Waker::noop()));
+        let refused =
+            matches!(polled, task::Poll::Ready(Err(refused)) if refused.error.code() == Code::ResourceExhausted);
+        let mut looks = 0..1000;
+        refused
+            && looks.any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                own.alloc(4 << 20).is_ok()
+            })
+    }));
 }

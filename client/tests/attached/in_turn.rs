@@ -44,11 +44,19 @@ struct Shard {
     together: Vec<(u32, String, i64, Vec<u8>)>,
     /// Keys that were there whenever something became visible.
     seen: Vec<usize>,
+    /// The key of what is refused.
+    refuses: Option<String>,
 }
 
 impl Shard {
     fn carry_out(&mut self, end: &mut DaemonEnd, asked: &Submission<'_>) {
         match *asked {
+            Submission::Publish { call, key, .. } if self.refuses.as_deref() == Some(key) => {
+                let mut record = Record::new();
+                let failed = Completion::Failed { call, memory_back: true, error: Error::invalid("refused") };
+                failed.encode(&mut record).unwrap();
+                end.completions.push(&record).unwrap();
+            }
             Submission::Publish { call, version, key, payload: PayloadAt::Inline(bytes), more, .. } => {
                 self.together.push((call, key.to_owned(), version, bytes.to_vec()));
                 if !more {
@@ -195,16 +203,27 @@ fn publish(task: &Task, numbers: impl Iterator<Item = usize>, seed: u64) -> Resu
 /// A task that has published [`TENSORS`] tensors of seed 1 with a daemon that is killed, and what the next one reads until the thread
 /// that publishes again waits for room.
 fn published_again(records: usize) -> (tempfile::TempDir, Task, Stores) {
+    let (directory, task, stores) = published();
+    assert_eq!(stores.contents().len(), TENSORS);
+    let next = next_after(stores, &directory, records);
+    next.until_read(records);
+    (directory, task, next)
+}
+
+/// A task that has published [`TENSORS`] tensors of seed 1, and the daemon that it has done it with.
+fn published() -> (tempfile::TempDir, Task, Stores) {
     let directory = directory();
     let stores = Stores::start(directory.path(), usize::MAX);
     let task = Attach::new(TASK).socket(directory.path().join("sealane.sock")).arena_bytes(1 << 20).attach().unwrap();
     publish(&task, 0..TENSORS, 1).unwrap();
-    assert_eq!(stores.contents().len(), TENSORS);
+    (directory, task, stores)
+}
+
+/// The daemon that takes the place of one that dies.
+fn next_after(stores: Stores, directory: &tempfile::TempDir, records: usize) -> Stores {
     drop(stores);
     std::fs::remove_file(directory.path().join("sealane.sock")).unwrap();
-    let next = Stores::start(directory.path(), records);
-    next.until_read(records);
-    (directory, task, next)
+    Stores::start(directory.path(), records)
 }
 
 /// How many records the next daemon has read when the program goes on: from the first to the last of those at both shards.
@@ -324,4 +343,47 @@ fn a_daemon_that_dies_at_any_record_leaves_the_next_one_what_the_program_was_tol
         assert!((IN_SET..2 * IN_SET).all(|number| !contents.contains_key(&key(number))), "after {records} records");
         assert_eq!(contents.len(), TENSORS + 1 - IN_SET);
     }
+}
+
+#[test]
+fn what_a_daemon_refuses_leaves_the_next_one_the_version_before() {
+    // The first is refused while the rest is still told, the last after that, and all but it follow.
+    for refused in [0, TENSORS - 2] {
+        let (directory, task, stores) = published();
+        for shard in stores.shards.iter() {
+            shard.lock().unwrap().refuses = Some(key(refused));
+        }
+        assert_eq!(publish(&task, 0..TENSORS, 2).unwrap_err().code(), Code::InvalidArgument);
+        let next = next_after(stores, &directory, usize::MAX);
+        next.until_published_again();
+        // What comes last is read last.
+        publish(&task, TENSORS..TENSORS + 1, 2).unwrap();
+        for (key, (_, there)) in next.contents() {
+            let seed = if key == self::key(refused) { 1 } else { 2 };
+            assert!(there == bytes(BYTES, seed), "{key} is not of seed {seed}");
+        }
+        assert_eq!(next.contents().len(), TENSORS + 1);
+    }
+}
+
+#[test]
+fn what_one_shard_has_shown_before_the_daemon_dies_is_there_with_the_next_one() {
+    let (directory, task, stores) = published();
+    stores.allowed.store(stores.read.load(Ordering::SeqCst), Ordering::SeqCst);
+    let next = thread::scope(|scope| {
+        let publishing = scope.spawn(|| publish(&task, 0..TENSORS, 2));
+        // Record by record, so that the other shard's ring is full when the first has read all.
+        until(|| {
+            stores.allowed.fetch_add(1, Ordering::SeqCst);
+            (stores.shards[0].lock().unwrap().store[&key(0)].1 == bytes(BYTES, 2)).then_some(())
+        });
+        stores.allowed.store(0, Ordering::SeqCst);
+        assert!(stores.shards[1].lock().unwrap().store[&key(0)].1 == bytes(BYTES, 1));
+        let next = next_after(stores, &directory, usize::MAX);
+        assert_eq!(publishing.join().unwrap().unwrap_err().code(), Code::Unavailable);
+        next
+    });
+    next.until_published_again();
+    publish(&task, TENSORS..TENSORS + 1, 2).unwrap();
+    assert!(next.contents().values().all(|(_, there)| *there == bytes(BYTES, 2)), "an older one");
 }

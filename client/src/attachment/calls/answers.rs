@@ -29,7 +29,11 @@ impl Calls {
     #[inline]
     pub(in crate::attachment) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         match self.answered(segment, call, Daemon::Working)?.direction {
-            Direction::Send | Direction::Publish | Direction::Push => self.done(call, after),
+            Direction::Publish => {
+                self.published.push((call, false));
+                self.done(call, after);
+            }
+            Direction::Send | Direction::Push => self.done(call, after),
             Direction::Recv | Direction::Pull | Direction::Watch => return Err("it released a recv"),
         }
         Ok(())
@@ -61,6 +65,9 @@ impl Calls {
             return Err("it reported as published a call that is neither a publish nor a push");
         }
         slot.daemon = Daemon::Holding;
+        if slot.direction == Direction::Publish {
+            self.published.push((call, false));
+        }
         self.end(call, after);
         Ok(())
     }
@@ -201,7 +208,7 @@ impl Calls {
     ) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Working)?;
         if slot.direction == Direction::Publish {
-            self.refused.push(call);
+            self.published.push((call, true));
         }
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if slot.caller == Caller::Waiting && slot.tensor.is_some() {

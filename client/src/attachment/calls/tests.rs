@@ -73,7 +73,7 @@ fn numbers_are_used_again_and_old_ones_are_recognised() {
     assert_eq!((first & INDEX_MASK, first != second), (second & INDEX_MASK, true));
     assert_eq!(table.calls.sent(3, first, &mut table.after), Err(NOT_UNDER_WAY));
     assert_eq!(table.calls.sent(2, second, &mut table.after), Err(NOT_UNDER_WAY), "another segment's call");
-    assert!(table.calls.retract(first).lent().is_none());
+    assert!(table.calls.retract(first, &mut table.after).lent().is_none());
     assert!(table.calls.forsake(first, true, &mut table.after).is_none());
     assert!(!table.calls.is_owed(first) && !table.calls.is_owed(u32::MAX));
     table.calls.sent(3, second, &mut table.after).unwrap();
@@ -375,4 +375,25 @@ fn a_recv_given_up_before_its_memory_is_back_leaves_what_was_set_aside_to_the_ne
     let sending = table.open(Direction::Send, Memory::Nothing);
     table.calls.failed(3, sending, true, error(), &mut table.after).unwrap();
     assert!(table.calls.take_sent(sending).unwrap().is_err());
+}
+
+#[test]
+fn a_recv_that_was_not_submitted_gives_its_destination_back_however_the_link_ended_meanwhile() {
+    for gone in [true, false] {
+        for in_arena in [true, false] {
+            let mut table = Table::new();
+            let destination = buffer(9);
+            let place = destination.as_ptr();
+            let memory = match in_arena {
+                true => Memory::Destination(destination),
+                false => Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination })),
+            };
+            let call = table.open(Direction::Recv, memory);
+            table.calls.end_all(gone, error, &mut table.after);
+            let memory = table.calls.retract(call, &mut table.after);
+            assert_eq!(memory.into_destination().0.map(|destination| destination.as_ptr()), Some(place));
+            assert_eq!(table.after.spent.len(), usize::from(!in_arena), "the block in its place");
+            table.assert_free();
+        }
+    }
 }

@@ -14,13 +14,21 @@ const SHARDS: usize = 2;
 #[derive(Debug, Clone, Copy)]
 enum Turn {
     Publish(&'static [&'static str]),
+    /// One that the daemon does not accept.
+    Refused(&'static str),
     Withdraw(&'static str),
     Republish,
     Die,
 }
 
-const TURNS: [Turn; 5] =
-    [Turn::Publish(&["a"]), Turn::Publish(&["a", "b"]), Turn::Withdraw("a"), Turn::Republish, Turn::Die];
+const TURNS: [Turn; 6] = [
+    Turn::Publish(&["a"]),
+    Turn::Publish(&["a", "b"]),
+    Turn::Refused("a"),
+    Turn::Withdraw("a"),
+    Turn::Republish,
+    Turn::Die,
+];
 
 /// A task, and the daemon that it is attached to.
 struct World {
@@ -29,29 +37,38 @@ struct World {
     shards: [BTreeMap<String, u8>; SHARDS],
     /// Records until the daemon dies, unless it does not.
     left: Option<usize>,
-    /// What the program was told that it has published.
+    /// What the program has published, or was not told that it has not.
     told: BTreeMap<&'static str, u8>,
     value: u8,
 }
 
 impl World {
     fn die(&mut self) {
+        self.published.lose(&mut Vec::new());
         self.link += 1;
         self.shards = Default::default();
         self.left = None;
+    }
+
+    /// One more record is told, unless the daemon dies before.
+    fn lives(&mut self) -> bool {
+        match &mut self.left {
+            Some(0) => self.die(),
+            Some(left) => {
+                *left -= 1;
+                return true;
+            }
+            None => return true,
+        }
+        false
     }
 
     /// Tells all shards, one after the other, as far as the daemon lives; whether it does.
     fn tell(&mut self, records: &[(&str, Option<u8>)]) -> bool {
         for shard in 0..SHARDS {
             for (key, value) in records {
-                match &mut self.left {
-                    Some(0) => {
-                        self.die();
-                        return false;
-                    }
-                    Some(left) => *left -= 1,
-                    None => {}
+                if !self.lives() {
+                    return false;
                 }
                 match value {
                     Some(value) => drop(self.shards[shard].insert((*key).to_owned(), *value)),
@@ -62,22 +79,38 @@ impl World {
         true
     }
 
-    fn take(&mut self, turn: Turn) {
-        match turn {
-            Turn::Publish(keys) => {
-                self.value += 1;
-                let value = self.value;
-                let set: Vec<_> = keys.iter().map(|&key| (key, Some(value))).collect();
-                if self.tell(&set) {
-                    let (meta, payload) = tensor(value);
-                    for &key in keys {
-                        self.published.keep((key, 1), (&meta, &payload), (self.link, 0));
-                        self.told.insert(key, value);
-                    }
+    /// Publishes a set, which a shard shows when it has all of it, unless it refuses it.
+    fn publish(&mut self, keys: &[&'static str], refused: bool) {
+        self.value += 1;
+        let (meta, payload) = tensor(self.value);
+        self.published.begin_set();
+        for shard in 0..SHARDS {
+            for (call, key) in (0..).zip(keys) {
+                if !self.lives() {
+                    let whole = keys.iter().filter(|_| shard > 0);
+                    return self.told.extend(whole.map(|key| (*key, self.value)));
+                }
+                if shard == 0 {
+                    self.published.ask((key, 1, &meta, &payload), (self.link, call));
                 }
             }
+            self.published.end_set();
+            let shown = keys.iter().filter(|_| !refused);
+            self.shards[shard].extend(shown.map(|key| ((*key).to_owned(), self.value)));
+        }
+        // In any order.
+        for (call, key) in keys.iter().enumerate().rev() {
+            self.published.answered(call as u32, refused);
+            self.told.extend(Some((*key, self.value)).filter(|_| !refused));
+        }
+    }
+
+    fn take(&mut self, turn: Turn) {
+        match turn {
+            Turn::Publish(keys) => self.publish(keys, false),
+            Turn::Refused(key) => self.publish(&[key], true),
             Turn::Withdraw(key) => {
-                self.published.forget(key);
+                self.published.forget(key, &mut Vec::new());
                 self.told.remove(key);
                 self.tell(&[(key, None)]);
             }
@@ -87,7 +120,7 @@ impl World {
                 let value = |key: &str| self.published.get_stale(link, key).unwrap().payload.as_ref()[0];
                 let set: Vec<_> = stale.iter().map(|key| (&**key, Some(value(key)))).collect();
                 if self.tell(&set) {
-                    stale.iter().for_each(|key| self.published.told(key, link, 0));
+                    stale.iter().for_each(|key| self.published.told(key, link));
                 }
             }
             Turn::Die => self.die(),

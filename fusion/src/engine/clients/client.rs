@@ -419,7 +419,11 @@ impl Client {
         if self.under_way < CLIENT_CALLS_MAX {
             return Ok(checked);
         }
-        Err(Error::full("client calls", format!("{CLIENT_CALLS_MAX} calls of this process are in flight on one core")))
+        let reason = format!(
+            "{CLIENT_CALLS_MAX} calls of this task are in flight on one shard of the daemon, which is the maximum: wait for \
+             some of them before making more"
+        );
+        Err(Error::full("client calls", reason))
     }
 
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.

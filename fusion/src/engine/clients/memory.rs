@@ -217,9 +217,17 @@ impl ReceiveArea {
         let extents = books.extents.get_or_insert_with(|| Extents::new(area_bytes as usize));
         let Some(block) = extents.allocate(len) else {
             let (limit, used) = (area_bytes, extents.in_use_bytes());
+            let free = limit.saturating_sub(used as u64);
+            let (why, first) = match len as u64 {
+                len if len > limit => (format!("one shard's area has {limit}"), ""),
+                len if len > free => (format!("{used} of {limit} are in use"), "drop tensors that are done with, "),
+                _ => {
+                    let why = format!("{free} of {limit} are free, but not in one piece");
+                    (why, "drop tensors that are done with, ")
+                }
+            };
             let reason = format!(
-                "the tensor has {len} bytes, {used} of {limit} are in use: drop tensors that are done with, or give the \
-                 recv a destination"
+                "the tensor has {len} bytes, and {why}: {first}give the recv a destination, or raise daemon.area_bytes"
             );
             return Err(Error::full("daemon.area_bytes", reason));
         };

@@ -140,9 +140,12 @@ pub(crate) const ROW_REQUESTS_BYTES_MAX: usize = 16 << 20;
 /// have not ended.
 pub(crate) const ROW_RETRIES_SLACK: usize = 16;
 
-/// How long a recv waits for its tensor before it asks for it, where the tensor most often comes ahead: what an error costs in time that
-/// a request would have brought, and longer than a round trip takes.
+/// How long a recv waits for its tensor before it asks for it, where the tensor most often comes ahead, as long as asking is of use: what an
+/// error costs in time that a request would have brought, and longer than a round trip takes.
 pub(crate) const QUIET_TIME: Duration = Duration::from_millis(1);
+
+/// How often that doubles at most where asking was in vain: to 64 ms, after which a request for each recv costs nothing that counts.
+pub(crate) const QUIET_DOUBLINGS_MAX: u8 = 6;
 
 /// How long before its deadline a tensor that was sent ahead is to come back, and half of its time at most: longer than the answer takes
 /// anywhere. Then its sender hears at the deadline that nobody has asked for it, and not that its delivery is unknown.

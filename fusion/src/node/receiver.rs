@@ -62,7 +62,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
         let waiter = match waiter {
-            RecvWaiter::Asked(recv) => match self.exchange.there().answered(recv, Some(buffer.len())) {
+            RecvWaiter::Asked(recv) => match self.exchange.there().answered(self.now, recv, Some(buffer.len())) {
                 Some(waiter) => waiter,
                 None => return false,
             },

@@ -96,6 +96,8 @@ pub(in crate::node) struct SentAhead {
     last: Option<(Instant, Instant)>,
     /// Keys of which consumers were told that a tensor waits for its request.
     held: LargeKeys,
+    /// The last pair, step and session of which the consumer was told that a tensor waits for want of credit: the others do as well.
+    short: Option<(u32, i64, Handle)>,
     /// Sessions of which some were told to come back: those that have not left are back already.
     revoked: Vec<Handle>,
 }
@@ -104,7 +106,8 @@ impl SentAhead {
     pub(super) fn new() -> Self {
         let (sends, steps, lent) = (Arena::new(usize::MAX), Chains::default(), HashMap::new());
         let held = LargeKeys::new();
-        Self { sends, tensors: 0, steps, lent, deadlines: Sweep::default(), last: None, held, revoked: Vec::new() }
+        let (deadlines, last, short, revoked) = (Sweep::default(), None, None, Vec::new());
+        Self { sends, tensors: 0, steps, lent, deadlines, last, held, short, revoked }
     }
 
     /// Tensors that have not ended.
@@ -248,15 +251,18 @@ impl Exchange {
         let Some(mut sending) = session.send_ahead(ends, step, alone) else { return Some(next) };
         let (since, is_traced) = (context.reporter.clock, context.reporter.recorder.is_some());
         let (mut room, mut open, mut has_said) = (self.table.room(self.ahead.len()), None, false);
-        let (kept, is_large) = loop {
+        let (is_held, kept) = loop {
             let (key, tensor) = (next.0.as_ref(), next.1.borrow());
             let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
             let is_new = room > 0 && key.len() <= KEY_BYTES_MAX && self.table.is_free(MatchKey { pair, step, key });
             let bytes = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES);
-            let (true, Some(bytes)) = (is_new, bytes) else { break (Some(next), is_new) };
+            let (true, Some(bytes)) = (is_new, bytes) else {
+                // Its consumer remembers for how long it has this link.
+                break (is_new && self.ahead.held.insert((handle, epoch, pair), key), Some(next));
+            };
             let len = bytes.len();
             if !sending.has_room(key.len() + meta.len(), len) {
-                break (Some(next), false);
+                break (self.ahead.short.replace((pair, step, handle)) != Some((pair, step, handle)), Some(next));
             }
             // Lent memory goes back by itself, and a trace names each tensor.
             let is_single = payload.is_lent() || is_traced;
@@ -284,13 +290,11 @@ impl Exchange {
             }
             match tensors.next() {
                 Some(more) => next = more,
-                None => break (None, false),
+                None => break (false, None),
             }
         };
-        // Its consumer remembers for how long it has this link.
-        if is_large
+        if is_held
             && let Some((key, _)) = &kept
-            && self.ahead.held.insert((handle, epoch, pair), key.as_ref())
             && let Some(session) = context.peers.session_mut(handle)
         {
             session.hold(ends, step, key.as_ref());

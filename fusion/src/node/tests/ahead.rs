@@ -465,3 +465,60 @@ fn a_send_whose_frame_has_not_left_hears_at_once_though_the_link_takes_nothing()
     net.nodes[0].turn(net.now);
     assert_eq!(sent.error().code(), Code::Aborted);
 }
+
+/// A pair whose recvs ask in vain after [`QUIET_TIME`], until they do not any more.
+fn patient() -> Net {
+    let mut net = met();
+    for round in 0.. {
+        let key = format!("patient {round}");
+        let before = (net.said(0), net.said(1));
+        let asked = net.recv(WORKER, "ps:1", &key);
+        net.pass(10 * QUIET_TIME);
+        let sent = net.send(PS, "worker:1", &key, &[7]);
+        net.rest();
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
+        if (net.said(0) - before.0, net.said(1) - before.1) == (1, 1) {
+            assert!(round > 2, "it has asked at first");
+            return net;
+        }
+        assert!(round < 10, "it asks for what nobody has sent, step after step");
+    }
+    unreachable!()
+}
+
+#[test]
+fn recvs_that_ask_in_vain_wait_longer_the_next_time() {
+    let mut net = patient();
+    // Whoever is in vain for longer still asks, after a while.
+    let asked = net.recv(WORKER, "ps:1", "late");
+    let before = net.said(1);
+    net.pass(10 * QUIET_TIME);
+    assert_eq!(net.said(1), before);
+    net.pass(100 * QUIET_TIME);
+    assert!(net.said(1) > before);
+    let sent = net.send(PS, "worker:1", "late", &[8]);
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![8], Ok(())));
+    net.nothing_is_left();
+}
+
+#[test]
+fn what_is_kept_for_want_of_credit_is_asked_for_at_once_however_long_recvs_wait() {
+    for recv_first in [true, false] {
+        let mut net = patient();
+        let keys: Vec<_> = (0..2 * AHEAD_BYTES_MAX / 4000).map(|number| number.to_string()).collect();
+        let to = || Some(Buffer::from_vec(vec![0; 4000]));
+        let recv = |net: &mut Net| keys.iter().map(|key| net.recv_into(WORKER, "ps:1", key, to())).collect::<Vec<_>>();
+        let mut asked = recv_first.then(|| recv(&mut net));
+        let sent: Vec<_> = keys.iter().map(|key| net.send(PS, "worker:1", key, &[9; 4000])).collect();
+        net.rest();
+        let asked = asked.take().unwrap_or_else(|| recv(&mut net));
+        net.rest();
+        // Those that come later than the word have the shortest time.
+        net.pass(QUIET_TIME);
+        for (asked, sent) in asked.iter().zip(&sent) {
+            assert_eq!((asked.bytes(), sent.outcome()), (vec![9; 4000], Ok(())));
+        }
+        net.nothing_is_left();
+    }
+}

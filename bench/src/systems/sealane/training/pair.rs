@@ -35,8 +35,8 @@ const FIRST_EPOCH: u32 = 1;
 /// The worker among the tasks of its greeting.
 const THE_ONE: u16 = 0;
 
-/// How long a recv waits for a tensor that may come ahead of its request: as long as an engine's.
-pub(super) const QUIET_TIME: Duration = Duration::from_millis(1);
+/// How long a recv waits for a tensor that may come ahead of its request: as long as an engine's whose requests were in vain.
+pub(super) const QUIET_TIME: Duration = Duration::from_millis(64);
 
 /// Every tensor goes to memory that came with its request.
 struct NoMemory;
@@ -179,8 +179,8 @@ pub(super) struct Pair {
     arrived: Vec<usize>,
     /// Tensors that came, to be looked at.
     came: Vec<usize>,
-    /// Recvs that wait for what comes ahead, and since when: the ps sends so to whoever has asked once.
-    quiet: VecDeque<(Instant, usize)>,
+    /// Recvs that wait for what comes ahead, since when, and for which step: the ps sends so to whoever has asked once.
+    quiet: VecDeque<(Instant, usize, i64)>,
     has_asked: bool,
     /// The next gradient to push, and those in flight.
     next_push: usize,
@@ -294,7 +294,7 @@ impl Pair {
             return Ok(());
         }
         if self.has_asked && bytes <= AHEAD_TENSOR_BYTES {
-            self.quiet.push_back((now, number));
+            self.quiet.push_back((now, number, step));
             return Ok(());
         }
         self.request(now, number)
@@ -307,10 +307,17 @@ impl Pair {
 
     /// Asks for what has not come ahead in time.
     pub(super) fn ask_at_last(&mut self, now: Instant) -> Result<(), BenchError> {
-        while let Some((_, number)) = self.quiet.pop_front_if(|(since, _)| now >= *since + QUIET_TIME) {
-            self.request(now, number)?;
+        while let Some((_, number, step)) = self.quiet.pop_front_if(|(since, ..)| now >= *since + QUIET_TIME) {
+            if self.wants(number, step) {
+                self.request(now, number)?;
+            }
         }
         Ok(())
+    }
+
+    /// True if that step of a tensor has not come.
+    fn wants(&self, number: usize, step: i64) -> bool {
+        matches!(&self.places, Places::Single(recvs) if recvs[number].wanted == Some(step))
     }
 
     /// Requests a tensor that is wanted, and was not asked for.
@@ -367,7 +374,13 @@ impl Pair {
         self.link.receive(&mut inbound, READ_BYTES).map_err(broken)?;
         let held = taker.held;
         self.session.heard(now);
-        held.into_iter().try_for_each(|number| self.request(now, number))?;
+        if !held.is_empty() {
+            // Others may wait for what the ps keeps as well.
+            let quiet =
+                std::mem::take(&mut self.quiet).into_iter().filter(|(_, number, step)| self.wants(*number, *step));
+            let quiet: Vec<_> = quiet.map(|(_, number, _)| number).collect();
+            held.into_iter().chain(quiet).try_for_each(|number| self.request(now, number))?;
+        }
         let mut ended = Ended::default();
         let before = self.to_pull;
         ended.pull = self.look_at_what_came()? > 0 && self.to_pull == 0;

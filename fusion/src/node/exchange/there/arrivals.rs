@@ -139,7 +139,11 @@ impl Exchange {
         let hash = there.hash(at);
         let Some(handle) = there.find(hash, at) else {
             let range = AheadRange { session: of, first: came.number, count: 1, cost: came.cost() };
-            return there.keep(hash, at, range, (came.meta, came.payload)).map(|fate| (fate, None));
+            let fate = there.keep(hash, at, range, (came.meta, came.payload))?;
+            if fate == Some(Fate::Returned) {
+                there.quiet.is_of_use(pair);
+            }
+            return Ok((fate, None));
         };
         let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
             return Ok((Some(Fate::Duplicate), None));
@@ -151,6 +155,9 @@ impl Exchange {
             // Its answer may be arriving: then this one waits with its producer.
             let Some(destination) = with.cancel_unanswered(request) else { return returned };
             place.destination = destination;
+            if let Some(patience) = place.patience {
+                there.quiet.was_vain(pair, patience);
+            }
         }
         let taken = there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
         let Some((Some(waiter), mut destination, since)) = taken else {

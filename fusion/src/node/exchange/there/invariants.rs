@@ -23,8 +23,7 @@ impl Exchange {
                     assert!(is_attached(kept.range.session), "its producer has it back by now");
                 }
                 (None, None) => {
-                    let is_quiet = there.quiet.iter().any(|(quiet, _)| *quiet == handle);
-                    assert!(is_quiet || there.hurried.contains(&handle), "a recv would never ask");
+                    assert!(there.quiet.contains(handle) || there.hurried.contains(&handle), "a recv would never ask");
                 }
                 (None, Some((session, request))) => {
                     let waits = context.peers.session(session).is_some_and(|with| with.is_waiting(request));
@@ -32,8 +31,7 @@ impl Exchange {
                 }
             }
         }
-        let sorted = there.quiet.iter().is_sorted_by_key(|(_, since)| *since);
-        assert!(sorted, "a recv would wait behind one that came later");
+        there.quiet.check_invariants();
         there.posted.check_invariants(|batch| context.reporter.outcomes.batches.is_open(batch));
         assert_eq!(kept_bytes, there.kept_bytes, "the limit would bound something else than what is kept");
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");

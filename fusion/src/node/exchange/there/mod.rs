@@ -1,6 +1,6 @@
 //! Recvs whose producer is a task of another node, and small tensors of such producers that came before their recvs: where they meet.
 //!
-//! A recv of a pair that has asked on this link before waits for a moment without a word ([`QUIET_TIME`]): most often its tensor comes
+//! A recv of a pair that has asked on this link before waits for a [while](quiet) without a word: most often its tensor comes
 //! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
 //! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then, and what came before a call waits
 //! [together](unexpected) as well. Bounded by
@@ -12,10 +12,10 @@ mod arrivals;
 mod invariants;
 mod key_lists;
 mod posted;
+mod quiet;
 mod recvs;
 mod unexpected;
 
-use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Instant;
 
@@ -35,6 +35,7 @@ use crate::rendezvous::{MatchKey, RawMatchKey};
 
 use posted::Posted;
 pub(in crate::node) use posted::ToPost;
+use quiet::{Patience, Quiet};
 use unexpected::Unexpected;
 
 /// Consecutive tensors that came ahead, as their session knows them.
@@ -71,6 +72,8 @@ struct Place {
     /// Of a recv that waits.
     waiter: Option<RecvWaiter>,
     manner: Manner,
+    /// For how long it waited before it asked; `None` if it asks at once.
+    patience: Option<Patience>,
     /// It may have a tensor that comes ahead: such lies in the host's memory.
     takes_ahead: bool,
     /// The session that was asked, and the request's name there.
@@ -92,6 +95,7 @@ impl Place {
             destination: None,
             waiter: None,
             manner: Manner::default(),
+            patience: None,
             takes_ahead: false,
             asked: None,
             kept: None,
@@ -113,8 +117,8 @@ pub(in crate::node) struct There {
     steps: Chains,
     /// Recvs that wait together.
     posted: Posted,
-    /// Recvs that have not asked yet, and since when: some may have ended.
-    quiet: VecDeque<(Handle, Instant)>,
+    /// Recvs that have not asked yet.
+    quiet: Quiet,
     /// Those of them that are to ask now.
     hurried: Vec<Handle>,
     /// Tensors that came before the call that will have them.
@@ -145,7 +149,7 @@ impl There {
             hasher: DefaultHashBuilder::default(),
             steps: Chains::default(),
             posted: Posted::default(),
-            quiet: VecDeque::new(),
+            quiet: Quiet::default(),
             hurried: Vec::new(),
             unexpected: Vec::new(),
             kept_bytes: 0,
@@ -157,7 +161,7 @@ impl There {
     /// When a recv is to ask its peer.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.quiet.front().map(|(_, since)| *since + QUIET_TIME), self.posted.next_deadline()])
+        earliest([self.quiet.next_deadline(), self.posted.next_deadline()])
     }
 
     #[inline]
@@ -241,11 +245,28 @@ impl There {
         }
     }
 
+    /// Notes whether a recv that asked at last did well to ask: the tensor of an answer that comes at once was there.
+    #[inline]
+    fn note_use(&mut self, now: Instant, handle: Handle) {
+        let Some(&Place { pair, since, patience: Some(patience), .. }) = self.places.get(handle) else { return };
+        if now > since + patience.time() + QUIET_TIME / 2 {
+            self.quiet.was_vain(pair, patience);
+        } else {
+            self.quiet.is_of_use(pair);
+        }
+    }
+
     /// Who waits for the answer of a request, which has a tensor of so many bytes, or none; `None` if nobody does any more.
     #[inline]
-    pub(in crate::node) fn answered(&mut self, handle: Handle, bytes: Option<usize>) -> Option<RecvWaiter> {
+    pub(in crate::node) fn answered(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        bytes: Option<usize>,
+    ) -> Option<RecvWaiter> {
         if let Some(bytes) = bytes {
             self.note_size(handle, bytes);
+            self.note_use(now, handle);
         }
         if !self.waits(handle) {
             return None;
@@ -277,11 +298,12 @@ impl There {
         if self.posted.find(at).is_some() {
             self.unpost_those(batches, |pair, step| (pair, step) == (at.pair, at.step));
         }
-        let found = self.find(self.hash(at), at);
-        if let Some(handle) = found
-            && matches!(self.places.get(handle), Some(Place { waiter: Some(_), asked: None, .. }))
-        {
-            self.hurried.push(handle);
-        }
+        // Others of its step may wait for what is kept as well.
+        let waiting = match self.quiet.is_of_use(pair) {
+            true => self.of_step(pair, at.step),
+            false => self.find(self.hash(at), at).into_iter().collect(),
+        };
+        let is_to_ask = |place: &Place| place.waiter.is_some() && place.asked.is_none();
+        self.hurried.extend(waiting.into_iter().filter(|handle| self.places.get(*handle).is_some_and(is_to_ask)));
     }
 }

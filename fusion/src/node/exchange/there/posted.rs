@@ -17,7 +17,8 @@ use super::super::batches::Batches;
 use super::super::received::Brought;
 use super::There;
 use super::key_lists::{KeyList, KeyLists};
-use crate::limits::{POSTED_CALLS_MAX, POSTED_KEYS_MAX, QUIET_TIME};
+use super::quiet::Patience;
+use crate::limits::{POSTED_CALLS_MAX, POSTED_KEYS_MAX};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
 use crate::node::outcomes::Outcomes;
@@ -46,6 +47,7 @@ struct Call {
     pair: u32,
     step: i64,
     since: Instant,
+    patience: Patience,
     deadline: Instant,
     /// Who waits for all of them.
     batch: Handle,
@@ -59,6 +61,12 @@ struct Call {
 }
 
 impl Call {
+    /// When its recvs have waited for long enough.
+    #[inline]
+    fn asks_at(&self) -> Instant {
+        self.since + self.patience.time()
+    }
+
     #[inline]
     fn is_of(&self, of: (u32, i64)) -> bool {
         (self.pair, self.step) == of
@@ -115,7 +123,7 @@ impl Posted {
     /// When the first call has waited for long enough.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.calls.first().map(|call| call.since + QUIET_TIME)
+        self.calls.iter().map(Call::asks_at).min()
     }
 
     /// The recv that waits for a tensor.
@@ -262,12 +270,12 @@ impl There {
         D: Iterator<Item = Buffer>,
     {
         let ToPost { pair, step, keys, count, destinations, deadline, batch } = ask;
-        let posted = &mut self.posted;
+        let (posted, patience) = (&mut self.posted, self.quiet.patience(pair));
         let recvs_max = context.settings.session.queued_requests_max;
         let can_post = (1..=POSTED_KEYS_MAX).contains(&count)
             && self.places.len() + posted.recvs + count <= recvs_max
             && posted.calls.len() < POSTED_CALLS_MAX
-            && deadline > now + QUIET_TIME
+            && deadline > now + patience.time()
             && context.has_asked(pair, session);
         if !can_post {
             return None;
@@ -307,7 +315,7 @@ impl There {
             context.reporter.outcomes.batches.begin_with(batch, come);
         }
         let next = slots.iter().position(|slot| matches!(slot, Slot::Open(_))).unwrap_or(count);
-        let call = Call { pair, step, since: now, deadline, batch, keys: list, slots, next, left };
+        let call = Call { pair, step, since: now, patience, deadline, batch, keys: list, slots, next, left };
         if left > 0 {
             self.posted.recvs += left;
             self.posted.calls.push(call);
@@ -322,8 +330,8 @@ impl There {
 
     /// The recvs of calls that have waited for long enough are single from now on.
     pub(super) fn unpost_due(&mut self, now: Instant, batches: &mut Batches) {
-        while self.posted.next_deadline().is_some_and(|at| at <= now) {
-            self.unpost(0, batches);
+        while let Some(index) = self.posted.calls.iter().position(|call| call.asks_at() <= now) {
+            self.unpost(index, batches);
         }
     }
 
@@ -336,8 +344,8 @@ impl There {
 
     /// The recvs of a call are single from now on, and have waited since it was made.
     fn unpost(&mut self, index: usize, batches: &mut Batches) {
-        let Call { pair, step, since, deadline, batch, keys, slots, .. } = self.posted.remove(index);
-        let later = self.quiet.split_off(self.quiet.partition_point(|(_, other)| *other <= since));
+        let Call { pair, step, since, patience, deadline, batch, keys, slots, .. } = self.posted.remove(index);
+        let mut single = Vec::new();
         for (number, slot) in slots.into_iter().enumerate() {
             let Slot::Open(destination) = slot else { continue };
             let at = MatchKey { pair, step, key: keys.key(number) };
@@ -346,10 +354,11 @@ impl There {
             (place.since, place.deadline, place.takes_ahead) = (since, deadline, true);
             (place.manner, place.asked) = (Manner { fused: true, fail_if_gone: false }, None);
             place.destination = destination;
+            place.patience = Some(patience);
             place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
             batches.asked(batch, number, Some(Ticket::There(handle)));
-            self.quiet.push_back((handle, since));
+            single.push(handle);
         }
-        self.quiet.extend(later);
+        self.quiet.insert(patience, since, single);
     }
 }

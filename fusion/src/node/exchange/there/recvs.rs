@@ -15,7 +15,6 @@ use super::super::matches::place;
 use super::super::{Exchange, RecvRequest};
 use super::arrivals::release;
 use super::{Kept, Place, There};
-use crate::limits::QUIET_TIME;
 use crate::metrics::Operation;
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
@@ -44,10 +43,11 @@ impl Exchange {
             }
             (None, Ok(session)) => {
                 let takes_ahead = destination.as_ref().is_none_or(|to| to.device().is_none());
+                let patience = self.there.quiet.patience(pair);
                 let is_quiet = takes_ahead
                     && !fail_if_gone
                     && destination.as_ref().is_none_or(|to| to.len() <= AHEAD_TENSOR_BYTES)
-                    && deadline > now + QUIET_TIME
+                    && deadline > now + patience.time()
                     && self.there.places.len() + self.there.posted.recvs()
                         < context.settings.session.queued_requests_max
                     && context.has_asked(pair, session)
@@ -57,8 +57,9 @@ impl Exchange {
                 (place.manner, place.asked) = (Manner { fused, fail_if_gone }, None);
                 place.destination = destination;
                 place.waiter = Some(waiter);
+                place.patience = is_quiet.then_some(patience);
                 if is_quiet {
-                    self.there.quiet.push_back((handle, now));
+                    self.there.quiet.push(patience, handle, now);
                     return Some(Ticket::There(handle));
                 }
                 return self.ask(now, handle, session, context).then_some(Ticket::There(handle));
@@ -177,14 +178,11 @@ impl Exchange {
         self.there.unpost_due(now, batches);
         let There { quiet, hurried, places, .. } = &mut self.there;
         loop {
-            let is_due = |(handle, since): &(Handle, Instant)| {
-                *since + QUIET_TIME <= now || places.get(*handle).is_none_or(|place| place.asked.is_some())
-            };
-            let handle = match hurried.pop() {
-                Some(handle) => handle,
-                None => quiet.pop_front_if(|front| is_due(front))?.0,
-            };
-            if let Some(Place { pair, waiter: Some(_), asked: None, .. }) = places.get(handle) {
+            let hurries = hurried.pop();
+            let has_ended = |handle| places.get(handle).is_none_or(|place| place.asked.is_some());
+            let handle = hurries.or_else(|| quiet.pop(now, has_ended))?;
+            if let Some(Place { pair, waiter: Some(_), asked: None, patience, .. }) = places.get_mut(handle) {
+                patience.take_if(|_| hurries.is_some());
                 return Some((handle, *pair));
             }
         }

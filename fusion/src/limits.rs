@@ -11,6 +11,9 @@ use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
 pub(crate) const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
 
+/// Reads of a link that is found broken: more than its socket holds.
+pub(crate) const READS_AT_THE_END_MAX: usize = 256;
+
 /// Bytes written to one link at once at most; what is left waits for the next turn.
 pub(crate) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
 

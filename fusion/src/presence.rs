@@ -59,13 +59,12 @@ impl Presence {
         seat.number
     }
 
-    /// The process of a task is gone.
-    pub fn left(&mut self, task: u16, reason: &str) {
+    /// The process of a task is gone. True if it is expected to attach again.
+    pub fn left(&mut self, task: u16, reason: &str) -> bool {
         let seat = self.seat(task);
-        seat.state = match seat.state {
-            State::Moving => State::Awaited,
-            _ => State::Left(EndedSteps::reason_to_keep(reason)),
-        };
+        let is_awaited = seat.state == State::Moving;
+        seat.state = if is_awaited { State::Awaited } else { State::Left(EndedSteps::reason_to_keep(reason)) };
+        is_awaited
     }
 
     /// The processes that are attached now will attach again when they are gone: their daemon drains.

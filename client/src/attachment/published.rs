@@ -151,6 +151,11 @@ impl Published {
         stale.into_iter().map(|(key, _)| key.clone()).collect()
     }
 
+    /// True if something that was not published by this link is again to be, should the daemon refuse what is newer.
+    pub(super) fn awaits_answers(&self, link: u64) -> bool {
+        self.by_key.values().any(|known| known.link != link && known.newer > 0)
+    }
+
     /// What was not published by this link, if it is there.
     pub(super) fn get_stale(&self, link: u64, key: &str) -> Option<Stale> {
         let known = self.by_key.get(key).filter(|known| known.is_stale(link))?;

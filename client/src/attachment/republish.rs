@@ -62,7 +62,8 @@ impl Attachment {
             drop(held);
             pause = REATTACH_INTERVAL;
             let is_first = tried.replace(serial) != Some(serial);
-            let done = draining || self.publish_again(serial, is_first);
+            let done =
+                draining || self.publish_again(serial, is_first) && !self.lock().published.awaits_answers(serial);
             if ear.wait_for_end(if done { NO_LIMIT } else { REPUBLISH_INTERVAL }) {
                 let mut held = self.lock();
                 if matches!(&held.line, Line::Up(link) if link.serial == serial) {

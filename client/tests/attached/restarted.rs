@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to, to_as},
+    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to},
 };
 
 /// Has a daemon say that it drains; the task has heard it when this returns.
@@ -240,15 +240,15 @@ fn an_accept_after_a_restart_ends_when_a_tasks_host_goes() {
         settings.listeners = vec![listener];
         settings.map = Arc::new(EndpointMap::parse(&format!("{far}={at}\n{TASK}={here}\n"), "test").unwrap());
     });
-    let far_task = to_as(&other, far).attach().unwrap();
+    // Of no process, of which one would hear that it has left.
+    let far_task = other.engine.task(far).unwrap();
     let acceptor = task.acceptor("queue", AcceptOptions::default());
     far_task.push(TASK, "queue", tensor(10, 1)).wait().unwrap();
-    let mut accepting = pin!(acceptor.accept_many(2).fail_if_gone([far]));
-    assert_eq!(block_on(accepting.as_mut()).unwrap().len(), 1);
+    assert_eq!(acceptor.accept().wait().unwrap().tensor.bytes(), bytes(10, 1));
     let mut accepting = pin!(acceptor.accept().fail_if_gone([far]));
     assert!(accepting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    next.until_under_way(1);
-    // Without a word of its tasks.
+    let parked = |daemon: &Daemon| daemon.engine.figures().iter().map(|shard| shard.counters.parked).sum::<u64>();
+    other.until("it is asked whether its task has left", |other| parked(other) == 1);
     other.engine.stop().unwrap();
     let error = block_on(accepting).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -276,6 +276,25 @@ fn accepts_under_way_go_on_with_the_next_daemon() {
     for (queue, accepting) in ["waited for", "awaited"].into_iter().zip(accepting) {
         task.push(TASK, queue, tensor(1000, 8)).wait().unwrap();
         assert_eq!(accepting.join().unwrap(), bytes(1000, 8));
+    }
+}
+
+#[test]
+fn what_waits_in_a_queue_is_there_where_the_daemon_does_not_end_after_all() {
+    let (_directory, daemon, task) = attached();
+    let acceptor = task.acceptor("queue", AcceptOptions::default());
+    let pusher = daemon.engine.task(&peers()[0]).unwrap();
+    let push = |seed| pusher.push(TASK, "queue", tensor(100, seed));
+    push(0).wait().unwrap();
+    assert_eq!(acceptor.accept().wait().unwrap().tensor.bytes(), bytes(100, 0));
+    (1..500).map(push).collect::<Vec<_>>().into_iter().for_each(|push| push.wait().unwrap());
+    drain(&daemon, &task);
+    daemon.engine.drain().unwrap();
+    daemon.engine.stop_reading().unwrap();
+    daemon.engine.resume(Vec::new()).unwrap();
+    for seed in 1..500 {
+        let accepted = acceptor.accept().wait_within(LONG).unwrap().expect("nobody has taken it");
+        assert_eq!(accepted.tensor.bytes(), bytes(100, seed));
     }
 }
 

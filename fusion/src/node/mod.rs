@@ -305,7 +305,7 @@ impl Node {
     /// for them end with Unavailable, and so do its own; its plans and queues are closed. Requests that come later hear it too if
     /// they ask for that, unless the node was [draining](Self::drain).
     pub fn forget_client(&mut self, local: u16, reason: &str) {
-        self.context.presence.left(local, reason);
+        let is_awaited = self.context.presence.left(local, reason);
         let error = presence::gone(self.context.pairs.task(local).as_str(), reason);
         let Node { exchange, lookups, pulls, pushes, context, .. } = self;
         exchange.end_task(local, &error, context);
@@ -323,8 +323,10 @@ impl Node {
         // Their owner may have lost track of them.
         self.pulls.close_plans_of(local, &mut self.context);
         self.pushes.close_queues_of(local, &mut self.context);
-        // What these have left as well.
-        self.pushes.drop_left(Some(local), self.context.settings.shard);
+        // What these have left as well, unless it is the same client's next.
+        if !is_awaited {
+            self.pushes.drop_left(Some(local), self.context.settings.shard);
+        }
     }
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.

@@ -7,9 +7,10 @@ use sealane_transport::{Handle, Link};
 
 use super::Node;
 use super::context::Context;
+use super::peers::PeerSession;
 use super::pushes::Arrivals;
 use super::receiver::Rx;
-use crate::limits::RECEIVE_BUDGET_BYTES;
+use crate::limits::{READS_AT_THE_END_MAX, RECEIVE_BUDGET_BYTES};
 use crate::metrics::{Operation, Run};
 
 impl Node {
@@ -142,7 +143,9 @@ impl Node {
             self.pulls.watch_for(handle, &mut self.context);
         }
         if let Some(error) = &written.lost {
-            self.lose(now, handle, error);
+            self.read_out(now, handle);
+            let farewell = self.context.peers.session(handle).and_then(farewell);
+            self.lose(now, handle, farewell.as_ref().unwrap_or(error));
             return 1;
         }
         let Context { peers, settings, reporter, .. } = &mut self.context;
@@ -177,8 +180,7 @@ impl Node {
         let Context { peers, settings, reporter, .. } = &mut self.context;
         peers.after_read(now, handle, settings, &mut reporter.counters);
         let Some(peer) = peers.get(handle) else { return 1 };
-        let farewell = peer.session.farewell().map(|reason| LinkError::WentAway(reason.into()));
-        let read = match (farewell, result) {
+        let read = match (farewell(&peer.session), result) {
             (None, Ok(read)) => read,
             (Some(error), _) | (None, Err(error)) => {
                 self.lose(now, handle, &error);
@@ -194,6 +196,20 @@ impl Node {
             self.context.peers.mark_dirty(handle);
         }
         read
+    }
+
+    /// Reads what came before the end of a link, of which a write has told: the last answers, and a farewell.
+    #[cold]
+    fn read_out(&mut self, now: Instant, handle: Handle) {
+        if self.context.deaf {
+            return;
+        }
+        for _ in 0..READS_AT_THE_END_MAX {
+            if !matches!(self.read(now, handle), Ok(1..)) {
+                break;
+            }
+        }
+        self.settle_events(handle);
     }
 
     /// Reads what a link has, into the parts that it is for; 0 if there is none.
@@ -239,4 +255,9 @@ impl Node {
     pub fn link(&self, handle: Handle) -> Option<&dyn Link> {
         self.context.peers.link(handle)
     }
+}
+
+/// Why the peer has gone, if it has said so.
+fn farewell(session: &PeerSession) -> Option<LinkError> {
+    session.farewell().map(|reason| LinkError::WentAway(reason.into()))
 }

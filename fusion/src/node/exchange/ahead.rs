@@ -96,8 +96,9 @@ pub(in crate::node) struct SentAhead {
     last: Option<(Instant, Instant)>,
     /// Keys of which consumers were told that a tensor waits for its request.
     held: LargeKeys,
-    /// The last pair, step and session of which the consumer was told that a tensor waits for want of credit: the others do as well.
-    short: Option<(u32, i64, Handle)>,
+    /// The last pair and step of which the consumer was told, on that link, that a tensor waits for want of credit, and others may. None
+    /// once there was credit for it again.
+    short: Option<(u32, i64, (Handle, u32))>,
     /// Sessions of which some were told to come back: those that have not left are back already.
     revoked: Vec<Handle>,
 }
@@ -257,12 +258,14 @@ impl Exchange {
             let is_new = room > 0 && key.len() <= KEY_BYTES_MAX && self.table.is_free(MatchKey { pair, step, key });
             let bytes = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES);
             let (true, Some(bytes)) = (is_new, bytes) else {
-                // Its consumer remembers for how long it has this link.
-                break (is_new && self.ahead.held.insert((handle, epoch, pair), key), Some(next));
+                // Of a large one its consumer remembers it for how long it has this link.
+                let is_small = payload.len() <= AHEAD_TENSOR_BYTES;
+                break (is_new && (is_small || self.ahead.held.insert((handle, epoch, pair), key)), Some(next));
             };
             let len = bytes.len();
             if !sending.has_room(key.len() + meta.len(), len) {
-                break (self.ahead.short.replace((pair, step, handle)) != Some((pair, step, handle)), Some(next));
+                let short = (pair, step, (handle, epoch));
+                break (self.ahead.short.replace(short) != Some(short), Some(next));
             }
             // Lent memory goes back by itself, and a trace names each tensor.
             let is_single = payload.is_lent() || is_traced;
@@ -280,6 +283,7 @@ impl Exchange {
             (self.ahead.tensors, room) = (self.ahead.tensors + 1, room - 1);
             sending.add(AheadAsk { key, meta, payload: bytes, deposit });
             (open, has_said) = (Some(deposit), true);
+            self.ahead.short.take_if(|(of, ..)| *of == pair);
             if is_single {
                 open = None;
                 let bytes = len as u64;

@@ -395,6 +395,7 @@ impl Exchange {
     pub(super) fn withdraw_session(&mut self, session: Handle) {
         self.table.withdraw_session(session);
         self.forget_kept(session);
+        self.there.forget_patience();
     }
 
     /// Hands a tensor to a request that waited for it.

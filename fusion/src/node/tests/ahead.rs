@@ -473,7 +473,7 @@ fn patient() -> Net {
         let key = format!("patient {round}");
         let before = (net.said(0), net.said(1));
         let asked = net.recv(WORKER, "ps:1", &key);
-        net.pass(10 * QUIET_TIME);
+        (0..11).for_each(|_| net.pass(QUIET_TIME));
         let sent = net.send(PS, "worker:1", &key, &[7]);
         net.rest();
         assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));

@@ -367,6 +367,19 @@ fn a_farewell_ends_what_was_asked_and_the_next_process_is_asked_anew() {
 }
 
 #[test]
+fn a_farewell_counts_where_a_write_finds_the_link_broken_first() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    net.nodes[0].shut_down(net.now, "the job is over");
+    net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
+    // Large, and asked at once.
+    let _late = net.recv_into(WORKER, "ps:1", "v", Some(Buffer::from_vec(vec![0; 9000])));
+    net.nodes[1].turn(net.now);
+    assert_eq!(asked.error().to_string(), "10.0.0.1:7000 is unavailable: it went away: the job is over");
+}
+
+#[test]
 fn an_engine_that_talks_to_itself_stops_without_a_word() {
     let mut net = Net::new([ps()]);
     let asked = net.recv((0, "ps:1"), "ps:2", "w");

@@ -247,7 +247,10 @@ impl Client {
 
     /// Answers and accepted tensors for which the client's ring had no room.
     pub(in crate::engine::clients) fn untold(&self) -> usize {
-        if self.closed { 0 } else { self.backlog.len() + self.queues.in_hand() }
+        if self.closed {
+            return 0;
+        }
+        self.backlog.len() + self.sent.len() + self.lent_to_peers.len() + self.queues.in_hand()
     }
 
     /// Pushes a tensor into a queue of a peer.

@@ -155,7 +155,7 @@ impl Exchange {
             // Its answer may be arriving: then this one waits with its producer.
             let Some(destination) = with.cancel_unanswered(request) else { return returned };
             place.destination = destination;
-            if let Some(patience) = place.patience {
+            if let Some((patience, _)) = place.waited {
                 there.quiet.was_vain(pair, patience);
             }
         }

@@ -19,7 +19,7 @@ mod unexpected;
 use std::hash::BuildHasher;
 use std::time::Instant;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{KeyOf, Manner};
@@ -72,8 +72,8 @@ struct Place {
     /// Of a recv that waits.
     waiter: Option<RecvWaiter>,
     manner: Manner,
-    /// For how long it waited before it asked; `None` if it asks at once.
-    patience: Option<Patience>,
+    /// With which patience it waited before it asked, and when it asked; `None` if it has not, or was told to.
+    waited: Option<(Patience, Instant)>,
     /// It may have a tensor that comes ahead: such lies in the host's memory.
     takes_ahead: bool,
     /// The session that was asked, and the request's name there.
@@ -95,7 +95,7 @@ impl Place {
             destination: None,
             waiter: None,
             manner: Manner::default(),
-            patience: None,
+            waited: None,
             takes_ahead: false,
             asked: None,
             kept: None,
@@ -121,6 +121,8 @@ pub(in crate::node) struct There {
     quiet: Quiet,
     /// Those of them that are to ask now.
     hurried: Vec<Handle>,
+    /// Pairs and steps of which all were hurried since recvs asked last: once, whatever a peer says.
+    hurried_steps: HashSet<(u32, i64)>,
     /// Tensors that came before the call that will have them.
     unexpected: Vec<Unexpected>,
     /// Memory of all kept tensors.
@@ -151,6 +153,7 @@ impl There {
             posted: Posted::default(),
             quiet: Quiet::default(),
             hurried: Vec::new(),
+            hurried_steps: HashSet::new(),
             unexpected: Vec::new(),
             kept_bytes: 0,
             large: LargeKeys::new(),
@@ -248,8 +251,8 @@ impl There {
     /// Notes whether a recv that asked at last did well to ask: the tensor of an answer that comes at once was there.
     #[inline]
     fn note_use(&mut self, now: Instant, handle: Handle) {
-        let Some(&Place { pair, since, patience: Some(patience), .. }) = self.places.get(handle) else { return };
-        if now > since + patience.time() + QUIET_TIME / 2 {
+        let Some(&Place { pair, waited: Some((patience, asked)), .. }) = self.places.get(handle) else { return };
+        if now > asked + 2 * QUIET_TIME {
             self.quiet.was_vain(pair, patience);
         } else {
             self.quiet.is_of_use(pair);
@@ -286,6 +289,11 @@ impl There {
         self.take_kept(handle).map(|kept| kept.range.cost)
     }
 
+    /// A link is lost: recvs that come wait for the shortest time again.
+    pub(in crate::node) fn forget_patience(&mut self) {
+        self.quiet.forget();
+    }
+
     /// The caller of recvs that wait together waits no more.
     pub(in crate::node) fn close_posted(&mut self, batch: Handle) {
         self.posted.close(batch);
@@ -294,12 +302,15 @@ impl There {
     /// A tensor of the peer's waits for its request: its recv is to ask at once, now or when it comes.
     pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>, batches: &mut Batches) {
         self.large.insert(pair, of.key);
+        self.quiet.is_of_use(pair);
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
-        if self.posted.find(at).is_some() {
+        // Others of its step may wait for what is kept as well, and for long.
+        let is_long = self.quiet.is_patient() || self.posted.is_patient();
+        let hurries_all = is_long && self.hurried_steps.insert((pair, of.step));
+        if hurries_all || self.posted.find(at).is_some() {
             self.unpost_those(batches, |pair, step| (pair, step) == (at.pair, at.step));
         }
-        // Others of its step may wait for what is kept as well.
-        let waiting = match self.quiet.is_of_use(pair) {
+        let waiting = match hurries_all {
             true => self.of_step(pair, at.step),
             false => self.find(self.hash(at), at).into_iter().collect(),
         };

@@ -126,6 +126,11 @@ impl Posted {
         self.calls.iter().map(Call::asks_at).min()
     }
 
+    /// True if any call waits for longer than the shortest time.
+    pub(super) fn is_patient(&self) -> bool {
+        self.calls.iter().any(|call| call.patience != Patience::default())
+    }
+
     /// The recv that waits for a tensor.
     #[inline(always)]
     pub(super) fn find(&self, at: RawMatchKey<'_>) -> Option<Found> {
@@ -352,9 +357,8 @@ impl There {
             let hash = self.hash(at.into());
             let (handle, place) = self.enter(hash, at);
             (place.since, place.deadline, place.takes_ahead) = (since, deadline, true);
-            (place.manner, place.asked) = (Manner { fused: true, fail_if_gone: false }, None);
+            (place.manner, place.asked, place.waited) = (Manner { fused: true, fail_if_gone: false }, None, None);
             place.destination = destination;
-            place.patience = Some(patience);
             place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
             batches.asked(batch, number, Some(Ticket::There(handle)));
             single.push(handle);

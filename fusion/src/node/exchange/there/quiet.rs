@@ -62,6 +62,17 @@ impl Quiet {
         patience.is_some_and(|patience| std::mem::take(patience) != Patience::default())
     }
 
+    /// A link is lost: nobody knows what the next one brings.
+    pub(super) fn forget(&mut self) {
+        self.of_pairs.clear();
+    }
+
+    /// True if any recv waits for longer than the shortest time.
+    #[inline]
+    pub(super) fn is_patient(&self) -> bool {
+        self.used > 1
+    }
+
     /// A recv begins to wait.
     #[inline]
     pub(super) fn push(&mut self, patience: Patience, handle: Handle, since: Instant) {
@@ -79,7 +90,7 @@ impl Quiet {
     }
 
     /// The next that has waited for long enough, or that `has_ended` says is not to ask any more.
-    pub(super) fn pop(&mut self, now: Instant, has_ended: impl Fn(Handle) -> bool) -> Option<Handle> {
+    pub(super) fn pop(&mut self, now: Instant, has_ended: impl Fn(Handle) -> bool) -> Option<(Handle, Patience)> {
         for patience in Self::used(self.used) {
             let waiting = &mut self.waiting[usize::from(patience.0)];
             let popped = waiting.pop_front_if(|(handle, since)| *since + patience.time() <= now || has_ended(*handle));
@@ -87,7 +98,7 @@ impl Quiet {
                 self.used &= !(1 << patience.0);
             }
             if let Some((handle, _)) = popped {
-                return Some(handle);
+                return Some((handle, patience));
             }
         }
         None
@@ -166,13 +177,14 @@ mod tests {
         quiet.check_invariants();
         assert_eq!(quiet.next_deadline(), Some(begun + QUIET_TIME));
         let none = |_| false;
-        let due = |quiet: &mut Quiet, at| std::iter::from_fn(|| quiet.pop(begun + at, none)).collect::<Vec<_>>();
+        let due =
+            |quiet: &mut Quiet, at| std::iter::from_fn(|| Some(quiet.pop(begun + at, none)?.0)).collect::<Vec<_>>();
         assert_eq!(due(&mut quiet, QUIET_TIME / 2), []);
         assert_eq!(due(&mut quiet, QUIET_TIME), [handle(3), handle(4)]);
         assert_eq!(due(&mut quiet, 2 * QUIET_TIME), [handle(2)]);
         assert_eq!(quiet.next_deadline(), Some(begun + long.time()));
         quiet.check_invariants();
-        assert_eq!(quiet.pop(begun, |ended| ended == handle(1)), Some(handle(1)));
+        assert_eq!(quiet.pop(begun, |ended| ended == handle(1)), Some((handle(1), long)));
         assert_eq!(quiet.next_deadline(), None);
         quiet.check_invariants();
     }

@@ -54,10 +54,9 @@ impl Exchange {
                     && !self.there.large.contains(pair, key);
                 let (handle, place) = self.there.enter(hash, at);
                 (place.since, place.deadline, place.takes_ahead) = (now, deadline, takes_ahead);
-                (place.manner, place.asked) = (Manner { fused, fail_if_gone }, None);
+                (place.manner, place.asked, place.waited) = (Manner { fused, fail_if_gone }, None, None);
                 place.destination = destination;
                 place.waiter = Some(waiter);
-                place.patience = is_quiet.then_some(patience);
                 if is_quiet {
                     self.there.quiet.push(patience, handle, now);
                     return Some(Ticket::There(handle));
@@ -176,13 +175,18 @@ impl Exchange {
     /// The next recv that has waited for long enough without a word, or is to ask now, and its pair.
     pub(in crate::node) fn next_to_ask(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
         self.there.unpost_due(now, batches);
-        let There { quiet, hurried, places, .. } = &mut self.there;
+        let There { quiet, hurried, hurried_steps, places, .. } = &mut self.there;
         loop {
-            let hurries = hurried.pop();
             let has_ended = |handle| places.get(handle).is_none_or(|place| place.asked.is_some());
-            let handle = hurries.or_else(|| quiet.pop(now, has_ended))?;
-            if let Some(Place { pair, waiter: Some(_), asked: None, patience, .. }) = places.get_mut(handle) {
-                patience.take_if(|_| hurries.is_some());
+            let (handle, patience) = match hurried.pop() {
+                Some(handle) => (handle, None),
+                None => {
+                    hurried_steps.clear();
+                    quiet.pop(now, has_ended).map(|(handle, patience)| (handle, Some(patience)))?
+                }
+            };
+            if let Some(Place { pair, waiter: Some(_), asked: None, waited, .. }) = places.get_mut(handle) {
+                *waited = patience.map(|patience| (patience, now));
                 return Some((handle, *pair));
             }
         }

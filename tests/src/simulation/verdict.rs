@@ -21,7 +21,7 @@ use std::time::Duration;
 use sealane_fusion::{Code, Error, RecvOutcome, SendOutcome, Tensor};
 
 use super::climate::{LATENESS_MAX, Weather};
-use super::ledger::{End, Era};
+use super::ledger::{End, Era, Recv};
 use super::run::Simulation;
 use super::workload::{self, Spot, Told};
 
@@ -131,12 +131,14 @@ impl Simulation {
         }
         // What a fused receive says late may have come in any era since it was asked.
         let late = recv.batch.is_some_and(Told::is_together);
+        let came_now = |recv: &Recv| !recv.batch.is_some_and(Told::is_together) || recv.era == era;
         // A link whose loss its consumer has not seen may still bring what a producer that has seen it took back.
         let resets = self.hosts[recv.host].seats[recv.shard].node.counters().sessions_reset;
         let eras = (era, Era { process: recv.process, resets });
         if let Some(&(earlier, before)) = send.deliveries.last()
             && before == eras
-            && (!late || recv.era == era)
+            && came_now(recv)
+            && came_now(&self.ledger.recvs[earlier])
         {
             return Err(format!("send {from} was delivered to recv {earlier} and again to recv {number}"));
         }

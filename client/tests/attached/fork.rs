@@ -6,7 +6,7 @@ use nix::{
 };
 use sealane::Code;
 
-use crate::fixture::{TASK, attached, bytes, meta, peers, tensor, to_as};
+use crate::fixture::{TASK, attached, bytes, meta, peers, tensor, to_as, until_there_is_room};
 
 /// Runs `check` in a child; true if it returned true there.
 fn in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -176,11 +176,7 @@ fn a_call_that_no_thread_can_wait_for_is_given_up() {
         let polled = receiving.as_mut().poll(&mut task::Context::from_waker(task::Waker::noop()));
         let refused =
             matches!(polled, task::Poll::Ready(Err(refused)) if refused.error.code() == Code::ResourceExhausted);
-        let mut looks = 0..1000;
+        until_there_is_room(&own, 4 << 20);
         refused
-            && looks.any(|_| {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-                own.alloc(4 << 20).is_ok()
-            })
     }));
 }

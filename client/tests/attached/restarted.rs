@@ -292,6 +292,8 @@ fn what_waits_in_a_queue_is_there_where_the_daemon_does_not_end_after_all() {
     daemon.engine.drain().unwrap();
     daemon.engine.stop_reading().unwrap();
     daemon.engine.resume(Vec::new()).unwrap();
+    // Else the former link may hand everything over.
+    daemon.until_detached(TASK);
     for seed in 1..500 {
         let accepted = acceptor.accept().wait_within(LONG).unwrap().expect("nobody has taken it");
         assert_eq!(accepted.tensor.bytes(), bytes(100, seed));

@@ -289,8 +289,10 @@ fn rows(plan: &Plan) -> Result<(), Failed> {
         assert!(steps > Some(0.0) && rows > steps, "{system}: {rows:?} rows in {steps:?} steps");
     }
     let bytes = |system: &str| value(system, Metric::BytesPerStep).unwrap_or_default();
-    // Rows that were named twice are sent once, and whole tables are more.
-    assert!(plan.link == Link::Shm || (bytes("sealane") < bytes("grpc") && bytes("grpc") < bytes("whole")));
+    // Rows that were named twice are sent once, and whole tables are more. gRPC's are all that passed the loopback interface meanwhile,
+    // whoever sent them: no limit of them holds on a machine where others run.
+    let least = bytes("sealane");
+    assert!(plan.link == Link::Shm || (least < bytes("grpc") && least < bytes("whole")));
     assert_eq!(report.parameters["tables"], serde_json::to_value(&plan.tables)?);
     roxmltree::Document::parse(&outcome.to_svg("sealane bench"))?;
     Ok(())

@@ -255,7 +255,8 @@ fn who_waits_in_vain_is_told_what_to_do() {
     let outputs = with_ports(|place| {
         files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
         let send = place.start(&["send", "w.npy", "--timeout-s", "1"]).wait_with_output().unwrap();
-        let recv = place.start(&["recv", "--key", "w", "--out", "w2.npy", "--timeout-s", "1"]);
+        // A tenth of it is left to tell who found nobody.
+        let recv = place.start(&["recv", "--key", "w", "--out", "w2.npy", "--timeout-s", "5"]);
         vec![send, recv.wait_with_output().unwrap()]
     });
     assert!(outputs.iter().all(|output| output.status.code() == Some(1)));

@@ -13,7 +13,7 @@ use sealane_transport::{
     Error,
     shm::{
         ReadOnlyMemory,
-        attach::{self as conversation, AttachError, Attached},
+        attach::{self as conversation, AttachError, Attached, GivenLane},
     },
 };
 
@@ -240,6 +240,12 @@ pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, 
 pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result<ReadOnlyMemory, Error> {
     let mapped = conversation::map_arena(&settings.socket, arena, true, now + VIEW_TIMEOUT);
     mapped.map_err(|error| told(settings, error))
+}
+
+/// Asks the daemon for the direct lane to the process that is attached as `peer`.
+pub(crate) fn lane(settings: &Settings, peer: &str, now: Instant) -> Result<GivenLane, Error> {
+    let given = conversation::lane(&settings.socket, &settings.task, peer, now + VIEW_TIMEOUT);
+    given.map_err(|error| told(settings, error))
 }
 
 /// The end of a wait. A time that the clock cannot hold is as good as none, here as elsewhere.

@@ -32,6 +32,18 @@ impl Tick {
         Tick(self.0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// So many milliseconds later.
+    #[inline]
+    pub(crate) fn later(self, milliseconds: u64) -> Tick {
+        Tick(self.0.saturating_add(milliseconds))
+    }
+
+    /// Halfway from now to then, or never.
+    #[inline]
+    pub(crate) fn halfway(self, then: Tick) -> Tick {
+        if then == Tick::NEVER { then } else { Tick(self.0 + then.0.saturating_sub(self.0) / 2) }
+    }
+
     /// When a call that is submitted now and is given `timeout_ms` must have ended.
     #[inline]
     pub(crate) fn deadline(self, timeout_ms: u32) -> Tick {

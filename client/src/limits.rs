@@ -18,6 +18,44 @@ pub(crate) const OTHERS_ARENAS_MAX: usize = 64;
 /// How long the daemon may take to show one: it does so in a fraction of a millisecond, and after this the tensor is copied.
 pub(crate) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Direct lanes of this process: as many as its daemon gives it.
+pub(crate) const LANES_MAX: usize = 64;
+
+/// Small tensors to or from a task of this host, after which a direct lane to it is asked for: a conversation with the daemon costs as much
+/// as they do.
+pub(crate) const DIRECT_AFTER: u32 = 64;
+
+/// Milliseconds until a task of this host is asked about again that had no process, and twice as long each time.
+pub(crate) const DIRECT_RETRY: u64 = 1000;
+
+/// Most of them.
+pub(crate) const DIRECT_RETRY_MAX: u64 = 64_000;
+
+/// How often the daemon is told how much went by lanes.
+pub(crate) const DIRECT_LOOK: Duration = ELSEWHERE_INTERVAL;
+
+/// Milliseconds after which the daemon is asked for a recv that a lane did not serve: less than what a tensor of the network takes.
+pub(crate) const ASK_AFTER: u64 = 1;
+
+/// Most of them, where asking was in vain again and again.
+pub(crate) const ASK_AFTER_MAX: u64 = 64;
+
+/// Milliseconds after which the driver looks at lanes by which something is on its way, in case no thread of the program does, and twice as
+/// long each time.
+pub(crate) const LANE_LOOK: u64 = 1;
+
+/// Most of them: so long a sender waits at most for a receiver that has asked and does not look.
+pub(crate) const LANE_LOOK_MAX: u64 = 32;
+
+/// Keys of which the last tensor came by the daemon in spite of a lane; all are forgotten when there are more.
+pub(crate) const BY_DAEMON_MAX: usize = 4096;
+
+/// Notes of one lane taken at one look, as with completions.
+pub(crate) const LANE_NOTES_PER_LOOK: usize = SLOTS;
+
+/// Steps that have ended, of which lanes know until they are cleaned up: of more the daemon alone does.
+pub(crate) const ENDED_STEPS_MAX: usize = 1024;
+
 /// How often a task that is closed looks whether the daemon has let go.
 pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);
 

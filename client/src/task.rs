@@ -740,6 +740,25 @@ impl Task {
         }
     }
 
+    /// Opens an end of a direct lane that the caller has made in place of a daemon: for the drives in `tests/`.
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub fn open_lane(&self, peer: &str, given: sealane_transport::shm::attach::GivenLane) {
+        if let Engine::Daemon(attached) = &self.0 {
+            attached.0.open_lane(peer, given);
+        }
+    }
+
+    /// Tasks with which this one has a direct lane now: their processes run on this host and under this user, and small tensors that they
+    /// [send](Self::send) each other go past the daemon, which counts them once a second. A lane is opened by itself after some calls;
+    /// nothing is lost or reordered by it. Empty with an embedded engine, in a forked child, and where `daemon.direct_lanes` is off.
+    pub fn direct_peers(&self) -> Vec<String> {
+        match &self.0 {
+            Engine::Daemon(attached) if attached.0.check_fork().is_ok() => attached.0.direct_peers(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
     /// waiting tensors are freed, and later calls get the same error until [`cleanup`](Self::cleanup).
     ///

@@ -54,7 +54,7 @@ pub mod rendezvous;
 #[doc(hidden)]
 pub use engine::fuzzing;
 pub use engine::{
-    Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan,
+    Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine, LocalPair, LocalPlan,
     LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling,
     Portion, Prepared, Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SharedArena, SpareArenas,
     StartError, Task,

@@ -252,6 +252,10 @@ pub(crate) const LOOKUPS_MAX: usize = 1024;
 /// releases holds them until its lease expires.
 pub(crate) const CLIENTS_LEAVING_MAX: usize = 256;
 
+/// Direct lanes of one client: the other tasks of a host. Each is 2 MiB when all of it was used, and is looked at with every look at the
+/// rings.
+pub(crate) const DIRECT_LANES_MAX: usize = 64;
+
 /// After this many turns without a client record the shard stops peeking at client rings between turns, some milliseconds;
 /// peeking delays sockets.
 pub(crate) const PEEK_IDLE_TURNS: u32 = 16_384;

@@ -128,7 +128,7 @@ class Daemon:
         self.process.wait()
 
     def attach(self, task, **options):
-        return sealane.attach(task, socket=self.socket, **{"arena_bytes": ARENA_BYTES, **options})
+        return sealane.attach(task, socket=self.socket, **{"arena_bytes": ARENA_BYTES, "timeout": STUCK, **options})
 
 
 @contextlib.contextmanager

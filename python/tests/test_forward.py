@@ -129,9 +129,9 @@ def test_deadlines_and_cancellations_reach_the_server(carried):
 def test_a_gibibyte_each_way(carried):
     count = GIBIBYTE // len(CHUNK)
     with carried.channel() as channel:
-        came = sum(len(chunk) for chunk in channel.unary_stream("/Bytes/Download")(str(count).encode(), timeout=STUCK))
+        came = sum(len(chunk) for chunk in channel.unary_stream("/Bytes/Download")(str(count).encode(), timeout=10 * STUCK))
         assert came == GIBIBYTE
-        sent = channel.stream_unary("/Bytes/Upload")((CHUNK for _ in range(count)), timeout=STUCK)
+        sent = channel.stream_unary("/Bytes/Upload")((CHUNK for _ in range(count)), timeout=10 * STUCK)
         assert sent == str(GIBIBYTE).encode()
 
 

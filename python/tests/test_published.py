@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sealane
 from daemons import ARENA_BYTES, PS, WORKER, round_trip
-from test_calls import Interrupted, in_thread
+from test_calls import Interrupted, in_thread, until
 
 # A small tensor, one of a few KiB, and one without elements.
 SHAPES = [(3,), (40, 50), (5, 0)]
@@ -107,14 +107,6 @@ def test_anything_that_is_sent_can_be_published(ps, worker, key):
     for wrong in (object(), np.zeros(3, ">f8"), [1, 2]):
         with pytest.raises((TypeError, ValueError)):
             ps.publish(f"{key}/wrong", 1, wrong)
-
-
-def until(call, came):
-    """What the call gives once its timeout was long enough for what came."""
-    timeout = 0.01
-    while not came(result := call(timeout)):
-        timeout *= 2
-    return result
 
 
 def test_some_of_many(ps, worker, key):

@@ -114,7 +114,7 @@ fn ends(task: String) -> ClientEnds {
     let (segment, _) = DaemonEnd::create(AREA_BYTES, false).unwrap();
     let (socket, _) = UnixStream::pair().unwrap();
     let shards = vec![(segment, Doorbell::create().unwrap())];
-    ClientEnds { task, pid: 7, arena, shared: None, shards, bell: ClientBell::new(Arc::new(socket.into())) }
+    ClientEnds { task, pid: 7, uid: 1, arena, shared: None, shards, bell: ClientBell::new(Arc::new(socket.into())) }
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn a_draining_daemon_refuses_clients_and_a_second_signal_ends_it() {
     let refused = place.refused(&Attach::new(WORKER, ARENA_BYTES));
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.to_string().contains("it is draining"), "{refused}");
-    let slow = place.fail(1, &["drain", "--timeout-s", "1"]);
+    let slow = place.fail(1, &["drain", "--timeout-s", "5"]);
     assert!(slow.contains("was asked to drain, but it has not exited in time"), "{slow}");
     let ended = daemon.stop();
     assert_eq!(ended.code, Some(0));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealane::{Attach, Code, DType, Keys, RecvOptions, Task, Tensor, TensorMeta};
 
-use crate::fixture::{Daemon, PS, Place, WORKER};
+use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 
 /// Larger than the arenas of other tests: a tensor of 300 KiB is there three times.
 const ARENA_BYTES: u64 = 2 << 20;
@@ -13,7 +13,7 @@ const ARENA_BYTES: u64 = 2 << 20;
 const SIZES: [usize; 6] = [64, 0, 512, 513, 70_000, 300_000];
 
 fn attach(place: &Place, task: &str) -> Task {
-    Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).attach().unwrap()
+    Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).timeout(STUCK).attach().unwrap()
 }
 
 fn keys() -> Keys {

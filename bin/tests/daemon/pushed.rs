@@ -24,7 +24,7 @@ const REOPENED: usize = 1000;
 const PUSHES_AT_ONCE: usize = 8;
 
 fn attach(place: &Place, task: &str) -> Task {
-    Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).attach().unwrap()
+    Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).timeout(STUCK).attach().unwrap()
 }
 
 fn tensor(number: usize) -> Tensor {

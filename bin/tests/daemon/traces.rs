@@ -1,11 +1,12 @@
 //! The trace of a daemon: a file that a viewer of timelines reads.
 
-use crate::fixture::{Daemon, PS, WORKER};
+use crate::fixture::{Daemon, PS, STUCK, WORKER};
 
 #[test]
 fn a_trace_follows_a_tensor_from_its_send_to_its_release() {
     let (place, daemon) = Daemon::start(&["--trace", "trace.json"]);
-    let attach = |task| sealane::Attach::new(task).socket(place.socket()).arena_bytes(1 << 16).attach().unwrap();
+    let attach =
+        |task| sealane::Attach::new(task).socket(place.socket()).arena_bytes(1 << 16).timeout(STUCK).attach().unwrap();
     let (ps, worker) = (attach(PS), attach(WORKER));
     let asked = worker.recv(PS, 7, "dense/kernel");
     ps.send(WORKER, 7, "dense/kernel", sealane::Tensor::from_elements(&[2], &[1.0_f32, 2.0]).unwrap()).wait().unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealane::{Attach, Code, RecvOptions};
 
-use crate::fixture::{Daemon, PS, Place, WORKER};
+use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 use crate::hosts::Hosts;
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::eventually;
@@ -23,7 +23,7 @@ fn a_peer_whose_name_has_no_address_is_named_with_what_its_resolver_says() {
         },
         |place| Daemon::start_at(place, &["--task", WORKER]),
     );
-    let worker = Attach::new(WORKER).socket(place.socket()).attach().unwrap();
+    let worker = Attach::new(WORKER).socket(place.socket()).timeout(STUCK).attach().unwrap();
     let options = RecvOptions { timeout: Some(PATIENCE), ..RecvOptions::default() };
     let error = worker.recv_with(PS, STEP, "k", options).wait().unwrap_err().error;
     let told = error.to_string();

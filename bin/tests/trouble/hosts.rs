@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use sealane::{Attach, Task};
 
-use crate::fixture::{Daemon, Ended, Place};
+use crate::fixture::{Daemon, Ended, Place, STUCK};
 use crate::traces::{eventually, mappings};
 
 /// A client's arena: a few of the largest tensors.
@@ -73,7 +73,7 @@ impl Hosts {
     }
 
     pub fn attach(&self, task: &str) -> Task {
-        Attach::new(task).socket(self.socket(task)).arena_bytes(ARENA_BYTES).attach().unwrap()
+        Attach::new(task).socket(self.socket(task)).arena_bytes(ARENA_BYTES).timeout(STUCK).attach().unwrap()
     }
 
     /// Kills the daemon of a task.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealane::{Attach, Code, RecvOptions, Task};
 
-use crate::fixture::{PS, WORKER};
+use crate::fixture::{PS, STUCK, WORKER};
 use crate::hosts::Hosts;
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::{eventually, sleeps, time_used};
@@ -24,7 +24,9 @@ fn shards_with_idle_clients_sleep() {
     let names: Vec<String> = (0..CLIENTS).map(|number| format!("worker{number}:2222")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut hosts = Hosts::start(&[&names]);
-    let attach = |task: &&str| Attach::new(task).socket(hosts.socket(task)).arena_bytes(1 << 16).attach().unwrap();
+    let attach = |task: &&str| {
+        Attach::new(task).socket(hosts.socket(task)).arena_bytes(1 << 16).timeout(STUCK).attach().unwrap()
+    };
     let tasks: Vec<Task> = names.iter().map(attach).collect();
     for (from, to) in tasks.iter().zip(tasks.iter().skip(1)) {
         let sending = from.send(to.name(), STEP, "key", tensor(1, 64));

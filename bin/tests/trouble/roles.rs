@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sealane::{AcceptOptions, Attach, Code, Error, Keys, Plan, RecvOptions, SendOptions, StreamOptions, Streams, Task};
 
+use crate::fixture::STUCK;
 use crate::hosts::ARENA_BYTES;
 use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, verify};
 
@@ -28,7 +29,8 @@ pub const REPORTS: usize = 4;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub fn play(words: &[&str], socket: &Path) {
-    let attach = |task: &str| Attach::new(task).socket(socket).arena_bytes(ARENA_BYTES).attach().unwrap();
+    let attach =
+        |task: &str| Attach::new(task).socket(socket).arena_bytes(ARENA_BYTES).timeout(STUCK).attach().unwrap();
     match *words {
         ["hold", task] => {
             let _task = attach(task);

@@ -2,7 +2,7 @@
 
 use sealane::{Attach, Code};
 
-use crate::fixture::{PS, WORKER};
+use crate::fixture::{PS, STUCK, WORKER};
 use crate::hosts::{ARENA_BYTES, Hosts};
 use crate::processes::Process;
 use crate::tensors::{STEP, tensor, verify};
@@ -13,7 +13,7 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
     let mut first = Process::start(&format!("hold {PS}"), &hosts.socket(PS));
     first.hear("attached");
     let socket = hosts.socket(PS);
-    let second = || Attach::new(PS).socket(&socket).arena_bytes(ARENA_BYTES).attach();
+    let second = || Attach::new(PS).socket(&socket).arena_bytes(ARENA_BYTES).timeout(STUCK).attach();
     let error = second().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(

@@ -177,6 +177,8 @@ int main(int count, char **arguments) {
   CHECK(count == 2);
   CHECK(sealane_abi_version() == SEALANE_ABI_VERSION && strlen(sealane_version()) > 0);
   sealane_attach_options options = {.size = sizeof options, .socket = arguments[1], .arena_bytes = 4 << 20};
+  /* As long as a loaded machine takes. */
+  options.attach_timeout_ms = 60000;
   sealane_task *ps = NULL, *worker = NULL;
   must(sealane_attach("ps0.train:2222", &options, &ps));
   must(sealane_attach("worker0.train:2222", &options, &worker));

@@ -314,10 +314,10 @@ pub fn attach(daemon: &Daemon, task: &str) -> Task {
     attach_with(&daemon.socket, task, sealane_attach_options { arena_bytes: 4 << 20, ..DEFAULTS })
 }
 
-/// Attaches with options but the socket.
+/// Attaches with options but the socket, and waits for as long as a loaded machine takes.
 pub fn attach_with(socket: &Path, task: &str, options: sealane_attach_options) -> Task {
     let socket = CString::new(socket.to_str().unwrap()).unwrap();
-    let options = sealane_attach_options { socket: socket.as_ptr(), ..options };
+    let options = sealane_attach_options { socket: socket.as_ptr(), attach_timeout_ms: 60_000, ..options };
     let mut attached = null_mut();
     let task = CString::new(task).unwrap();
     // SAFETY: everything lives until the function returns.

@@ -5,6 +5,8 @@
 //! free when neither holds it. A call's number has an index and a generation, so stale answers are recognized.
 
 mod answers;
+mod direct;
+mod matching;
 mod slot;
 
 use std::task::Waker;
@@ -25,6 +27,8 @@ use crate::{
 use self::slot::{Caller, Daemon, Slot};
 pub(super) use self::{
     answers::{Arrived, Fault},
+    direct::{Wish, no_room},
+    matching::{Awaited, Matching, Name},
     slot::Direction,
 };
 
@@ -42,6 +46,8 @@ pub(crate) struct Calls {
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     kinds: LastKind,
+    /// Recvs that may have a tensor of a direct lane, and tensors there that wait.
+    matching: Matching,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
@@ -111,7 +117,8 @@ impl Calls {
         let slot = &mut self.slots[index as usize];
         (slot.direction, slot.segment, slot.deadline) = (direction, segment, deadline);
         (slot.daemon, slot.caller) = (Daemon::Working, Caller::Waiting);
-        (slot.keeps, slot.borrowed) = (false, false);
+        (slot.keeps, slot.borrowed, slot.asked) = (false, false, true);
+        debug_assert!(slot.name.is_none(), "a lane would find another call");
         slot.memory = memory;
         Ok(slot.generation << CALL_INDEX_BITS | index)
     }
@@ -268,7 +275,10 @@ impl Calls {
     /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.
     #[inline]
     fn unset_aside(&mut self, call: u32, after: &mut Aftermath) {
-        if let Some(tensor) = self.slots[(call & INDEX_MASK) as usize].tensor.take() {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        // What a call has ended with well is its caller's.
+        let is_owed = slot.caller == Caller::Owed && slot.failure.is_none();
+        if !is_owed && let Some(tensor) = slot.tensor.take() {
             self.pass_on(call, tensor, after);
         }
     }
@@ -323,6 +333,7 @@ impl Calls {
 
     /// Takes out a call that was not submitted after all.
     pub(super) fn retract(&mut self, call: u32, after: &mut Aftermath) -> Memory {
+        self.forget_name(call);
         let Some(slot) = self.slot(call) else { return Memory::Nothing };
         (slot.daemon, slot.caller) = (Daemon::Done, Caller::Gone);
         // Where the link was lost meanwhile, the outcome has the caller's destination, and the slot at most what was lent in its place.
@@ -388,6 +399,7 @@ impl Calls {
     /// unless it is to `cancel`.
     pub(super) fn forsake(&mut self, call: u32, cancel: bool, after: &mut Aftermath) -> Option<u16> {
         self.slot(call)?;
+        self.forget_name(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if cancel && slot.daemon == Daemon::Untold {
             slot.daemon = Daemon::Done;
@@ -456,9 +468,9 @@ impl Calls {
         }
     }
 
-    /// When the daemon must have ended the call.
-    pub(super) fn deadline(&mut self, call: u32) -> Tick {
-        self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline)
+    /// Until when the call's end is waited for: the daemon ends it at its deadline, and this process what that does not know of.
+    pub(super) fn due(&mut self, call: u32) -> Tick {
+        self.slot(call).map_or(Tick::NEVER, |slot| slot.due())
     }
 
     /// The daemon does not answer: the caller is told, the memory stays with the daemon.
@@ -479,11 +491,11 @@ impl Calls {
         self.unset_aside(call, after);
     }
 
-    /// Ends every call that a future waits for and that should have ended before `then`.
-    pub(super) fn sweep(&mut self, then: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
+    /// Ends every call that a future waits for and that should have ended before `now`, but sends by lanes.
+    pub(super) fn sweep(&mut self, now: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
-            if slot.watched && slot.deadline < then {
+            if slot.watched && slot.daemon != Daemon::Bypassed && slot.due() < now {
                 self.overdue(slot.generation << CALL_INDEX_BITS | index as u32, error(), after);
             }
         }
@@ -498,7 +510,7 @@ impl Calls {
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
-            let memory_back = gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold);
+            let memory_back = gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold | Daemon::Bypassed);
             slot.fail(memory_back, &error, after);
             let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);
@@ -506,6 +518,7 @@ impl Calls {
             self.release(call);
         }
         self.to_cancel.clear();
+        self.matching.clear();
     }
 
     #[inline]
@@ -519,6 +532,10 @@ impl Calls {
     fn end(&mut self, call: u32, after: &mut Aftermath) {
         let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         slot.caller = Caller::Owed;
+        if let Some(name) = slot.name.take() {
+            self.matching.remove(name, Awaited::Recv(call));
+        }
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if let Some(waker) = slot.waker.take() {
             after.wakers.push(waker);
             self.watch_for(call, false);

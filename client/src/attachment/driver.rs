@@ -12,7 +12,7 @@ use sealane_transport::Error;
 use super::{Attachment, Held, Line, Take, wait::Waiter};
 use crate::{
     clock::Tick,
-    limits::{GRACE, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
+    limits::{REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
 };
 
 /// The driver as callers see it.
@@ -32,6 +32,11 @@ impl Driver {
     pub(super) fn waker(&mut self) -> Option<Waker> {
         let idle = std::mem::take(&mut self.idle);
         self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
+    }
+
+    /// It sleeps, and is to be woken for what comes up.
+    pub(super) fn rests(&mut self) {
+        self.idle = true;
     }
 
     /// Somebody waits for a daemon that is being restarted.
@@ -142,11 +147,21 @@ impl Attachment {
                 self.place_waiting();
                 held = self.lock();
             }
-            if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
-                held.driver.idle = true;
-                held.hand_over();
+            if matches!(&held.line, Line::Up(link) if link.direct.has_wanted()) {
                 drop(held);
-                thread::park();
+                self.ask_for_lanes();
+                held = self.lock();
+            }
+            held.look_after_lanes(Tick::now());
+            if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
+                held.driver.rests();
+                held.hand_over();
+                let due = held.lanes_due(Waiter::Driver);
+                drop(held);
+                match due {
+                    Some(due) => thread::park_timeout(due),
+                    None => thread::park(),
+                }
                 continue;
             }
             drop(self.sleep(held, Waiter::Driver));
@@ -193,6 +208,6 @@ impl Held<'_> {
         self.tell_elsewhere(false);
         let error = self.silent();
         let state = &mut **self;
-        state.calls.sweep(now.before(GRACE), || error.clone(), &mut state.aftermath);
+        state.calls.sweep(now, || error.clone(), &mut state.aftermath);
     }
 }

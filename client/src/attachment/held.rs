@@ -124,6 +124,7 @@ impl Held<'_> {
         } else if link.draining {
             self.note();
         }
+        self.drain_lanes();
         if self.calls.has_published() {
             self.settle_published();
         }
@@ -131,6 +132,16 @@ impl Held<'_> {
             self.forward();
         }
         self.cancel_those_set_aside();
+    }
+
+    /// Takes what has come by direct lanes.
+    #[inline]
+    fn drain_lanes(&mut self) {
+        let task = self.attachment.task();
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if link.direct.is_open() {
+            link.drain_lanes(task, calls, aftermath);
+        }
     }
 
     /// Gives up at the daemon the recvs for which a tensor is set aside.
@@ -290,6 +301,7 @@ mod tests {
             request_timeout_ms: 0,
             tensor_bytes_max: AREA,
             daemon_pid: 0,
+            neighbours: Vec::new(),
         };
         let shards = vec![(ClientEnd::open(&segment, AREA, false).unwrap(), Doorbell::create().unwrap())];
         let arena = SharedMemory::create("test", AREA, false).unwrap().0;

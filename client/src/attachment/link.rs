@@ -24,6 +24,7 @@ use super::{
     aftermath::Aftermath,
     backlog::{Stored, Waiting, Way},
     calls::{Arrived, Calls},
+    direct::Lanes,
     plans::{Closing, Landed, Plans, Taken},
     views::Arenas,
 };
@@ -48,10 +49,12 @@ pub(super) struct Link {
     pub(super) plans: Plans,
     /// Arenas of other clients.
     pub(super) arenas: Arenas,
+    /// Lanes to other clients.
+    pub(super) direct: Lanes,
     /// What waits in this process.
     pub(super) waiting: Waiting,
     pub(super) segments: Vec<Segment>,
-    peers: HashMap<Box<str>, Peer>,
+    pub(super) peers: HashMap<Box<str>, Peer>,
     /// Peers as shards know them that do not serve their pairs, by these shards.
     peers_elsewhere: HashMap<(u16, Box<str>), Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
@@ -161,6 +164,7 @@ impl Link {
             tensor_bytes_max: welcome.tensor_bytes_max,
             plans: Plans::default(),
             arenas: Arenas::default(),
+            direct: Lanes::new(welcome.neighbours),
             waiting: Waiting::new(backlog),
             segments: shards.into_iter().map(segment).collect(),
             peers: HashMap::new(),
@@ -248,7 +252,7 @@ impl Link {
     }
 
     /// The same of what may overtake: it says nothing of what waits.
-    fn submit_ahead(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
+    pub(super) fn submit_ahead(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
         submission.encode(&mut self.outgoing).map_err(refused)?;
         match self.segments[usize::from(segment)].push(&self.outgoing).map_err(Unsubmitted::Fault)? {
             true => Ok(()),
@@ -264,6 +268,7 @@ impl Link {
                 segment.doorbell.ring();
             }
         }
+        self.direct.ring();
     }
 
     /// Gives calls up; what finds no room now goes out later.
@@ -421,7 +426,8 @@ impl Link {
         } else {
             sleeps.for_each(SleepFlag::announce)
         }
-        let quiet = self.segments.iter().all(|segment| segment.end.completions.is_empty());
+        self.direct.announce(deeply);
+        let quiet = self.segments.iter().all(|segment| segment.end.completions.is_empty()) && self.direct.is_quiet();
         if !quiet {
             self.awake();
         }
@@ -430,6 +436,7 @@ impl Link {
 
     pub(super) fn awake(&self) {
         self.segments.iter().for_each(|segment| segment.end.own_sleep().awake());
+        self.direct.awake();
     }
 
     /// Says goodbye to the shards that have not heard it, where there is room for it.

@@ -280,9 +280,10 @@ impl Held<'_> {
         self.settle_published();
         let nudge = self.attachment.nudge_waker.clone();
         let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
-        if let Line::Up(link) = std::mem::replace(current, line) {
+        if let Line::Up(mut link) = std::mem::replace(current, line) {
             // A forked child may hold the socket open, and so may a listener for a while.
             link.ear.hang_up();
+            link.direct.leave();
             aftermath.link = Some(link);
         }
         calls.end_all(gone, error, aftermath);

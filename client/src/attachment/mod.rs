@@ -10,6 +10,7 @@ mod aftermath;
 mod attend;
 mod backlog;
 mod calls;
+mod direct;
 mod driver;
 mod elsewhere;
 mod held;
@@ -47,6 +48,8 @@ use std::{
 };
 
 use sealane_runtime::Buffer;
+#[cfg(feature = "fuzzing")]
+use sealane_transport::shm::attach::GivenLane;
 use sealane_transport::{Error, shm::attach::Attached};
 
 use self::{
@@ -269,6 +272,22 @@ impl Attachment {
         Ok(self.up(Tick::now(), None)?.link().area_bytes(0))
     }
 
+    /// See [`Task::open_lane`](crate::Task::open_lane).
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn open_lane(&self, peer: &str, given: GivenLane) {
+        let mut held = self.lock();
+        let State { line: Line::Up(link), calls, .. } = &mut *held else { return };
+        link.open_lane_alone(peer, given, calls);
+    }
+
+    /// Tasks with whose processes this one has a direct lane that both read.
+    pub(crate) fn direct_peers(&self) -> Vec<String> {
+        match &self.lock().line {
+            Line::Up(link) => link.direct.peers(),
+            Line::Lost(_) | Line::Closed => Vec::new(),
+        }
+    }
+
     /// Has the CUDA driver pin the arena, unless that was tried; without waiting for a daemon.
     ///
     /// # Errors
@@ -340,6 +359,9 @@ impl Attachment {
         let mut held = self.lock();
         held.pump();
         held.closing = true;
+        if let Line::Up(link) = &mut held.line {
+            link.tell_what_went();
+        }
         held.tell_elsewhere(true);
         held.wait_for_backlog();
         if let Line::Up(link) = &mut held.line {

@@ -10,7 +10,7 @@ use nix::{
         time::TimeSpec,
     },
 };
-use sealane_transport::shm::{ClientEar, Woken};
+use sealane_transport::shm::{ClientEar, Doorbell, Woken};
 
 /// Wakes the listener.
 pub(super) struct Nudge(EventFd);
@@ -20,15 +20,20 @@ impl Nudge {
         EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Self)
     }
 
-    /// Sleeps until the daemon rings or hangs up, somebody nudges, a signal comes, or the time is over.
-    pub(super) fn listen(&self, ear: &ClientEar, timeout: Option<Duration>) -> Woken {
+    /// Sleeps until the daemon rings or hangs up, another client rings `bell`, somebody nudges, a signal comes, or the time is over.
+    pub(super) fn listen(&self, ear: &ClientEar, bell: Option<&Doorbell>, timeout: Option<Duration>) -> Woken {
         // A duration that the kernel's clock cannot hold is as good as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
-        let mut polled = [ear.as_fd(), self.0.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        // Without a bell, the nudge twice.
+        let third = bell.map_or(self.0.as_fd(), Doorbell::as_fd);
+        let mut polled = [ear.as_fd(), self.0.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match ppoll(&mut polled, timeout, None) {
             Ok(0) => Woken::TimedOut,
             Ok(_) => {
-                let [heard, nudged] = polled.map(|fd| fd.any().unwrap_or(true));
+                let [heard, nudged, rung] = polled.map(|fd| fd.any().unwrap_or(true));
+                if let (true, Some(bell)) = (rung, bell) {
+                    bell.hush();
+                }
                 if nudged {
                     // It says that there was a nudge, or that another thread has taken it.
                     let _ = self.0.read();

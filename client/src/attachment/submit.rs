@@ -21,6 +21,7 @@ use super::{
     Attachment, Held, Line, Link, State,
     backlog::Way,
     calls::Direction,
+    direct::Found,
     dropped,
     held::RoomWait,
     link::{Peer, Unsubmitted},
@@ -231,18 +232,18 @@ impl Attachment {
 
     /// Tells every shard that a step is aborted.
     pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
-        self.forget_step(step, reason)?;
+        self.forget_step(step, reason, true)?;
         self.tell_all(&Submission::Abort { step, reason })
     }
 
     /// Tells every shard to free what is left of a step.
     pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
-        self.forget_step(step, "it was cleaned up")?;
+        self.forget_step(step, "it was cleaned up", false)?;
         self.tell_all(&Submission::Cleanup { step })
     }
 
     /// What came in a step for recvs that were given up is wanted no more, and what waits for the arena is not sent.
-    fn forget_step(&self, step: i64, reason: &str) -> Result<(), Error> {
+    fn forget_step(&self, step: i64, reason: &str, aborted: bool) -> Result<(), Error> {
         self.check_fork()?;
         let mut held = self.lock();
         held.pump();
@@ -251,6 +252,7 @@ impl Attachment {
         if held.has_unplaced() {
             held.end_unplaced(step, reason);
         }
+        held.end_direct(step, reason, aborted);
         Ok(())
     }
 
@@ -377,6 +379,11 @@ impl Held<'_> {
             });
         }
         let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
+        if let Purpose::Send { step } = purpose
+            && let Some(call) = self.send_direct(now, (to.peer, step), name, small, (timeout_ms, deadline))
+        {
+            return Ok(call);
+        }
         let sent = self.enter(purpose.direction(), segment, deadline, Memory::Nothing, |call| {
             let (meta, payload) = (small.meta().as_wire(), PayloadAt::Inline(small.bytes()));
             (timeout_ms, purpose.submission((call, peer, timeout_ms), name, meta, payload))
@@ -423,11 +430,19 @@ impl Held<'_> {
             (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
             _ => false,
         };
+        let (memory, name) = match self.recv_direct(now, place, memory, (deadline, borrowed, fail_if_gone)) {
+            Found::Entered(call) => return Ok(call),
+            Found::Nothing(memory, name) => (memory, name),
+            Found::Failed(error, memory) => return Err((error, memory)),
+        };
         let asked = self.enter(Direction::Recv, segment, deadline, memory, |call| {
             let step = from.step;
             (timeout_ms, Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone })
         });
-        asked.inspect(|call| self.calls.asked(*call, place, borrowed))
+        asked.inspect(|call| {
+            self.calls.asked(*call, place, borrowed);
+            name.into_iter().for_each(|name| self.calls.give_name(*call, name));
+        })
     }
 
     /// Submits a request for rows. A cancelled one leaves nothing to the next: other rows are other tensors.

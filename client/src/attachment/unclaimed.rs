@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use sealane_transport::{Error, Tensor};
 
+use super::calls::no_room;
 use crate::limits::UNCLAIMED_MAX;
 
 /// What a recv asks for.
@@ -29,6 +30,14 @@ impl Place {
 
     pub(super) fn step(&self) -> i64 {
         self.step
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
     }
 }
 
@@ -79,7 +88,7 @@ impl Unclaimed {
         };
         let len = kept[index].1.bytes().len();
         if let Some(room) = room.filter(|room| *room < len) {
-            return Err(Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}")));
+            return Err(no_room(room, len));
         }
         let taken = kept.remove(index).map(|(_, tensor)| tensor);
         if kept.is_empty() {

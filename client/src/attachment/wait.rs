@@ -147,8 +147,10 @@ impl Attachment {
                 Polling::SpinThenPark { idle_spin } if started.elapsed() >= idle_spin => return held,
                 Polling::SpinThenPark { .. } | Polling::Spin => {}
             }
-            held.check_life(Tick::now());
+            let now = Tick::now();
+            held.check_life(now);
             held.chores();
+            held.look_after_lanes(now);
             held.expire(waiter);
             let ended = match waiter {
                 Waiter::Caller(_) => false,
@@ -191,7 +193,8 @@ impl Attachment {
         held.listening = true;
         // For what waits for room nobody rings.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
-        let (serial, ear) = (held.link().serial, held.link().ear.clone());
+        let timeout = timeout.into_iter().chain(held.lanes_due(waiter)).min();
+        let (serial, ear, bell) = (held.link().serial, held.link().ear.clone(), held.link().direct.bell());
         let mut may_listen = true;
         match waiter {
             Waiter::Caller(call) => {
@@ -204,7 +207,7 @@ impl Attachment {
         }
         drop(held);
 
-        let woken = if may_listen { self.nudge.listen(&ear, timeout) } else { Woken::Rung };
+        let woken = if may_listen { self.nudge.listen(&ear, bell.as_deref(), timeout) } else { Woken::Rung };
 
         if let Waiter::Attendant(attendant) = waiter {
             attendant.has_listened();
@@ -231,8 +234,9 @@ impl Attachment {
         let ticket = held.next_parked;
         held.next_parked += 1;
         let mut timeout = held.time_left(waiter);
-        if matches!(waiter, Waiter::Driver) && held.has_unplaced() {
-            timeout = timeout.into_iter().chain(held.look_again()).min();
+        if matches!(waiter, Waiter::Driver) {
+            timeout = timeout.into_iter().chain(held.look_again()).chain(held.lanes_due(waiter)).min();
+            held.driver.rests();
         }
         if let Waiter::Caller(call) = waiter {
             let state = &mut *held;
@@ -362,13 +366,15 @@ impl Held<'_> {
         }
     }
 
+    /// For how long the driver may sleep, by the lanes, which others leave to it.
+    pub(super) fn lanes_due(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
+        if matches!(waiter, Waiter::Driver) { self.attend_lanes_in() } else { None }
+    }
+
     fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
         let now = Tick::now();
         match waiter {
-            Waiter::Caller(call) => match self.calls.deadline(call) {
-                Tick::NEVER => None,
-                deadline => deadline.after(GRACE).from(now),
-            },
+            Waiter::Caller(call) => self.calls.due(call).from(now),
             Waiter::Driver => Some(SWEEP_INTERVAL),
             Waiter::Attendant(attendant) => Some(attendant.time_left()),
         }
@@ -378,7 +384,7 @@ impl Held<'_> {
     fn expire(&mut self, waiter: Waiter<'_>) {
         match waiter {
             Waiter::Caller(call) => {
-                if self.calls.deadline(call).after(GRACE) < Tick::now() {
+                if self.calls.due(call) < Tick::now() && !self.end_late(call) {
                     let error = self.silent();
                     let state = &mut **self;
                     state.calls.overdue(call, error, &mut state.aftermath);

@@ -17,17 +17,27 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
-use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, SpareArenas, metrics::ClientCounters};
+use sealane_fusion::{
+    ClientId, EndpointMap, Engine, EngineSettings, LaneEnd, Portion, SpareArenas, metrics::ClientCounters,
+};
 use sealane_runtime::Pin;
-use sealane_transport::shm::attach::{Request, accept, credentials, listen, read_request, refuse, show_arena};
+use sealane_transport::shm::attach::{
+    Request, accept, credentials, give_lane, listen, read_request, refuse, show_arena,
+};
 use tempfile::TempDir;
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// What each client gets of one shard.
-pub const PORTION: Portion =
-    Portion { shards: 1, area_bytes: 4 << 20, request_timeout: LONG, tensor_bytes_max: 64 << 20, views: true };
+pub const PORTION: Portion = Portion {
+    shards: 1,
+    area_bytes: 4 << 20,
+    request_timeout: LONG,
+    tensor_bytes_max: 64 << 20,
+    views: true,
+    direct_lanes: true,
+};
 
 /// What a daemon is started with.
 pub struct Settings {
@@ -173,6 +183,19 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
                 Err(error) => refuse(socket, &error).unwrap(),
             };
         }
+        if let Some(Request::Lane { task, peer, .. }) = &request {
+            let given = engine.direct_lane(task, peer, credentials(socket).unwrap());
+            let given = given.and_then(|given| match portion.direct_lanes {
+                true => Ok(given),
+                false => Err(Error::PermissionDenied { reason: "they are off".into() }),
+            });
+            return match given {
+                Ok(LaneEnd { lane, side, bells: [own, other] }) => {
+                    give_lane(socket, &lane, side, [&own, &other]).unwrap()
+                }
+                Err(error) => refuse(socket, &error).unwrap(),
+            };
+        }
         match request.map(|request| let_in(engine, portion, &request, socket)) {
             None => {}
             Some(Ok(id)) => client = Some(id),
@@ -185,7 +208,7 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
 fn let_in(engine: &Engine, portion: &Portion, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
     let Request::Attach(wish) = request else { panic!("{request:?}") };
     let (ends, mut welcoming) =
-        portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default()).unwrap();
+        portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default(), &engine.tasks()).unwrap();
     let id = engine.admit(ends)?;
     // A client that is gone by now is noticed next.
     while let Ok(false) = welcoming.step(socket) {

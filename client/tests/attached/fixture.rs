@@ -41,7 +41,7 @@ pub fn to(daemon: &Daemon) -> Attach {
 
 /// As [`to`], as another task.
 pub fn to_as(daemon: &Daemon, task: &str) -> Attach {
-    Attach::new(task).socket(&daemon.socket).arena_bytes(4 << 20)
+    Attach::new(task).socket(&daemon.socket).arena_bytes(4 << 20).timeout(LONG)
 }
 
 /// A daemon and a task that is attached to it.

@@ -38,7 +38,7 @@ fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'
     drop(listener);
     let Request::Attach(wish) = until(deadline, || read_request(&socket).unwrap()) else { panic!("it attaches") };
     let (ends, mut welcoming) =
-        PORTION.make(&wish, credentials(&socket).unwrap(), &socket, &mut SpareArenas::default()).unwrap();
+        PORTION.make(&wish, credentials(&socket).unwrap(), &socket, &mut SpareArenas::default(), &[]).unwrap();
     let (mut end, _doorbell) = ends.shards.into_iter().next().unwrap();
     until(deadline, || welcoming.step(&socket).unwrap().then_some(()));
     let mut record = Record::new();
@@ -94,8 +94,9 @@ fn found_out(why: &str, mut answer: impl FnMut(&mut DaemonEnd, u32) + Send) {
         let acceptor = task.acceptor("grads", AcceptOptions { tensors_max: 8, bytes_max: 1 << 20 });
         let mut plan = task.plan(TASK, Keys::new(["w"]).unwrap());
         plan.pull(0).wait().unwrap();
-        let other = task.recv_into(TASK, 1, "other", task.alloc(100).unwrap());
-        let error = task.recv_into(TASK, 1, "key", task.alloc(100).unwrap()).wait().unwrap_err().error;
+        let [first, second] = [(); 2].map(|()| task.alloc(100).unwrap()); // before the first answer, which loses the arena
+        let other = task.recv_into(TASK, 1, "other", first);
+        let error = task.recv_into(TASK, 1, "key", second).wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains(why), "{error}");
         assert_eq!(plan.get(0).unwrap().bytes(), [0; 1000], "what was received stays");

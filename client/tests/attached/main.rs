@@ -4,6 +4,7 @@ mod allocations;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod daemon;
+mod direct;
 mod exchange;
 mod fixture;
 mod foreign;

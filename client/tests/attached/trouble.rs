@@ -286,19 +286,25 @@ fn a_task_that_is_closed_while_its_rings_are_full_says_goodbye_when_there_is_roo
     let (telling, told) = std::sync::mpsc::channel();
     let closing = std::thread::spawn(move || {
         telling.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        let begun = Instant::now();
         drop(task);
+        begun.elapsed()
     });
     // A thread that sleeps again and again has tried to say it, and looks for an answer.
     let status = std::path::Path::new("/proc").join(told.recv().unwrap()).join("status");
     daemon.until("the task has said what there was room for", |_| {
-        let status = std::fs::read_to_string(&status).unwrap();
+        // One that is not there any more has waited as long as it does.
+        let Ok(status) = std::fs::read_to_string(&status) else { return true };
         let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
         sleeps.trim().parse::<u64>().unwrap() > 20
     });
     drop(held);
-    closing.join().unwrap();
+    let took = closing.join().unwrap();
     let destination = receiving.wait().unwrap_err().destination;
-    assert_eq!(destination.map(|destination| destination.len()), Some(10_000));
+    // It waits for a second: on a machine that is slower than that, nobody may have been there for the answer.
+    if took < Duration::from_secs(1) {
+        assert_eq!(destination.map(|destination| destination.len()), Some(10_000));
+    }
 }
 
 #[test]

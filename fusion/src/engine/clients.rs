@@ -19,10 +19,13 @@
 //! back when the last has replaced them, no link reads them, and no client views them. A client that asks to view what it pulls is
 //! told where large tensors lie in the arenas of other clients of the same user; a share of the tensor is kept until the client gives
 //! it back or has gone. When the publisher goes, views stay as they are, for nothing is written to its arena any more.
+//!
+//! Two clients of one user may have a [direct lane](lanes), over which small tensors pass the shards by.
 
 mod client;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod lanes;
 mod memory;
 mod portion;
 #[cfg(test)]
@@ -47,6 +50,8 @@ use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
+pub use lanes::LaneEnd;
+use lanes::Lanes;
 use memory::Shown;
 pub use portion::{Portion, SpareArenas};
 
@@ -57,6 +62,8 @@ pub struct ClientEnds {
     pub task: String,
     /// Its process, for messages.
     pub pid: i32,
+    /// The user of that.
+    pub uid: u32,
     /// Its arena.
     pub arena: SharedMemory,
     /// That arena for other clients, if they may view what it publishes and it may view what they do.
@@ -85,6 +92,7 @@ pub struct ClientId(u64);
 pub(super) struct Attached {
     seats: HashMap<String, Seat>,
     admitted: u64,
+    lanes: Lanes,
     /// The sockets of clients that were dismissed: held until no link uses their memory any more.
     leaving: Vec<Weak<OwnedFd>>,
 }
@@ -93,6 +101,7 @@ pub(super) struct Attached {
 struct Seat {
     id: ClientId,
     pid: i32,
+    uid: u32,
     arena_bytes: u64,
     /// For other clients, and by which number they know it.
     shared: Option<(Shown, Arc<OwnedFd>)>,
@@ -140,7 +149,7 @@ impl Engine {
     /// If there are not as many segments as shards.
     pub fn admit(&self, client: ClientEnds) -> Result<ClientId, Error> {
         assert_eq!(client.shards.len(), self.shards(), "a segment for every shard");
-        let ClientEnds { task, pid, arena, shared, shards, bell } = client;
+        let ClientEnds { task, pid, uid, arena, shared, shards, bell } = client;
         let tasks = self.tasks();
         let Some(place) = tasks.iter().position(|name| name.as_str() == task) else {
             let names: Vec<_> = tasks.iter().map(|task| task.as_str()).collect();
@@ -188,7 +197,7 @@ impl Engine {
             self.tell_dismissed(id, "it could not be let in");
             return Err(stopped(&error));
         }
-        attached.seats.insert(task, Seat { id, pid, arena_bytes: arena.len(), shared, socket });
+        attached.seats.insert(task, Seat { id, pid, uid, arena_bytes: arena.len(), shared, socket });
         Ok(id)
     }
 
@@ -201,6 +210,7 @@ impl Engine {
         let left: Vec<_> = attached.seats.extract_if(|_, seat| seat.id == id).collect();
         if !left.is_empty() {
             self.tell_dismissed(id, reason);
+            attached.lanes.dismiss(id);
         }
         attached.leaving.extend(left.into_iter().map(|(_, seat)| seat.socket));
     }

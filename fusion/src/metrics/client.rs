@@ -46,15 +46,16 @@ impl ClientCounters {
     #[inline]
     pub(crate) fn count_sent<T: Borrow<Tensor>, E>(&mut self, tensor: &Result<T, E>) {
         if let Ok(tensor) = tensor {
-            self.tensors_sent += 1;
-            self.bytes_sent += tensor.borrow().len() as u64;
+            // A client may have said that there were as many as may be.
+            self.tensors_sent = self.tensors_sent.saturating_add(1);
+            self.bytes_sent = self.bytes_sent.saturating_add(tensor.borrow().len() as u64);
         }
     }
 
     #[inline]
     pub(crate) fn count_received(&mut self, tensors: u64, bytes: u64) {
-        self.tensors_received += tensors;
-        self.bytes_received += bytes;
+        self.tensors_received = self.tensors_received.saturating_add(tensors);
+        self.bytes_received = self.bytes_received.saturating_add(bytes);
     }
 }
 

@@ -5,7 +5,7 @@ import steps
 from cluster import wait_until
 
 # A pair is settled within a second; a first step that takes so many more than that has waited for something else.
-SETTLED = 10
+SETTLED = 60
 
 
 def by_sealane(pair):

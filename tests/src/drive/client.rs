@@ -1,13 +1,16 @@
 //! Steps of one client of a shard, which sends to itself: records into the client's ring, the shard's turns, and records out of it,
 //! by hand or by the calls of the client library.
 
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use sealane::{Attach, Error, Receiving, RecvOptions, RecvOutcome, Sending, Task, Tensor};
 use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::{DType, Fuse, TensorMeta};
-use sealane_transport::shm::attach::Attached;
-use sealane_transport::shm::{Completion, NO_TIMEOUT, PayloadAt, Record, Submission};
+use sealane_transport::shm::attach::{Attached, GivenLane};
+use sealane_transport::shm::{
+    Completion, DirectLane, Doorbell, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, Submission,
+};
 
 use super::keys;
 use crate::two_nodes::{PS, node};
@@ -15,6 +18,8 @@ use crate::two_nodes::{PS, node};
 const MEMORY_BYTES: u64 = 1 << 20;
 /// The client, which is its own peer.
 const TASK: &str = "ps:1";
+/// The other client, where there are two.
+const OTHER: &str = "worker:1";
 const BYTES: [u8; 64] = [7; 64];
 /// The client's number of its peer.
 const PEER: u16 = 0;
@@ -95,6 +100,61 @@ pub(super) fn batches(tensors: usize, steps: i64) -> Result<(), String> {
         let receivings = library.task.recv_all(TASK, step, wanted);
         let sendings = library.task.send_all(TASK, step, keys.iter().map(|key| (key, library.tensor.share())));
         library.turn()?;
+        Receiving::wait_all(receivings).into_iter().try_for_each(check)?;
+        Sending::wait_all(sendings).into_iter().try_for_each(|outcome| outcome.map_err(said))?;
+    }
+    Ok(())
+}
+
+/// Two tasks of the client library, each attached to a shard that has nothing to do, and a lane between them.
+pub(super) struct Neighbours {
+    _shards: [Attachment; 2],
+    sender: Task,
+    receiver: Task,
+    tensor: Tensor,
+}
+
+impl Neighbours {
+    fn new() -> Result<Neighbours, String> {
+        let failed = |error: &dyn std::fmt::Display| error.to_string();
+        let ((one, to_one), (other, to_other)) = (attachment()?, attachment()?);
+        let sender = Attach::new(TASK).attach_to(to_one).map_err(said)?;
+        let receiver = Attach::new(OTHER).attach_to(to_other).map_err(said)?;
+        let keeper = LaneKeeper::create().map_err(|error| failed(&error))?;
+        let memory = keeper.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
+        for (task, peer, side) in [(&sender, OTHER, Side::First), (&receiver, TASK, Side::Second)] {
+            let lane = DirectLane::open(&memory, side).map_err(|error| failed(&error))?;
+            let bell = || Doorbell::create().map_err(|error| failed(&error));
+            task.open_lane(peer, GivenLane { lane, own_bell: bell()?, other_bell: bell()? });
+        }
+        let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
+        Ok(Neighbours { _shards: [one, other], sender, receiver, tensor })
+    }
+}
+
+/// From one task to another by a direct lane, a call for each tensor.
+pub(super) fn direct_calls(tensors: usize, steps: i64) -> Result<(), String> {
+    let (two, mut receivings, mut sendings) = (Neighbours::new()?, Vec::new(), Vec::new());
+    let keys = keys(tensors);
+    for step in 0..steps {
+        for key in &keys {
+            receivings.push(two.receiver.recv(TASK, step, key));
+            sendings.push(two.sender.send(OTHER, step, key, two.tensor.share()));
+        }
+        for (receiving, sending) in receivings.drain(..).zip(sendings.drain(..)) {
+            check(receiving.wait())?;
+            sending.wait().map_err(said)?;
+        }
+    }
+    Ok(())
+}
+
+/// The same by the calls for many tensors.
+pub(super) fn direct_batches(tensors: usize, steps: i64) -> Result<(), String> {
+    let (two, keys) = (Neighbours::new()?, keys(tensors));
+    for step in 0..steps {
+        let receivings = two.receiver.recv_all(TASK, step, keys.iter().map(|key| (key, RecvOptions::default())));
+        let sendings = two.sender.send_all(OTHER, step, keys.iter().map(|key| (key, two.tensor.share())));
         Receiving::wait_all(receivings).into_iter().try_for_each(check)?;
         Sending::wait_all(sendings).into_iter().try_for_each(|outcome| outcome.map_err(said))?;
     }

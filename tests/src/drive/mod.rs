@@ -137,6 +137,19 @@ pub const DRIVES: &[Drive] = &[
         tensors: 64,
         steps: client::batches,
     },
+    Drive {
+        name: "direct",
+        about: "a send and its recv between two clients by a direct lane, by the calls of their libraries, one at a time",
+        tensors: 1,
+        steps: client::direct_calls,
+    },
+    Drive { name: "direct-window", about: "the same, 64 at a time", tensors: 64, steps: client::direct_calls },
+    Drive {
+        name: "direct-batch",
+        about: "the same by their calls for many tensors, 64 at a time",
+        tensors: 64,
+        steps: client::direct_batches,
+    },
 ];
 
 impl Drive {

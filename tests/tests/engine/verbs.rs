@@ -309,7 +309,7 @@ fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
         let verbs = verbs(&fabric, index, VerbsSettings::default());
         settings.links = vec![Arc::new(Verbs { is_required: index == 1, plaintext: index == 1, ..verbs })];
         settings.authentication = certified(&authority, index);
-        settings.connect_timeout = Duration::from_millis(500);
+        settings.connect_timeout = Duration::from_secs(4);
     });
     // It calls again and again, with waits in between that grow, until its time to connect is over.
     let error = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "k").wait().unwrap_err().error;

@@ -19,7 +19,8 @@ use nix::{
 
 use super::{error::ShmError, limits::RINGS_PER_WAKING};
 
-/// Rung by a client to wake a shard: an eventfd for each segment.
+/// Rung by a client to wake a shard: an eventfd for each segment. Or to wake another client, by a direct lane: an eventfd for each client
+/// that has one.
 ///
 /// The shard watches it edge-triggered and never reads it, so that nothing the client does to it can block the shard.
 #[derive(Debug)]
@@ -49,6 +50,12 @@ impl Doorbell {
     pub fn ring(&self) {
         // It fails only at a counter that is at its limit, which has rung before.
         let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes what was rung, by a client that hears by it. Who shares it is of the same user, and may make this wait.
+    pub fn hush(&self) {
+        // Nothing was rung, or another thread has taken it.
+        let _ = nix::unistd::read(&self.0, &mut [0; 8]);
     }
 }
 

@@ -13,8 +13,8 @@ use nix::{
     sys::socket::{ControlMessage, MsgFlags, SockFlag, accept4, sendmsg},
 };
 
-/// Most descriptors in one message: a segment and its doorbell.
-pub(super) const DESCRIPTORS_MAX: usize = 2;
+/// Most descriptors in one message: a direct lane and the bells of its two ends, and a fourth, for which the kernel's rounding leaves room.
+pub(super) const DESCRIPTORS_MAX: usize = 4;
 
 /// A message that was received.
 #[derive(Debug)]

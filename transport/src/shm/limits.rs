@@ -30,6 +30,19 @@ pub const FIXED_BYTES_MAX: usize = 48;
 /// to be found, and freed when the tensor was released. At this size a record takes five slots or so.
 pub const INLINE_BYTES_MAX: usize = 512;
 
+/// Entries of each direction of a direct lane: tensors that one client has sent another and that it has not taken. More of them go by
+/// the daemon. They are pages only once they were used, the last used first.
+pub const LANE_ENTRIES: usize = 1024;
+
+/// Words of an entry, 1 KiB: of the record of a small tensor the key and the metadata may have half.
+pub const LANE_ENTRY_WORDS: usize = 128;
+
+/// Where the record in an entry begins: behind the word of its state and that of its kind.
+pub const LANE_RECORD_AT: usize = 2;
+
+/// Notes of one entry that may be unread: that it was sent, and that it was withdrawn.
+pub const LANE_NOTES_PER_ENTRY: usize = 2;
+
 /// Most calls or tokens in one record: enough to make their share of a record's cost vanish.
 pub const NUMBERS_PER_RECORD: usize = 256;
 
@@ -106,6 +119,10 @@ pub const RINGS_PER_WAKING: usize = 1024;
 
 const _: () = {
     assert!(SLOTS.is_power_of_two());
+    assert!(LANE_ENTRIES.is_power_of_two() && LANE_NOTES_PER_ENTRY.is_power_of_two());
+    // An entry's number has 16 bits in a note.
+    assert!(LANE_ENTRIES <= 1 << 16);
+    assert!(LANE_ENTRY_WORDS <= RECORD_WORDS_MAX);
     // The reader says how far it is every quarter, so a record must not need the whole ring to be free.
     assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
     // A record's length has 16 bits in the commit word, and so has the length of each of its fields.

@@ -194,16 +194,41 @@ impl Drop for Mapping {
     }
 }
 
-/// A ring of [`SLOTS`] slots in shared memory; keeps the memory mapped.
-pub struct Ring {
-    /// Holds the memory that the two pointers lead into.
+/// Equal runs of `N` words that follow each other in shared memory; keeps the memory mapped.
+pub(super) struct Words<const N: usize> {
+    /// Holds the memory that the pointer leads into.
     _mapping: Arc<Mapping>,
-    head: NonNull<AtomicU64>,
-    slots: NonNull<[AtomicU64; SLOT_WORDS]>,
+    first: NonNull<[AtomicU64; N]>,
+    /// How many there are, a power of two.
+    count: usize,
 }
 
 // SAFETY: it gives out references to atomics only, and owns a share of the mapping that they lie in.
-unsafe impl Send for Ring {}
+unsafe impl<const N: usize> Send for Words<N> {}
+
+impl<const N: usize> Words<N> {
+    /// `count` runs, a power of two, from `offset` on.
+    pub(super) fn new(mapping: &Arc<Mapping>, offset: u64, count: usize) -> Self {
+        assert!(offset.is_multiple_of(8) && count.is_power_of_two());
+        let first = mapping.at(offset, (count * N * 8) as u64).cast();
+        Self { _mapping: Arc::clone(mapping), first, count }
+    }
+
+    /// The run of that number, which is taken modulo how many there are.
+    #[inline]
+    pub(super) fn get(&self, number: u64) -> &[AtomicU64; N] {
+        let index = number as usize & (self.count - 1);
+        // SAFETY: `new` checked that `count` runs from here are aligned and within the mapping, which `self` keeps, and the
+        // index is below `count`; they are accessed by atomics alone.
+        unsafe { self.first.add(index).as_ref() }
+    }
+}
+
+/// A ring of [`SLOTS`] slots in shared memory; keeps the memory mapped.
+pub struct Ring {
+    head: Words<1>,
+    slots: Words<SLOT_WORDS>,
+}
 
 /// Bytes of a ring's slots.
 pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
@@ -211,9 +236,7 @@ pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
 impl Ring {
     /// The ring whose head and slots lie at these offsets.
     pub(super) fn new(mapping: &Arc<Mapping>, head: u64, slots: u64) -> Self {
-        assert!(head.is_multiple_of(8) && slots.is_multiple_of(8));
-        let (head, slots) = (mapping.at(head, 8).cast(), mapping.at(slots, RING_BYTES).cast());
-        Self { _mapping: Arc::clone(mapping), head, slots }
+        Self { head: Words::new(mapping, head, 1), slots: Words::new(mapping, slots, SLOTS) }
     }
 }
 
@@ -222,16 +245,12 @@ impl RingMemory for Ring {
 
     #[inline]
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: `new` checked that it is aligned and within the mapping, which `self` keeps; accessed by atomics alone.
-        unsafe { self.head.as_ref() }
+        &self.head.get(0)[0]
     }
 
     #[inline]
     fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS] {
-        let index = position as usize % SLOTS;
-        // SAFETY: `new` checked that SLOTS slots from here are aligned and within the mapping, which `self` keeps, and
-        // the index is below SLOTS; they are accessed by atomics alone.
-        unsafe { self.slots.add(index).as_ref() }
+        self.slots.get(position)
     }
 }
 

@@ -28,6 +28,7 @@ mod bell;
 mod completion;
 #[cfg(not(loom))]
 mod descriptors;
+mod direct;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
@@ -46,6 +47,8 @@ mod segment;
 mod submission;
 
 #[cfg(not(loom))]
+pub use self::direct::{DirectLane, LaneKeeper, Side, Standing, Way};
+#[cfg(not(loom))]
 pub use self::{
     bell::{ClientBell, ClientEar, Doorbell, Woken},
     completion::{BOARD_BYTES_PER_KEY, Completion, ReceivedAt},
@@ -57,6 +60,7 @@ pub use self::{
     submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
 };
 pub use self::{
+    direct::{Fate, LaneMemory, LaneReceiver, LaneSender, Note, Returned},
     record::Record,
     ring::{Broken, PushError, Reader, RingMemory, Writer},
 };

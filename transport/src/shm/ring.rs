@@ -75,10 +75,10 @@ fn slots_of(words: usize) -> u64 {
     words.div_ceil(CONTENT_WORDS).max(1) as u64
 }
 
-/// Writes the first content words of a slot, four at a time: the compiler unrolls no loop of unknown length over atomics.
+/// Writes words, four at a time: the compiler unrolls no loop of unknown length over atomics.
 #[inline]
-fn store(slot: &[AtomicU64; SLOT_WORDS], content: &[u64]) {
-    let ((fours, rest), (from_fours, from_rest)) = (slot[1..=content.len()].as_chunks(), content.as_chunks::<4>());
+pub(super) fn store(words: &[AtomicU64], content: &[u64]) {
+    let ((fours, rest), (from_fours, from_rest)) = (words[..content.len()].as_chunks(), content.as_chunks::<4>());
     for (words, values) in fours.iter().zip(from_fours) {
         let words: &[AtomicU64; 4] = words;
         (0..4).for_each(|at| words[at].store(values[at], Ordering::Relaxed));
@@ -88,8 +88,8 @@ fn store(slot: &[AtomicU64; SLOT_WORDS], content: &[u64]) {
 
 /// Reads them, likewise.
 #[inline]
-fn load(slot: &[AtomicU64; SLOT_WORDS], into: &mut [u64]) {
-    let ((fours, rest), (into_fours, into_rest)) = (slot[1..=into.len()].as_chunks(), into.as_chunks_mut::<4>());
+pub(super) fn load(words: &[AtomicU64], into: &mut [u64]) {
+    let ((fours, rest), (into_fours, into_rest)) = (words[..into.len()].as_chunks(), into.as_chunks_mut::<4>());
     for (words, values) in fours.iter().zip(into_fours) {
         let words: &[AtomicU64; 4] = words;
         (0..4).for_each(|at| values[at] = words[at].load(Ordering::Relaxed));
@@ -124,7 +124,7 @@ impl<M: RingMemory> Writer<M> {
             return Err(PushError::Full);
         }
         for (position, part) in (self.tail..).zip(record.content().chunks(CONTENT_WORDS)) {
-            store(self.memory.slot(position), part);
+            store(&self.memory.slot(position)[1..], part);
         }
         // COMMIT: Release here, Acquire in `pop`, so that a reader that sees the commit word sees the content.
         self.memory.slot(self.tail)[0].store(commit_word::<M>(self.tail, record), Ordering::Release);
@@ -188,7 +188,7 @@ impl<M: RingMemory> Reader<M> {
             return Err(Broken { what: "a record is longer than any may be", found: len as u64 });
         }
         for (position, part) in (self.position..).zip(into.words[..len].chunks_mut(CONTENT_WORDS)) {
-            load(self.memory.slot(position), part);
+            load(&self.memory.slot(position)[1..], part);
         }
         into.become_record((commit >> 8) as u8, commit as u8, len);
         self.position += slots;

@@ -228,6 +228,16 @@ pub enum Submission<'a> {
         /// Those that came.
         received: Moved,
     },
+    /// Tells of tensors that went to a peer, or came from it, by their direct lane since this was last told. They are counted as if the
+    /// shard had carried them.
+    Direct {
+        /// The peer.
+        peer: u16,
+        /// Those that went.
+        sent: Moved,
+        /// Those that came.
+        received: Moved,
+    },
     /// Tells that what the client had published with the daemon before is published here again; each was told by a publication of
     /// its own. It is shown.
     PublishedAgain {
@@ -277,6 +287,7 @@ mod kind {
     pub(super) const PUBLISHED_AGAIN: u8 = 21;
     pub(super) const ROWS: u8 = 22;
     pub(super) const COMMIT: u8 = 23;
+    pub(super) const DIRECT: u8 = 24;
 
     /// The flags that records of a kind may have.
     #[inline]
@@ -417,6 +428,9 @@ impl<'a> Submission<'a> {
                 into.fill(kind::GRANT, 0, GrantFixed { queue, tensors, bytes }, &[]);
             }
             Submission::CloseQueue { queue } => into.fill(kind::CLOSE_QUEUE, 0, Number::new(queue), &[]),
+            Submission::Direct { peer, sent, received } => {
+                into.fill(kind::DIRECT, 0, ElsewhereFixed { peer, unused: [0; _], sent, received }, &[]);
+            }
             Submission::Elsewhere { peer, sent, received } => {
                 let flags = if peer.is_none() { FLAG_OTHERS } else { 0 };
                 let fixed = ElsewhereFixed { peer: peer.unwrap_or_default(), unused: [0; _], sent, received };
@@ -577,6 +591,10 @@ impl<'a> Submission<'a> {
                 let (ElsewhereFixed { peer, sent, received, .. }, sections) = record.parts()?;
                 let peer = (flags & FLAG_OTHERS == 0).then_some(peer);
                 (Submission::Elsewhere { peer, sent, received }, sections)
+            }
+            kind::DIRECT => {
+                let (ElsewhereFixed { peer, sent, received, .. }, sections) = record.parts()?;
+                (Submission::Direct { peer, sent, received }, sections)
             }
             kind::PUBLISHED_AGAIN => {
                 let (PublishedAgainFixed { published, copied_bytes, left }, sections) = record.parts()?;

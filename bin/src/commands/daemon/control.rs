@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sealane_fusion::{Engine, Portion, SpareArenas};
+use sealane_fusion::{Engine, LaneEnd, Portion, SpareArenas};
 use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
@@ -323,6 +323,7 @@ impl Control {
             Request::Attach(wish) => self.attach(now, number, &wish),
             Request::Drain { .. } => self.drain_for(now, number),
             Request::Arena { arena, .. } => self.show_arena(number, arena),
+            Request::Lane { task, peer, .. } => self.give_lane(number, &task, &peer),
             Request::Show { .. } => self.show(number),
             Request::TakeOver { .. } => self.show_estate(now, number),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
@@ -344,7 +345,10 @@ impl Control {
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
         let wish = &Attach { arena_bytes: self.gate.arena_bytes(wish), ..wish.clone() };
-        let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket, &mut self.spares).map_err(failed)?;
+        let (ends, welcoming) = self
+            .portion
+            .make(wish, peer, &connection.socket, &mut self.spares, &self.engine.tasks())
+            .map_err(failed)?;
         let id = self.engine.admit(ends)?;
         let process = process(peer.pid);
         if let Some(process) = &process
@@ -400,6 +404,21 @@ impl Control {
             tracing::warn!(%error, pid = connection.peer.pid, "an arena could not be shown to another client");
         }
         self.hang_up(number, "it was shown an arena");
+        Ok(())
+    }
+
+    /// Gives a client its end of the direct lane with another.
+    fn give_lane(&mut self, number: u64, task: &str, peer: &str) -> Result<(), Error> {
+        if !self.portion.direct_lanes {
+            return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });
+        }
+        let connection = self.connections.get_mut(number).expect("it asks");
+        let LaneEnd { lane, side, bells: [own, other] } = self.engine.direct_lane(task, peer, connection.peer)?;
+        if let Err(error) = attach::give_lane(&connection.socket, &lane, side, [&own, &other]) {
+            // One that hears nothing sends by the daemon, and asks for another lane.
+            tracing::warn!(%error, task, peer, "a direct lane could not be given to a client");
+        }
+        self.hang_up(number, "it was given a lane");
         Ok(())
     }
 

@@ -219,6 +219,7 @@ fn serve(
             request_timeout: settings.fusion.request_timeout.value,
             tensor_bytes_max: settings.transport.tensor_bytes_max.value,
             views: settings.daemon.views.value,
+            direct_lanes: settings.daemon.direct_lanes.value,
         },
         spares,
         spares_until: Some(Instant::now() + SPARES_KEPT),

@@ -23,7 +23,7 @@ use crate::commands::daemon::socket::listener;
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// A process that dies takes transfers with it, and others may report that first: this long an end is waited for, as the better
 /// reason.
-const ROOT_CAUSE_TIME: Duration = Duration::from_millis(500);
+const ROOT_CAUSE_TIME: Duration = Duration::from_secs(5);
 /// When no task has told anything for so long, daemons are looked at, of which one may have ended.
 const QUIET_TIME: Duration = Duration::from_millis(100);
 /// How long daemons may take to end once they are told to.

@@ -8,7 +8,7 @@ use super::super::{
     memory::{Memory, Substitute},
 };
 use super::{
-    Calls, INDEX_MASK,
+    Calls, INDEX_MASK, no_room,
     slot::{Caller, Daemon, Direction, Slot},
 };
 
@@ -98,7 +98,14 @@ impl Calls {
         }
         self.unset_aside(call, after);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        if slot.asked && slot.name.is_some() {
+            self.matching.came_by_daemon(slot.place.peer(), slot.place.key());
+        }
         let waiting = slot.caller == Caller::Waiting;
+        if waiting {
+            // Of one that was given up.
+            slot.failure = None;
+        }
         if slot.memory.is_elsewhere() {
             return self.received_elsewhere(call, meta, arrived, after);
         }
@@ -180,8 +187,7 @@ impl Calls {
                 let destination = slot.memory_back(after);
                 if waiting {
                     let len = tensor.bytes().len();
-                    let error = Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"));
-                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                    slot.failure = Some(Box::new(Unreceived { error: no_room(room, len), destination }));
                 }
                 self.keep(call, tensor, after);
             }

@@ -6,7 +6,8 @@ use sealane_runtime::Buffer;
 use sealane_transport::{Error, Tensor, Unreceived};
 
 use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
-use crate::clock::Tick;
+use super::matching::Name;
+use crate::{clock::Tick, limits::GRACE};
 
 /// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
 pub(super) struct Slot {
@@ -30,6 +31,12 @@ pub(super) struct Slot {
     pub(super) borrowed: bool,
     /// Its tensor lies in the caller's destination.
     pub(super) copies: bool,
+    /// Of a recv that waits: the daemon was asked, or will be when the ring has room.
+    pub(super) asked: bool,
+    /// By what a direct lane finds it, of a recv that waits.
+    pub(super) name: Option<Name>,
+    /// The lane by which it was sent, and the entry there.
+    pub(super) sent_by: (u16, u16),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +67,8 @@ pub(super) enum Daemon {
     Untold,
     /// It has not answered.
     Working,
+    /// It does not know of the call, which is a send by a direct lane.
+    Bypassed,
     /// It has answered, and still uses the memory.
     Holding,
     /// Nothing any more.
@@ -95,7 +104,15 @@ impl Slot {
             keeps: false,
             borrowed: false,
             copies: false,
+            asked: true,
+            name: None,
+            sent_by: (0, 0),
         }
+    }
+
+    /// Until when its end is waited for.
+    pub(super) fn due(&self) -> Tick {
+        if self.daemon == Daemon::Bypassed { self.deadline } else { self.deadline.after(GRACE) }
     }
 
     /// The daemon is done with the memory, and the caller gets none of it.
@@ -119,7 +136,9 @@ impl Slot {
             destination
         };
         if self.caller == Caller::Waiting {
-            self.failure = Some(Box::new(Unreceived { error: error(), destination }));
+            // It may have been known before.
+            let error = self.failure.take().map_or_else(error, |failure| failure.error);
+            self.failure = Some(Box::new(Unreceived { error, destination }));
         }
     }
 

@@ -385,6 +385,7 @@ impl Client {
                 node.cleanup(self.task, step);
             }
             Submission::Elsewhere { peer, sent, received } => self.count_elsewhere(peer, sent, received)?,
+            Submission::Direct { peer, sent, received } => self.count_direct(peer, sent, received)?,
             Submission::PublishedAgain { published, copied_bytes, left } => {
                 self.note_published_again(published, copied_bytes, left);
             }

@@ -53,6 +53,7 @@ impl Attachment {
                 request_timeout_ms: TIMEOUT_MS,
                 tensor_bytes_max: arena_bytes,
                 daemon_pid: std::process::id(),
+                neighbours: Vec::new(),
             },
             arena: theirs,
             shards: vec![(ClientEnd::open(&segment, area_bytes, false)?, doorbell.duplicate()?.into())],

@@ -4,10 +4,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
+use sealane_transport::shm::limits::MESSAGE_BYTES_MAX;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
 
 use super::{ClientEnds, SharedArena};
+
+/// Bytes of a welcome that name tasks: half of what a message may have.
+const NEIGHBOURS_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+
+/// What a name costs there besides: quotes and a comma.
+const JSON_BYTES: usize = 3;
 
 /// Memory is made in whole pages.
 const PAGE_BYTES: u64 = 4096;
@@ -25,6 +33,8 @@ pub struct Portion {
     pub tensor_bytes_max: u64,
     /// Clients of one user may view in each other's arenas what they publish.
     pub views: bool,
+    /// Clients of one user may send each other small tensors by a lane of their own.
+    pub direct_lanes: bool,
 }
 
 /// Arenas that were made before their clients attach: those of an engine whose place another one takes, and whose clients it
@@ -55,7 +65,8 @@ fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
 }
 
 impl Portion {
-    /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`.
+    /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`. The tasks of this
+    /// host are those with which it may have direct lanes.
     ///
     /// # Errors
     /// The system is out of memory or descriptors; everything created is freed again.
@@ -65,6 +76,7 @@ impl Portion {
         peer: Credentials,
         socket: &Arc<OwnedFd>,
         spares: &mut SpareArenas,
+        tasks: &[TaskName],
     ) -> Result<(ClientEnds, Welcoming), ShmError> {
         // An empty arena would be no memory at all: a client that only receives has one page.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
@@ -91,9 +103,22 @@ impl Portion {
             request_timeout_ms: u64::try_from(self.request_timeout.as_millis()).unwrap_or(u64::MAX),
             tensor_bytes_max: self.tensor_bytes_max,
             daemon_pid: std::process::id(),
+            neighbours: self.neighbours(&wish.task, tasks),
         };
         let bell = ClientBell::new(Arc::clone(socket));
-        let ends = ClientEnds { task: wish.task.clone(), pid: peer.pid, arena, shared, shards, bell };
+        let (pid, uid) = (peer.pid, peer.uid);
+        let ends = ClientEnds { task: wish.task.clone(), pid, uid, arena, shared, shards, bell };
         Ok((ends, Welcoming::new(welcome, arena_fd, descriptors)))
+    }
+
+    /// The tasks with which `task` may have direct lanes, as many as a welcome has room for.
+    fn neighbours(&self, task: &str, tasks: &[TaskName]) -> Vec<String> {
+        let mut room = if self.direct_lanes { NEIGHBOURS_BYTES_MAX } else { 0 };
+        let others = tasks.iter().map(|name| name.as_str()).filter(|name| *name != task);
+        let fits = |name: &&str| {
+            let bytes = name.len() + JSON_BYTES;
+            room.checked_sub(bytes).inspect(|left| room = *left).is_some()
+        };
+        others.take_while(fits).map(str::to_owned).collect()
     }
 }

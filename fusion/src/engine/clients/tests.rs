@@ -78,7 +78,7 @@ impl Process {
         let (socket, ear) = UnixStream::pair().unwrap();
         let shards = vec![(daemons, bell)];
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let ends = ClientEnds { task: task.into(), pid, arena, shared: None, shards, bell };
+        let ends = ClientEnds { task: task.into(), pid, uid: 1, arena, shared: None, shards, bell };
         let mut process = Process { end, doorbell, ear: ClientEar::new(ear.into()), record: Record::new() };
         process
             .submit(&[Submission::Peer { number: 0, name: "ps:1" }, Submission::Peer { number: 1, name: "worker:1" }]);

@@ -25,6 +25,7 @@ use crate::{
     shm::{
         bell::Doorbell,
         descriptors::{self, Message},
+        direct::{DirectLane, Side},
         error::ShmError,
         limits::{FIGURES_BYTES_MAX, MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, PATIENCE_MAX, SHARDS_MAX},
         mapping::{ReadOnlyMemory, SharedMemory},
@@ -141,6 +142,39 @@ pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> 
         return Err(AttachError::answer("an arena comes with one descriptor"));
     };
     Ok(ReadOnlyMemory::open(&memory, bytes, populate)?)
+}
+
+/// A client's end of a direct lane.
+#[derive(Debug)]
+pub struct GivenLane {
+    /// The end.
+    pub lane: DirectLane,
+    /// Rung by the other client to wake this one; all lanes of a client have the same.
+    pub own_bell: Doorbell,
+    /// Wakes the other client.
+    pub other_bell: Doorbell,
+}
+
+/// Asks the daemon at `path` for the direct lane between this process, attached as `task`, and the one that is attached as `peer`.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<GivenLane, AttachError> {
+    let request = Request::Lane { version: VERSION, task: task.into(), peer: peer.into() };
+    let mut talk = Conversation::begin(path, &request, deadline)?;
+    let (answer, mut descriptors) = talk.next()?;
+    let side = match answer {
+        Answer::Lane { first: true } => Side::First,
+        Answer::Lane { first: false } => Side::Second,
+        Answer::Refused(refused) => return Err(refusal(refused)),
+        _ => return Err(AttachError::answer("it gives no lane")),
+    };
+    let (Some(other), Some(own), Some(memory), None) =
+        (descriptors.pop(), descriptors.pop(), descriptors.pop(), descriptors.pop())
+    else {
+        return Err(AttachError::answer("a lane comes with three descriptors"));
+    };
+    Ok(GivenLane { lane: DirectLane::open(&memory, side)?, own_bell: own.into(), other_bell: other.into() })
 }
 
 /// Asks the daemon at `path` for its figures, as JSON.

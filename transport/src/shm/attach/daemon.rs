@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::FileExt,
     },
     path::Path,
@@ -24,7 +24,9 @@ use super::{Answer, HAND_OVER_VERSION, Request, VERSION, Versioned, Welcome, enc
 use crate::{
     error::Error,
     shm::{
+        bell::Doorbell,
         descriptors,
+        direct::{LaneKeeper, Side},
         error::ShmError,
         limits::{LISTEN_BACKLOG, MESSAGE_BYTES_MAX},
         mapping::seal_for_readers,
@@ -240,6 +242,17 @@ pub fn show_arena(socket: &OwnedFd, arena: &OwnedFd, bytes: u64) -> Result<(), S
     seal_for_readers(arena)?;
     let message = encode(&Answer::Arena { bytes });
     descriptors::send(socket, &message, &[arena.as_raw_fd()]).map_err(ShmError::system("answering a client"))
+}
+
+/// Gives a client its end of a direct lane, with its own bell and that of the other client.
+///
+/// # Errors
+/// [`ShmError::System`] if the client is gone or does not read.
+pub fn give_lane(socket: &OwnedFd, lane: &LaneKeeper, side: Side, bells: [&Doorbell; 2]) -> Result<(), ShmError> {
+    let message = encode(&Answer::Lane { first: side == Side::First });
+    let [own, other] = bells.map(|bell| bell.as_fd().as_raw_fd());
+    let descriptors = [lane.as_fd().as_raw_fd(), own, other];
+    descriptors::send(socket, &message, &descriptors).map_err(ShmError::system("answering a client"))
 }
 
 /// Sends a client the daemon's figures in a separate memory segment, since they may exceed a message.

@@ -28,10 +28,10 @@ use super::{failure::Failure, fields::Malformed};
 use crate::error::Error;
 
 pub use self::{
-    client::{AttachError, Attached, attach, drain, map_arena, show},
+    client::{AttachError, Attached, GivenLane, attach, drain, lane, map_arena, show},
     daemon::{
-        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, listen, listen_again,
-        read_request, refuse, show_arena, show_figures,
+        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_lane, listen,
+        listen_again, read_request, refuse, show_arena, show_figures,
     },
     predecessor::{Bequest, bequeath, let_go, show_estate},
     successor::{Inheritance, Shown, Successor},
@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
 /// have the same.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
 /// a daemon can hand over to one of another release.
@@ -84,6 +84,8 @@ pub struct Welcome {
     pub tensor_bytes_max: u64,
     /// The daemon's process.
     pub daemon_pid: u32,
+    /// Tasks of this host with whose clients this one may have a direct lane.
+    pub neighbours: Vec<String>,
 }
 
 /// A client's request.
@@ -103,6 +105,15 @@ pub enum Request {
         version: u32,
         /// Its number, which nobody can guess.
         arena: u64,
+    },
+    /// For its end of the direct lane between two clients of one user.
+    Lane {
+        /// The asker's [`VERSION`].
+        version: u32,
+        /// The task as which the asker is attached.
+        task: String,
+        /// The other one's.
+        peer: String,
     },
     /// To be shown the daemon's figures.
     Show {
@@ -178,6 +189,10 @@ enum Answer {
     /// An arena of so many bytes comes with it, to be read.
     Arena {
         bytes: u64,
+    },
+    /// A direct lane comes with it, the bell of the asker and that of the other client. Which end of it is the asker's.
+    Lane {
+        first: bool,
     },
     /// So many bytes of JSON are in the memory that comes with it.
     Figures {

@@ -108,9 +108,10 @@ pub(in super::super) fn admit_next(
         request_timeout: REQUEST_TIMEOUT,
         tensor_bytes_max: SIZE_BYTES_MAX as u64,
         views: false,
+        direct_lanes: false,
     };
     let peer = attach::credentials(&socket).map_err(failed)?;
-    let (ends, mut welcoming) = portion.make(&wish, peer, &socket, &mut SpareArenas::default()).map_err(failed)?;
+    let (ends, mut welcoming) = portion.make(&wish, peer, &socket, &mut SpareArenas::default(), &[]).map_err(failed)?;
     engine.admit(ends).map_err(|error| {
         // The client may be gone; then nobody needs to be told.
         let _ = attach::refuse(&socket, &error);

@@ -98,6 +98,20 @@ impl Client {
         traffic.change(row).received(1, bytes as u64);
     }
 
+    /// What went by a direct lane, as the client says.
+    pub(super) fn count_direct(&mut self, peer: u16, sent: Moved, received: Moved) -> Result<(), Misconduct> {
+        if usize::from(peer) >= self.peers.len() {
+            return Err(Misconduct(format!("peer {peer} was not named")));
+        }
+        let all = &mut self.counters;
+        add(&mut all.tensors_sent, &mut all.bytes_sent, sent);
+        add(&mut all.tensors_received, &mut all.bytes_received, received);
+        let row = self.traffic_of(peer);
+        add(&mut row.tensors_sent, &mut row.bytes_sent, sent);
+        add(&mut row.tensors_received, &mut row.bytes_received, received);
+        Ok(())
+    }
+
     /// What went another way, as the client says.
     pub(super) fn count_elsewhere(
         &mut self,
@@ -115,30 +129,29 @@ impl Client {
                 self.traffic.change(row)
             }
         };
-        for (sum, more) in [
-            (&mut counters.elsewhere_tensors_sent, sent.tensors),
-            (&mut counters.elsewhere_bytes_sent, sent.bytes),
-            (&mut counters.elsewhere_tensors_received, received.tensors),
-            (&mut counters.elsewhere_bytes_received, received.bytes),
-        ] {
-            // It is the client's word, and may be anything.
-            *sum = sum.saturating_add(more);
-        }
+        add(&mut counters.elsewhere_tensors_sent, &mut counters.elsewhere_bytes_sent, sent);
+        add(&mut counters.elsewhere_tensors_received, &mut counters.elsewhere_bytes_received, received);
         Ok(())
     }
+}
+
+/// Adds what a client says, which may be anything.
+fn add(tensors: &mut u64, bytes: &mut u64, more: Moved) {
+    *tensors = tensors.saturating_add(more.tensors);
+    *bytes = bytes.saturating_add(more.bytes);
 }
 
 impl TrafficCounters {
     #[inline]
     pub(super) fn sent(&mut self, bytes: u64) {
-        self.tensors_sent += 1;
-        self.bytes_sent += bytes;
+        self.tensors_sent = self.tensors_sent.saturating_add(1);
+        self.bytes_sent = self.bytes_sent.saturating_add(bytes);
     }
 
     #[inline]
     pub(super) fn received(&mut self, tensors: u64, bytes: u64) {
-        self.tensors_received += tensors;
-        self.bytes_received += bytes;
+        self.tensors_received = self.tensors_received.saturating_add(tensors);
+        self.bytes_received = self.bytes_received.saturating_add(bytes);
     }
 }
 

@@ -112,7 +112,7 @@ fn tensors_are_copied_until_their_memory_is_registered_and_where_it_cannot_be() 
     let mut cannot = Manner::default();
     cannot.device.registers_direct = false;
     let mut slow = Manner::default();
-    slow.device.register_time_per_mib = Duration::from_millis(10);
+    slow.device.register_time_per_mib = Duration::from_millis(25);
     for (manner, fails, regions) in [(slow, false, (1, 0)), (cannot, false, (0, 1)), (Manner::default(), true, (0, 1))]
     {
         let (mut pair, device) = unregistered(&manner);
@@ -136,7 +136,7 @@ fn tensors_are_copied_until_their_memory_is_registered_and_where_it_cannot_be() 
 #[test]
 fn memory_that_is_given_up_while_it_is_registered_leaves_nothing_behind() {
     let mut manner = Manner::default();
-    manner.device.register_time_per_mib = Duration::from_millis(1);
+    manner.device.register_time_per_mib = Duration::from_millis(25);
     let (mut pair, device) = unregistered(&manner);
     let now = pair.now;
     pair.sides[0].ask(now, 1, LARGE, Into::Device);

@@ -1,0 +1,230 @@
+//! Calls whose tensors go by direct lanes. A send is the lane's alone; a recv waits here, and is asked of the daemon if none comes.
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Tensor, Unreceived};
+
+use super::super::aftermath::Aftermath;
+use super::super::memory::Memory;
+use super::{
+    Arrived, Awaited, Calls, INDEX_MASK, Matching, Name,
+    slot::{Caller, Daemon, Direction, Slot},
+};
+use crate::{clock::Tick, limits::CALL_INDEX_BITS};
+
+/// How a recv waits that a lane may serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attachment) enum Wish {
+    /// Here: the daemon does not know of it.
+    Quiet,
+    /// The daemon was asked.
+    Asked,
+}
+
+impl Calls {
+    #[inline]
+    pub(in crate::attachment) fn matching(&mut self) -> &mut Matching {
+        &mut self.matching
+    }
+
+    /// Enters a send that went by a lane. There is [room](Self::have_room_for) for it.
+    #[inline]
+    pub(in crate::attachment) fn enter_sent(&mut self, sent_by: (u16, u16), deadline: Tick) -> u32 {
+        let opened = self.open(Direction::Send, 0, deadline, Memory::Nothing);
+        let call = opened.expect("the caller has looked");
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        (slot.daemon, slot.sent_by) = (Daemon::Bypassed, sent_by);
+        call
+    }
+
+    /// Enters a recv of which the daemon is not told. There is room for it, likewise.
+    #[inline]
+    pub(in crate::attachment) fn enter_recv(
+        &mut self,
+        place: (&str, i64, &str),
+        memory: Memory,
+        (deadline, borrowed): (Tick, bool),
+    ) -> u32 {
+        let call = self.open(Direction::Recv, 0, deadline, memory).expect("the caller has looked");
+        self.asked(call, place, borrowed);
+        call
+    }
+
+    /// The lane and the entry of a send, if a lane decides about it.
+    pub(in crate::attachment) fn sent_by(&mut self, call: u32) -> Option<(u16, u16)> {
+        self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed).map(|slot| slot.sent_by)
+    }
+
+    /// Sends by lanes whose time is over, and when that of the next is.
+    pub(in crate::attachment) fn late_by_lanes(&self, now: Tick) -> (Vec<u32>, Tick) {
+        let (mut late, mut next) = (Vec::new(), Tick::NEVER);
+        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.daemon == Daemon::Bypassed) {
+            if slot.deadline < now {
+                late.push(slot.generation << CALL_INDEX_BITS | index as u32);
+            } else {
+                next = next.min(slot.deadline);
+            }
+        }
+        (late, next)
+    }
+
+    /// A send by a lane has ended, well if there is no error.
+    #[inline]
+    pub(in crate::attachment) fn end_sent(&mut self, call: u32, error: Option<Error>, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) else { return };
+        slot.daemon = Daemon::Done;
+        if let (Some(error), Caller::Waiting) = (error, slot.caller) {
+            slot.failure = Some(Box::new(Unreceived { error, destination: None }));
+        }
+        self.end(call, after);
+        self.release(call);
+    }
+
+    /// A send whose lane has gone is the daemon's to carry out: when it must have ended.
+    pub(in crate::attachment) fn redirect(&mut self, call: u32, segment: u16) -> Option<Tick> {
+        let slot = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed)?;
+        (slot.daemon, slot.segment) = (Daemon::Working, segment);
+        Some(slot.deadline)
+    }
+
+    /// Lets a lane find a recv by its name, if nothing else has that.
+    #[inline]
+    pub(in crate::attachment) fn give_name(&mut self, call: u32, name: Name) {
+        if self.matching.insert(name, Awaited::Recv(call))
+            && let Some(slot) = self.slot(call)
+        {
+            slot.name = Some(name);
+        }
+    }
+
+    /// No lane finds a call any more.
+    #[inline]
+    pub(in crate::attachment) fn forget_name(&mut self, call: u32) {
+        if let Some(name) = self.slot(call).and_then(|slot| slot.name.take()) {
+            self.matching.remove(name, Awaited::Recv(call));
+        }
+    }
+
+    /// How a recv of that step and key waits, and what its destination has room for; `None` if it does not wait any more.
+    #[inline]
+    pub(in crate::attachment) fn wish(&mut self, call: u32, step: i64, key: &str) -> Option<(Wish, Option<usize>)> {
+        let slot = self.slot(call).filter(|slot| slot.caller == Caller::Waiting && slot.tensor.is_none())?;
+        let wish = match slot.daemon {
+            Daemon::Untold => Wish::Quiet,
+            Daemon::Working => Wish::Asked,
+            _ => return None,
+        };
+        ((slot.place.step(), slot.place.key()) == (step, key)).then(|| (wish, slot.memory.room()))
+    }
+
+    /// A tensor has come by a lane for a recv that waits here, whose destination has room for it.
+    #[inline]
+    pub(in crate::attachment) fn received_direct(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        bytes: &[u8],
+        after: &mut Aftermath,
+    ) {
+        self.told(call);
+        let Some(segment) = self.at_work_on(call) else { return };
+        let received = self.received(segment, call, meta, Arrived::Inline(bytes), after);
+        debug_assert!(received.is_ok(), "{received:?}");
+    }
+
+    /// A tensor has come by a lane for a recv that the daemon was asked for, and is to give up. The recv has it at once, or where the daemon was
+    /// lent memory, when that is back.
+    pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
+        self.forget_name(call);
+        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
+        let segment = slot.segment;
+        match Tensor::from_wire(meta, Buffer::copy_of(bytes)) {
+            Ok(tensor) => {
+                slot.tensor = Some(tensor);
+                if slot.memory.lent().is_none() {
+                    self.end(call, after);
+                }
+            }
+            Err(error) => self.overdue(call, error, after),
+        }
+        self.to_cancel.push((segment, call));
+    }
+
+    /// Ends a recv whose sender has gone; one that the daemon was asked for when that has given it up.
+    pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call) else { return };
+        match slot.daemon {
+            Daemon::Untold => self.end_untold(call, error, after),
+            Daemon::Working => {
+                slot.failure = Some(Box::new(Unreceived { error, destination: None }));
+                let segment = slot.segment;
+                self.forget_name(call);
+                self.to_cancel.push((segment, call));
+            }
+            _ => {}
+        }
+    }
+
+    /// The destination of a recv is too small for the tensor that has come, which waits for the next one.
+    pub(in crate::attachment) fn too_small(&mut self, call: u32, len: usize, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call) else { return };
+        let (asked, room) = ((slot.segment, slot.daemon == Daemon::Working), slot.memory.room().unwrap_or_default());
+        self.overdue(call, no_room(room, len), after);
+        if let (segment, true) = asked {
+            self.to_cancel.push((segment, call));
+        }
+    }
+
+    /// A recv waits here for a lane.
+    #[inline]
+    pub(in crate::attachment) fn wait_for_lane(&mut self, call: u32, name: Name) {
+        self.waits(call);
+        self.give_name(call, name);
+        if let Some(slot) = self.slot(call) {
+            slot.asked = false;
+        }
+    }
+
+    /// The daemon was asked for a recv, or is when the ring has room.
+    pub(in crate::attachment) fn is_asked(&mut self, call: u32, segment: u16, told: bool) {
+        if let Some(slot) = self.slot(call) {
+            (slot.segment, slot.asked) = (segment, true);
+        }
+        if told {
+            self.told(call);
+        }
+    }
+
+    /// What a recv that waits here is to ask the daemon for: peer, step and key, when it must have ended, and its memory.
+    pub(in crate::attachment) fn wants(&mut self, call: u32) -> Option<(&str, i64, &str, Tick, &Memory)> {
+        let slot = self.slot(call).filter(|slot| slot.daemon == Daemon::Untold && !slot.asked)?;
+        Some((slot.place.peer(), slot.place.step(), slot.place.key(), slot.deadline, &slot.memory))
+    }
+
+    /// Recvs of a step that wait here for a lane.
+    pub(in crate::attachment) fn quiet(&self, step: i64) -> Vec<u32> {
+        let is_quiet = |slot: &Slot| slot.daemon == Daemon::Untold && !slot.asked && slot.place.step() == step;
+        let quiet = self.slots.iter().enumerate().filter(|(_, slot)| is_quiet(slot));
+        quiet.map(|(index, slot)| slot.generation << CALL_INDEX_BITS | index as u32).collect()
+    }
+
+    /// Recvs from a peer that are in flight, with their steps and keys: a lane may serve them from now on.
+    pub(in crate::attachment) fn recvs_from(&self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
+        let is_meant = |slot: &Slot| {
+            matches!(slot.daemon, Daemon::Untold | Daemon::Working)
+                && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
+                && slot.tensor.is_none()
+                && slot.keeps
+                && slot.place.peer() == peer
+        };
+        let meant = self.slots.iter().enumerate().filter(|(_, slot)| is_meant(slot));
+        let number = |(index, slot): (usize, &Slot)| {
+            (slot.generation << CALL_INDEX_BITS | index as u32, slot.place.step(), slot.place.key().into())
+        };
+        meant.map(number).collect()
+    }
+}
+
+/// The error of a recv whose destination is too small.
+pub(in crate::attachment) fn no_room(room: usize, len: usize) -> Error {
+    Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"))
+}

@@ -1,0 +1,139 @@
+//! Which recvs wait for tensors of direct lanes, and which tensors wait there for recvs, by what they are called. No I/O; under the
+//! attachment's lock; bounded by the calls in flight and by the entries of the lanes.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashSet, HashTable, hash_table::Entry};
+
+use crate::limits::BY_DAEMON_MAX;
+
+/// The hash of a peer's lane, a step and a key. Its seed is the process's own: who can choose keys cannot choose it, and two that differ
+/// are taken for one as seldom as memory errs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attachment) struct Name(u64);
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attachment) enum Awaited {
+    /// A recv that waits for its tensor, by the number of its call.
+    Recv(u32),
+    /// A tensor that waits for its recv, in an entry of its lane.
+    Tensor {
+        /// The lane.
+        lane: u16,
+        /// The entry.
+        entry: u16,
+    },
+}
+
+/// See the module.
+#[derive(Default)]
+pub(in crate::attachment) struct Matching {
+    table: HashTable<(Name, Awaited)>,
+    hasher: DefaultHashBuilder,
+    /// Recvs among them.
+    recvs: usize,
+    /// Peers and keys, by their hash, of which the last tensor came by the daemon though there was a lane: it is asked at once.
+    by_daemon: HashSet<u64>,
+    /// There is one more since the lanes were last looked after.
+    has_learned: bool,
+}
+
+impl Matching {
+    /// A tensor came by the daemon for which a lane was waited for.
+    pub(in crate::attachment) fn came_by_daemon(&mut self, peer: &str, key: &str) {
+        if self.by_daemon.len() >= BY_DAEMON_MAX {
+            self.by_daemon.clear();
+        }
+        self.has_learned |= self.by_daemon.insert(self.hasher.hash_one((peer, key)));
+    }
+
+    /// One of that key came by the lane.
+    #[inline]
+    pub(in crate::attachment) fn came_by_lane(&mut self, peer: &str, key: &str) {
+        if !self.by_daemon.is_empty() {
+            self.by_daemon.remove(&self.hasher.hash_one((peer, key)));
+        }
+    }
+
+    #[inline]
+    pub(in crate::attachment) fn comes_by_daemon(&self, peer: &str, key: &str) -> bool {
+        !self.by_daemon.is_empty() && self.by_daemon.contains(&self.hasher.hash_one((peer, key)))
+    }
+
+    /// True if there was one more key of which a tensor came by the daemon: others may wait there as well.
+    pub(in crate::attachment) fn take_learned(&mut self) -> bool {
+        std::mem::take(&mut self.has_learned)
+    }
+
+    #[inline]
+    pub(in crate::attachment) fn name(&self, lane: u16, step: i64, key: &str) -> Name {
+        Name(self.hasher.hash_one((lane, step, key)))
+    }
+
+    /// What has a name.
+    #[inline]
+    pub(in crate::attachment) fn find(&self, name: Name) -> Option<Awaited> {
+        self.table.find(name.0, |(other, _)| *other == name).map(|(_, awaited)| *awaited)
+    }
+
+    /// Gives a name, which nothing else has, to something; false if something has it.
+    #[inline]
+    pub(in crate::attachment) fn insert(&mut self, name: Name, awaited: Awaited) -> bool {
+        match self.table.entry(name.0, |(other, _)| *other == name, |(other, _)| other.0) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(vacant) => {
+                vacant.insert((name, awaited));
+                self.recvs += usize::from(matches!(awaited, Awaited::Recv(_)));
+                true
+            }
+        }
+    }
+
+    /// True if recvs wait that a lane may serve.
+    pub(in crate::attachment) fn has_recvs(&self) -> bool {
+        self.recvs > 0
+    }
+
+    /// The lanes are no more.
+    pub(in crate::attachment) fn clear(&mut self) {
+        self.table.clear();
+        self.recvs = 0;
+    }
+
+    /// Takes the name from it, if it has that.
+    #[inline]
+    pub(in crate::attachment) fn remove(&mut self, name: Name, awaited: Awaited) -> bool {
+        match self.table.find_entry(name.0, |(other, of)| *other == name && *of == awaited) {
+            Ok(found) => {
+                found.remove();
+                self.recvs -= usize::from(matches!(awaited, Awaited::Recv(_)));
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_things_until_it_is_taken_from_it() {
+        let mut matching = Matching::default();
+        let name = matching.name(1, -7, "w");
+        let others = [(2, -7, "w"), (1, 7, "w"), (1, -7, "v")].map(|(lane, step, key)| matching.name(lane, step, key));
+        let tensor = Awaited::Tensor { lane: 1, entry: 9 };
+        assert!(matching.insert(name, Awaited::Recv(3)));
+        assert!(!matching.insert(name, tensor));
+        assert_eq!(
+            (matching.find(name), others.map(|other| matching.find(other))),
+            (Some(Awaited::Recv(3)), [None; 3])
+        );
+        assert!(!matching.remove(name, Awaited::Recv(4)), "a later call, which has taken the place of the first");
+        assert!(matching.remove(name, Awaited::Recv(3)));
+        assert!(matching.insert(name, tensor));
+        assert_eq!(matching.find(name), Some(tensor));
+    }
+}

@@ -1,0 +1,117 @@
+//! One lane, and what this process remembers of it.
+
+use std::collections::VecDeque;
+
+use sealane_transport::shm::{DirectLane, Doorbell, Moved, Record, limits::LANE_ENTRIES};
+
+use super::steps::Steps;
+use crate::{
+    attachment::calls::Name,
+    clock::Tick,
+    limits::{ASK_AFTER, ASK_AFTER_MAX},
+};
+
+/// See the module.
+pub(super) struct Lane {
+    pub(super) peer: Box<str>,
+    pub(super) ends: DirectLane,
+    /// Wakes the other process.
+    bell: Doorbell,
+    /// By entry, what was sent.
+    pub(super) sent: Box<[Sent]>,
+    /// By entry, what has come and waits for its recv.
+    pub(super) kept: Box<[Option<Kept>]>,
+    /// Recvs that wait here, and when the daemon is to be asked.
+    pub(super) quiet: VecDeque<(Tick, u32)>,
+    /// How long they wait, in milliseconds.
+    patience: u64,
+    /// Steps that the other side has ended.
+    pub(super) ended: Steps,
+    /// What went and came since the daemon was told.
+    pub(super) went: Moved,
+    pub(super) came: Moved,
+    /// The other side has a note to read, or an entry that came back.
+    pub(super) has_sent: bool,
+    pub(super) has_returned: bool,
+}
+
+/// What an entry holds that this side has sent.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sent {
+    pub(super) call: u32,
+    pub(super) bytes: u32,
+    pub(super) step: i64,
+}
+
+/// A tensor that waits for its recv.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) name: Name,
+    pub(super) step: i64,
+}
+
+impl Lane {
+    pub(super) fn new(peer: Box<str>, ends: DirectLane, bell: Doorbell) -> Lane {
+        Lane {
+            peer,
+            ends,
+            bell,
+            sent: vec![Sent::default(); LANE_ENTRIES].into(),
+            kept: vec![None; LANE_ENTRIES].into(),
+            quiet: VecDeque::new(),
+            patience: ASK_AFTER,
+            ended: Steps::default(),
+            went: Moved::default(),
+            came: Moved::default(),
+            has_sent: false,
+            has_returned: false,
+        }
+    }
+
+    /// Wakes the other process if it sleeps and has something to read.
+    #[inline]
+    pub(super) fn ring(&mut self) {
+        let (has_sent, has_returned) = (std::mem::take(&mut self.has_sent), std::mem::take(&mut self.has_returned));
+        let sleep = self.ends.other_sleep();
+        if has_sent && sleep.must_ring() || has_returned && sleep.must_ring_if_light() {
+            self.bell.ring();
+        }
+    }
+
+    /// This task goes, as the other side hears.
+    pub(super) fn leave(&mut self) {
+        self.ends.leave();
+        self.bell.ring();
+    }
+
+    /// This side wants no more of this lane, as the other hears.
+    pub(super) fn abandon(&mut self) {
+        self.ends.abandon();
+        self.bell.ring();
+    }
+
+    /// Sends a record; its entry, if there is one for it.
+    #[inline]
+    pub(super) fn send(&mut self, record: &Record, sent: impl FnOnce(u16) -> Sent) -> Option<u16> {
+        let entry = self.ends.sender.send(record)?;
+        self.sent[usize::from(entry)] = sent(entry);
+        self.has_sent = true;
+        Some(entry)
+    }
+
+    /// When the daemon is to be asked for a recv that begins to wait now and must have ended by then.
+    #[inline]
+    pub(super) fn ask_at(&self, now: Tick, deadline: Tick) -> Tick {
+        now.later(self.patience).min(now.halfway(deadline))
+    }
+
+    /// The daemon was asked for what came by the lane.
+    pub(super) fn asked_in_vain(&mut self) {
+        self.patience = (2 * self.patience).min(ASK_AFTER_MAX);
+    }
+
+    /// What it was asked for came by it.
+    pub(super) fn asked_rightly(&mut self) {
+        self.patience = ASK_AFTER;
+    }
+}

@@ -1,0 +1,151 @@
+//! Direct lanes: small sends and recvs between two clients of one host and one user go by memory that the two share, past the daemon,
+//! which only gives it to them and hears how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
+//!
+//! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened
+//! their ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise; a **recv** takes what has come,
+//! or waits in this process, and the daemon is asked for it after a moment: what it wants may have been sent by the daemon. If its tensor
+//! comes by the lane after all, the daemon is told to give the recv up. How long that moment is, each lane learns.
+//!
+//! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. So a deadline, the end of a step, and the death of the
+//! other process take back what was not received, and nothing else; a send that is taken back from a process that has gone goes by the
+//! daemon, which keeps it for the task's next process. An end of a step goes by the lane as well, to be known there before what follows.
+
+mod exchange;
+mod lane;
+mod opening;
+mod steps;
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use sealane_transport::shm::{Doorbell, Standing};
+
+pub(super) use self::exchange::Found;
+use self::{lane::Lane, opening::Neighbour, steps::Steps};
+use super::{Link, aftermath::Aftermath, calls::Calls};
+use crate::{clock::Tick, limits::LANE_LOOK};
+
+/// The lanes of one link.
+pub(super) struct Lanes {
+    /// Tasks of this host.
+    neighbours: HashMap<Box<str>, Neighbour>,
+    /// The peer that was looked for last, and its lane.
+    recent: Option<(Box<str>, Option<u16>)>,
+    lanes: Vec<Option<Lane>>,
+    open: usize,
+    /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
+    unasked: Vec<u32>,
+    /// Peers that the driver is to ask about.
+    wanted: Vec<Box<str>>,
+    /// Rung by others to wake this process.
+    bell: Option<Arc<Doorbell>>,
+    /// Steps that this task has ended.
+    ended: Steps,
+    /// When somebody will look after recvs that wait here, and sends whose time is over.
+    attended: Tick,
+    /// In how many milliseconds it looks next whether something has come.
+    look: u64,
+    /// No send's time is over before.
+    next_late: Tick,
+    /// When the daemon is told how much went.
+    look_at: Option<Tick>,
+}
+
+impl Lanes {
+    pub(super) fn new(neighbours: Vec<String>) -> Lanes {
+        let neighbours = neighbours.into_iter().map(|name| (name.into(), Neighbour::default())).collect();
+        Lanes {
+            neighbours,
+            recent: None,
+            lanes: Vec::new(),
+            open: 0,
+            unasked: Vec::new(),
+            wanted: Vec::new(),
+            bell: None,
+            ended: Steps::default(),
+            attended: Tick::NEVER,
+            look: LANE_LOOK,
+            next_late: Tick::NEVER,
+            look_at: None,
+        }
+    }
+
+    /// True if there are lanes to be looked at.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.open > 0
+    }
+
+    /// The peers that read their ends.
+    pub(super) fn peers(&self) -> Vec<String> {
+        let read = self.lanes.iter().flatten().filter(|lane| lane.ends.other() == Standing::Here);
+        read.map(|lane| lane.peer.to_string()).collect()
+    }
+
+    /// What others ring.
+    pub(super) fn bell(&self) -> Option<Arc<Doorbell>> {
+        self.bell.clone()
+    }
+
+    #[inline]
+    fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Lane)> {
+        self.lanes.iter_mut().enumerate().filter_map(|(index, lane)| Some((index as u16, lane.as_mut()?)))
+    }
+
+    fn get_mut(&mut self, lane: u16) -> Option<&mut Lane> {
+        self.lanes.get_mut(usize::from(lane))?.as_mut()
+    }
+
+    /// This process sleeps, as every lane tells; if deeply, it is not woken for sends that were received.
+    pub(super) fn announce(&self, deeply: bool) {
+        for lane in self.lanes.iter().flatten() {
+            if deeply {
+                lane.ends.own_sleep().announce_deep();
+            } else {
+                lane.ends.own_sleep().announce();
+            }
+        }
+    }
+
+    pub(super) fn awake(&self) {
+        self.lanes.iter().flatten().for_each(|lane| lane.ends.own_sleep().awake());
+    }
+
+    /// True if nothing has come.
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.lanes.iter().flatten().all(|lane| !lane.ends.has_news())
+    }
+
+    /// Wakes those who sleep and were written to.
+    #[inline]
+    pub(super) fn ring(&mut self) {
+        self.lanes.iter_mut().flatten().for_each(Lane::ring);
+    }
+
+    /// This process wants no more of any lane.
+    pub(super) fn leave(&mut self) {
+        for mut lane in self.lanes.drain(..).flatten() {
+            lane.leave();
+        }
+        self.open = 0;
+        self.recent = None;
+    }
+
+    /// When a recv that waits here is to be asked for.
+    pub(super) fn next_ask(&self) -> Option<Tick> {
+        self.lanes.iter().flatten().filter_map(|lane| lane.quiet.front()).map(|(at, _)| *at).min()
+    }
+}
+
+impl Link {
+    /// Takes what has come by all lanes.
+    #[inline]
+    pub(super) fn drain_lanes(&mut self, task: &str, calls: &mut Calls, after: &mut Aftermath) {
+        for lane in 0..self.direct.lanes.len() as u16 {
+            if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(|lane| lane.ends.has_news()) {
+                self.drain_lane(task, lane, calls, after);
+            }
+        }
+    }
+}

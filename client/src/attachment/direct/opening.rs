@@ -1,0 +1,207 @@
+//! Which peers of this host may have a lane, when one is asked for, and how it is opened and closed.
+
+use std::{sync::Arc, time::Instant};
+
+use sealane_transport::{
+    Code, Error,
+    shm::{Standing, attach::GivenLane},
+};
+
+use super::{
+    super::{
+        Attachment, Line, Link, State,
+        aftermath::Aftermath,
+        calls::{Awaited, Calls},
+    },
+    lane::Lane,
+};
+use crate::{
+    attach,
+    clock::Tick,
+    limits::{DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
+};
+
+/// A task of this host, as far as lanes go.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Neighbour {
+    /// So many small tensors went or were wanted; it is not asked about before then, and the pause after that is so long.
+    Met { tensors: u32, not_before: Option<Tick>, pause: u64 },
+    /// The driver asks about it.
+    Asked { pause: u64 },
+    /// It has a lane.
+    Has(u16),
+    /// It never will.
+    Never,
+}
+
+impl Default for Neighbour {
+    fn default() -> Self {
+        Neighbour::Met { tensors: 0, not_before: None, pause: DIRECT_RETRY }
+    }
+}
+
+impl Link {
+    /// The lane to a peer; one that has none is counted.
+    #[inline]
+    pub(in crate::attachment) fn lane_of(&mut self, peer: &str, now: Tick) -> Option<u16> {
+        if self.direct.neighbours.is_empty() {
+            return None;
+        }
+        match &self.direct.recent {
+            Some((recent, lane)) if **recent == *peer => *lane,
+            _ => self.direct.look_up(peer, now),
+        }
+    }
+}
+
+impl super::Lanes {
+    fn look_up(&mut self, peer: &str, now: Tick) -> Option<u16> {
+        let found = match self.neighbours.get_mut(peer) {
+            None | Some(Neighbour::Never) => None,
+            Some(Neighbour::Has(lane)) => Some(*lane),
+            Some(Neighbour::Asked { .. }) => return None,
+            Some(neighbour) => {
+                let Neighbour::Met { tensors, not_before, pause } = neighbour else {
+                    unreachable!("the only one left")
+                };
+                *tensors += 1;
+                if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && self.open < LANES_MAX {
+                    *neighbour = Neighbour::Asked { pause: *pause };
+                    self.wanted.push(peer.into());
+                }
+                return None;
+            }
+        };
+        self.recent = Some((peer.into(), found));
+        found
+    }
+
+    /// True if the driver is to ask for lanes.
+    pub(in crate::attachment) fn has_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// A peer has no lane for now.
+    fn refused(&mut self, peer: &str, code: Code, now: Tick) {
+        let Some(neighbour) = self.neighbours.get_mut(peer) else { return };
+        let pause = match *neighbour {
+            Neighbour::Asked { pause } => pause,
+            _ => DIRECT_RETRY,
+        };
+        *neighbour = match code {
+            // Another user's, or the daemon gives none.
+            Code::PermissionDenied => Neighbour::Never,
+            _ => {
+                let not_before = Some(now.later(pause));
+                Neighbour::Met { tensors: 0, not_before, pause: (2 * pause).min(DIRECT_RETRY_MAX) }
+            }
+        };
+    }
+
+    /// A place for a lane, which its peer is told of when it is in it.
+    fn place(&mut self, lane: Lane) -> u16 {
+        let index = match self.lanes.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.lanes.push(None);
+                self.lanes.len() - 1
+            }
+        };
+        self.neighbours.insert(lane.peer.clone(), Neighbour::Has(index as u16));
+        self.lanes[index] = Some(lane);
+        self.open += 1;
+        self.recent = None;
+        index as u16
+    }
+
+    /// Takes a lane out that has gone.
+    pub(super) fn take_out(&mut self, lane: u16) -> Option<Lane> {
+        let taken = self.lanes.get_mut(usize::from(lane))?.take()?;
+        self.neighbours.insert(taken.peer.clone(), Neighbour::default());
+        self.open -= 1;
+        self.recent = None;
+        Some(taken)
+    }
+}
+
+impl Link {
+    /// Opens this side's end of a lane. Recvs that are in flight may be served by it from now on.
+    fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
+        let GivenLane { lane, own_bell, other_bell } = given;
+        // It is the same for all.
+        self.direct.bell.get_or_insert_with(|| Arc::new(own_bell));
+        let index = self.direct.place(Lane::new(peer, lane, other_bell));
+        let lane = self.direct.get_mut(index).expect("just placed");
+        for (call, step, key) in calls.recvs_from(&lane.peer) {
+            let name = calls.matching().name(index, step, &key);
+            calls.give_name(call, name);
+        }
+        // Only now may anything come.
+        lane.ends.arrive();
+    }
+
+    /// Opens an end that the caller has made, for drives that look at it themselves: no thread does.
+    #[cfg(feature = "fuzzing")]
+    pub(in crate::attachment) fn open_lane_alone(&mut self, peer: &str, given: GivenLane, calls: &mut Calls) {
+        self.open_lane(peer.into(), given, calls);
+        self.direct.attended = Tick::now();
+    }
+
+    /// A lane has gone, or its other end breaks the rules: what it held of this side's goes by the daemon, which is asked for what
+    /// waits for the other's.
+    #[cold]
+    pub(super) fn close_lane(&mut self, task: &str, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
+        self.tell_what_went();
+        let Some(mut gone) = self.direct.take_out(lane) else { return };
+        gone.abandon();
+        for (entry, kept) in gone.kept.iter().enumerate() {
+            if let Some(kept) = kept {
+                calls.matching().remove(kept.name, Awaited::Tensor { lane, entry: entry as u16 });
+            }
+        }
+        self.resend(task, (lane, &mut gone), calls, after);
+        if gone.ends.other() == Standing::Gone {
+            // As those hear who wait with the daemon, and before the next process of that task is heard of.
+            for (call, ..) in calls.recvs_from(&gone.peer) {
+                let error = Error::Left { task: gone.peer.clone(), reason: "its process is gone".into() };
+                calls.give_up(call, error, after);
+            }
+        }
+        for (_, call) in std::mem::take(&mut gone.quiet) {
+            if !self.ask(call, calls, after) {
+                self.direct.unasked.push(call);
+            }
+            calls.forget_name(call);
+        }
+        self.ring();
+    }
+}
+
+impl Attachment {
+    /// Asks the daemon for the lanes that are wanted, one after the other; on the driver's thread, for each is a conversation.
+    pub(in crate::attachment) fn ask_for_lanes(&self) {
+        loop {
+            let (serial, peer) = {
+                let mut held = self.lock();
+                let Line::Up(link) = &mut held.line else { return };
+                let Some(peer) = link.direct.wanted.pop() else { return };
+                (link.serial, peer)
+            };
+            let given = attach::lane(&self.settings, &peer, Instant::now());
+            let mut held = self.lock();
+            let State { line, calls, .. } = &mut *held;
+            match (line, given) {
+                (Line::Up(link), Ok(given)) if link.serial == serial => link.open_lane(peer, given, calls),
+                (Line::Up(link), Err(error)) if link.serial == serial => {
+                    link.direct.refused(&peer, Error::code(&error), Tick::now());
+                }
+                _ => return,
+            }
+            if held.listening {
+                // It sleeps without the bell of the lane.
+                let nudge = self.nudge_waker.clone();
+                held.aftermath.wakers.push(nudge);
+            }
+        }
+    }
+}

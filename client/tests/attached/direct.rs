@@ -1,0 +1,384 @@
+//! Small tensors between two tasks of one host go past the daemon, and everything else is as if they had not.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use sealane::{Buffer, Code, Receiving, RecvOptions, SendOptions, Sending, Task};
+use tempfile::TempDir;
+
+use crate::{
+    daemon::{Daemon, LONG, PORTION, Settings},
+    fixture::{TASK, block_on, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
+};
+
+/// Two tasks, and the other's name.
+struct Both {
+    daemon: Daemon,
+    one: Task,
+    other: Task,
+    peer: String,
+    _directory: TempDir,
+}
+
+impl Both {
+    fn attached() -> Both {
+        let (directory, peer) = (directory(), peers().swap_remove(0));
+        let daemon = Daemon::start(&directory, Settings::default());
+        let (one, other) = (to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap());
+        Both { daemon, one, other, peer, _directory: directory }
+    }
+
+    /// The same, with a lane that both read.
+    fn with_lane() -> Both {
+        let both = Both::attached();
+        both.until_there_is_a_lane();
+        both
+    }
+
+    fn until_there_is_a_lane(&self) {
+        open_lane(&self.one, &self.other, &self.peer);
+    }
+
+    /// Tensors that the shards have carried for clients, and not only counted.
+    fn submissions(&self) -> u64 {
+        self.daemon.sum(|counters| counters.tensors_sent)
+    }
+}
+
+/// Exchanges tensors until both have opened their ends.
+fn open_lane(one: &Task, other: &Task, peer: &str) {
+    let deadline = Instant::now() + LONG;
+    for step in 1_000_000.. {
+        if one.direct_peers() == [peer] && other.direct_peers() == [one.name()] {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{:?} {:?}", one.direct_peers(), other.direct_peers());
+        let sending = one.send(peer, step, "opening", tensor(10, step as u64));
+        assert_eq!(other.recv(one.name(), step, "opening").wait().unwrap().bytes(), bytes(10, step as u64));
+        sending.wait().unwrap();
+        // So that the other asks for its end, too.
+        let sending = other.send(one.name(), step, "opening", tensor(10, step as u64));
+        assert_eq!(one.recv(peer, step, "opening").wait().unwrap().bytes(), bytes(10, step as u64));
+        sending.wait().unwrap();
+    }
+}
+
+fn code(sending: Sending) -> Code {
+    sending.wait().unwrap_err().code()
+}
+
+fn within(timeout: Duration) -> SendOptions {
+    SendOptions { timeout: Some(timeout) }
+}
+
+#[test]
+fn tensors_of_every_small_size_arrive_whichever_comes_first() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for len in (0..=600).step_by(7) {
+        let (step, seed) = (len as i64, len as u64);
+        let sending = one.send(peer, step, "sent first", tensor(len, seed));
+        assert_eq!(other.recv(TASK, step, "sent first").wait().unwrap().bytes(), bytes(len, seed));
+        sending.wait().unwrap();
+        let receiving = other.recv(TASK, step, "asked first");
+        one.send(peer, step, "asked first", tensor(len, seed + 1)).wait().unwrap();
+        assert_eq!(receiving.wait().unwrap().bytes(), bytes(len, seed + 1));
+        let receiving = one.recv_into(peer, step, "back", Buffer::from_vec(vec![0; 700]));
+        let sending = other.send(TASK, step, "back", tensor(len, seed + 2));
+        let received = receiving.wait().unwrap();
+        assert_eq!((received.bytes(), &*received.meta().shape()), (&*bytes(len, seed + 2), &[len as u64][..]));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn the_daemon_has_no_part_in_it() {
+    let Both { daemon, one, other, peer, .. } = &Both::with_lane();
+    let held = daemon.hold();
+    for step in 0..500 {
+        let receivings = other.recv_all(TASK, step, ["a", "b"].map(|key| (key, RecvOptions::default())));
+        let sendings = one.send_all(peer, step, ["a", "b"].map(|key| (key, tensor(64, step as u64))));
+        assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
+        for received in Receiving::wait_all(receivings) {
+            assert_eq!(received.unwrap().bytes(), bytes(64, step as u64));
+        }
+    }
+    drop(held);
+}
+
+#[test]
+fn what_was_sent_is_counted_while_the_clients_go_on() {
+    let both = Both::with_lane();
+    let Both { daemon, one, other, peer, .. } = &both;
+    let before = both.submissions();
+    for step in 0..100 {
+        let sending = one.send(peer, step, "w", tensor(64, 1));
+        other.recv(TASK, step, "w").wait().unwrap();
+        sending.wait().unwrap();
+    }
+    let deadline = Instant::now() + LONG;
+    for step in 100.. {
+        if both.submissions() >= before + 100 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{}", both.submissions());
+        let sending = one.send(peer, step, "w", tensor(64, 1));
+        other.recv(TASK, step, "w").wait().unwrap();
+        sending.wait().unwrap();
+    }
+    assert_eq!(daemon.engine.direct_lanes(), 1);
+}
+
+#[test]
+fn large_tensors_come_by_the_daemon_in_between() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for step in 0..50 {
+        let keys = ["small", "large", "later"];
+        let receivings = keys.map(|key| other.recv(TASK, step, key));
+        let sendings = keys.map(|key| {
+            let len = if key == "large" { 100_000 } else { 100 };
+            one.send(peer, step, key, tensor(len, step as u64))
+        });
+        for (receiving, len) in receivings.into_iter().zip([100, 100_000, 100]) {
+            assert_eq!(receiving.wait().unwrap().bytes(), bytes(len, step as u64));
+        }
+        sendings.into_iter().for_each(|sending| sending.wait().unwrap());
+    }
+}
+
+#[test]
+fn more_than_a_lane_holds_goes_by_the_daemon() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    const TENSORS: usize = 3000;
+    for step in 0..3 {
+        let keys: Vec<String> = (0..TENSORS).map(|key| key.to_string()).collect();
+        let sendings = one.send_all(peer, step, keys.iter().map(|key| (key, tensor(20, key.len() as u64))));
+        let wanted = keys.iter().rev().map(|key| (key, RecvOptions::default()));
+        let receivings = other.recv_all(TASK, step, wanted);
+        for (received, key) in Receiving::wait_all(receivings).into_iter().zip(keys.iter().rev()) {
+            assert_eq!(received.unwrap().bytes(), bytes(20, key.len() as u64));
+        }
+        assert!(Sending::wait_all(sendings).into_iter().all(|outcome| outcome.is_ok()));
+    }
+}
+
+#[test]
+fn a_send_that_nobody_asks_for_ends_at_its_deadline_and_is_not_received_after_it() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    let late = one.send_with(peer, 1, "w", tensor(10, 1), within(Duration::from_millis(30)));
+    let error = late.wait().unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert!(error.to_string().contains("30ms") && error.to_string().contains("'w'"), "{error}");
+    // Nobody waits for this one, nor for that.
+    let awaited = one.send_with(peer, 1, "v", tensor(10, 2), within(Duration::from_millis(30)));
+    assert_eq!(block_on(awaited).unwrap_err().code(), Code::DeadlineExceeded);
+    for (key, seed) in [("w", 3), ("v", 4)] {
+        let sending = one.send(peer, 1, key, tensor(10, seed));
+        assert_eq!(other.recv(TASK, 1, key).wait().unwrap().bytes(), bytes(10, seed));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_recv_for_which_nothing_comes_ends_at_its_deadline() {
+    let Both { other, .. } = &Both::with_lane();
+    let options = RecvOptions { timeout: Some(Duration::from_millis(30)), ..RecvOptions::default() };
+    let error = other.recv_with(TASK, 1, "w", options).wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    let options = RecvOptions { timeout: Some(Duration::from_millis(30)), ..RecvOptions::default() };
+    let error = block_on(other.recv_with(TASK, 1, "w", options)).unwrap_err().error;
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+}
+
+#[test]
+fn a_step_that_ends_at_one_ends_at_both_and_can_be_used_again() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for (step, (ends, hears, to)) in [(1, (one, other, peer.as_str())), (2, (other, one, TASK))] {
+        let from = ends.name();
+        let sendings = [ends.send(to, step, "mine", tensor(10, 1)), hears.send(from, step, "its", tensor(10, 2))];
+        let receivings = [ends.recv(to, step, "none"), hears.recv(from, step, "none")];
+        let other_step = hears.recv(from, step + 100, "w");
+        ends.abort(step, "it makes no sense").unwrap();
+        for sending in sendings {
+            let error = sending.wait().unwrap_err();
+            assert_eq!(error.code(), Code::Aborted);
+            assert!(error.to_string().contains("no sense"), "{error}");
+        }
+        for receiving in receivings {
+            let error = receiving.wait().unwrap_err().error;
+            assert_eq!(error.code(), Code::Aborted);
+            assert!(error.to_string().contains("no sense"), "{error}");
+        }
+        // Until it is cleaned up.
+        for (task, peer) in [(ends, to), (hears, from)] {
+            assert_eq!(code(task.send(peer, step, "late", tensor(10, 3))), Code::Aborted);
+            assert_eq!(task.recv(peer, step, "late").wait().unwrap_err().error.code(), Code::Aborted);
+        }
+        ends.send(to, step + 100, "w", tensor(10, 4)).wait().unwrap();
+        assert_eq!(other_step.wait().unwrap().bytes(), bytes(10, 4));
+        for task in [ends, hears] {
+            task.cleanup(step).unwrap();
+        }
+        let sending = ends.send(to, step, "mine", tensor(10, 5));
+        assert_eq!(hears.recv(from, step, "mine").wait().unwrap().bytes(), bytes(10, 5));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_is_left_of_a_step_that_is_cleaned_up_is_not_received() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    let sending = one.send(peer, 1, "w", tensor(10, 1));
+    one.cleanup(1).unwrap();
+    assert_eq!(code(sending), Code::Aborted);
+    let receiving = other.recv(TASK, 1, "w");
+    one.send(peer, 1, "w", tensor(10, 2)).wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 2));
+}
+
+#[test]
+fn a_recv_that_is_given_up_leaves_its_tensor_to_the_next() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for step in 0..200 {
+        let given_up = other.recv(TASK, step, "w");
+        let sending = (step % 2 == 0).then(|| one.send(peer, step, "w", tensor(10, step as u64)));
+        drop(given_up);
+        let sending = sending.unwrap_or_else(|| one.send(peer, step, "w", tensor(10, step as u64)));
+        assert_eq!(other.recv(TASK, step, "w").wait().unwrap().bytes(), bytes(10, step as u64));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn two_tensors_of_one_name_and_two_recvs_are_refused() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    let first = one.send(peer, 1, "w", tensor(10, 1));
+    let second = one.send(peer, 1, "w", tensor(10, 2));
+    // The other sees both when it next looks.
+    assert!(other.recv(TASK, 1, "none").try_outcome().is_none());
+    assert_eq!(code(second), Code::InvalidArgument);
+    assert_eq!(other.recv(TASK, 1, "w").wait().unwrap().bytes(), bytes(10, 1));
+    first.wait().unwrap();
+    let waits = other.recv(TASK, 2, "w");
+    assert_eq!(other.recv(TASK, 2, "w").wait().unwrap_err().error.code(), Code::InvalidArgument);
+    one.send(peer, 2, "w", tensor(10, 3)).wait().unwrap();
+    assert_eq!(waits.wait().unwrap().bytes(), bytes(10, 3));
+}
+
+#[test]
+fn a_destination_that_is_too_small_leaves_the_tensor_where_it_is() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for asked_first in [false, true] {
+        let step = i64::from(asked_first);
+        let small = || other.recv_into(TASK, step, "w", Buffer::from_vec(vec![0; 9]));
+        let asked = asked_first.then(small);
+        let sending = one.send(peer, step, "w", tensor(10, 1));
+        let refused = asked.unwrap_or_else(small).wait().unwrap_err();
+        assert_eq!(refused.error.code(), Code::InvalidArgument);
+        assert_eq!(refused.destination.unwrap().len(), 9);
+        let received = other.recv_into(TASK, step, "w", other.alloc(10).unwrap()).wait().unwrap();
+        assert_eq!(received.bytes(), bytes(10, 1));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_a_process_that_has_gone_did_not_take_waits_for_the_next() {
+    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
+    let sending = one.send(&peer, 1, "w", tensor(10, 1));
+    drop(other);
+    daemon.until_detached(&peer);
+    let other = to_as(&daemon, &peer).attach().unwrap();
+    let receiving = other.recv(TASK, 1, "w");
+    // Who waits for its send finds that the lane is gone.
+    sending.wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
+    // And the two have another lane after a while.
+    open_lane(&one, &other, &peer);
+}
+
+#[test]
+fn recvs_from_a_process_that_goes_hear_of_it_and_later_ones_wait_for_the_next() {
+    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
+    let receiving = other.recv(TASK, 1, "w");
+    let unreceived = one.send(&peer, 1, "lost with its sender", tensor(10, 1));
+    drop((unreceived, one));
+    assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
+    daemon.until_detached(TASK);
+    let receiving = other.recv(TASK, 1, "w");
+    let one = to(&daemon).attach().unwrap();
+    one.send(&peer, 1, "w", tensor(10, 2)).wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 2));
+    open_lane(&one, &other, &peer);
+}
+
+#[test]
+fn a_daemon_that_dies_ends_the_lane_and_the_next_gives_another() {
+    let Both { _directory: directory, daemon, one, other, peer } = Both::with_lane();
+    let (sending, receiving) = (one.send(&peer, 1, "w", tensor(10, 1)), other.recv(TASK, 2, "w"));
+    daemon.kill();
+    assert_eq!(code(sending), Code::Unavailable);
+    assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
+    let _daemon = Daemon::start(&directory, Settings::default());
+    [&one, &other].into_iter().for_each(|task| until_there_is_room(task, 10));
+    open_lane(&one, &other, &peer);
+    let sending = one.send(&peer, 1, "w", tensor(10, 2));
+    assert_eq!(other.recv(TASK, 1, "w").wait().unwrap().bytes(), bytes(10, 2));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn there_is_no_lane_where_the_daemon_gives_none() {
+    let (directory, peer) = (directory(), peers().swap_remove(0));
+    let portion = sealane_fusion::Portion { direct_lanes: false, ..PORTION };
+    let daemon = Daemon::start_as(&directory, Settings::default(), portion, |_| {});
+    let (one, other) = (to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap());
+    for step in 0..300 {
+        let sending = one.send(&peer, step, "w", tensor(10, 1));
+        other.recv(TASK, step, "w").wait().unwrap();
+        sending.wait().unwrap();
+    }
+    assert_eq!((one.direct_peers(), daemon.engine.direct_lanes()), (vec![], 0));
+}
+
+/// Both ways at once, from several threads each, while lanes come and go with the other's process.
+#[test]
+fn nothing_is_lost_or_received_twice_while_the_other_comes_and_goes() {
+    const THREADS: usize = 3;
+    let Both { _directory, daemon, one, other, peer } = Both::attached();
+    let (stop, other) = (AtomicBool::new(false), std::sync::RwLock::new(other));
+    let exchange = |thread: usize| {
+        let key = thread.to_string();
+        let mut step = 0;
+        while !stop.load(Ordering::Relaxed) || step < 300 {
+            let other = other.read().unwrap();
+            let len = [3, 60, 500, 5000][step as usize % 4];
+            let sendings = [one.send(&peer, step, &key, tensor(len, 1)), other.send(TASK, step, &key, tensor(len, 2))];
+            let receivings = [other.recv(TASK, step, &key), one.recv(&peer, step, &key)];
+            for (receiving, seed) in receivings.into_iter().zip([1, 2]) {
+                assert_eq!(receiving.wait().unwrap().bytes(), bytes(len, seed));
+            }
+            sendings.into_iter().for_each(|sending| sending.wait().unwrap());
+            step += 1;
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || exchange(thread))).collect();
+        for _ in 0..5 {
+            let deadline = Instant::now() + LONG;
+            while one.direct_peers().is_empty() {
+                assert!(Instant::now() < deadline);
+                thread::yield_now();
+            }
+            let mut other = other.write().unwrap();
+            let former = std::mem::replace(&mut *other, one.clone());
+            drop(former);
+            daemon.until_detached(&peer);
+            *other = to_as(&daemon, &peer).attach().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}

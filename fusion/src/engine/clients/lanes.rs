@@ -1,0 +1,198 @@
+//! Direct lanes between clients: which pair has one, and which of the two was given its end. The engine makes a lane when the first of
+//! them asks, and ends it when one is dismissed, which the other sees in the lane itself. For any thread, under the lock of who is attached;
+//! bounded by [`DIRECT_LANES_MAX`] for each client.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use sealane_transport::Error;
+use sealane_transport::shm::attach::Credentials;
+use sealane_transport::shm::{Doorbell, LaneKeeper, ShmError, Side};
+
+use super::{Attached, ClientId, Engine};
+use crate::limits::DIRECT_LANES_MAX;
+
+/// One client's end of a lane.
+#[derive(Debug)]
+pub struct LaneEnd {
+    /// The lane.
+    pub lane: Arc<LaneKeeper>,
+    /// Which end of it is the client's.
+    pub side: Side,
+    /// The client's own bell, and that of the other.
+    pub bells: [Arc<Doorbell>; 2],
+}
+
+/// The lanes that there are.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    /// By their two clients, the one that was admitted first first.
+    lanes: HashMap<[ClientId; 2], Lane>,
+    /// Rung by others to wake a client.
+    bells: HashMap<ClientId, Arc<Doorbell>>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    keeper: Arc<LaneKeeper>,
+    /// Which sides have theirs.
+    given: [bool; 2],
+}
+
+impl Lanes {
+    /// How many lanes there are.
+    pub(super) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Gives a client its end of the lane with another one, which is made if there is none. Who asks twice has lost its first: that lane
+    /// ends, and both ask for the next.
+    fn give(&mut self, asker: ClientId, other: ClientId) -> Result<LaneEnd, Error> {
+        let (pair, side) = match asker.0 < other.0 {
+            true => ([asker, other], Side::First),
+            false => ([other, asker], Side::Second),
+        };
+        let is_of_use = |lane: &Lane| !lane.given[side as usize] && !lane.keeper.has_ended();
+        if self.lanes.get(&pair).is_some_and(|lane| !is_of_use(lane)) {
+            self.end(pair, LaneKeeper::abandon);
+        }
+        let full = [asker, other].into_iter().any(|id| self.of(id).count() >= DIRECT_LANES_MAX);
+        let lane = match self.lanes.get_mut(&pair) {
+            Some(lane) => lane,
+            None if full => {
+                let reason = format!("a client has {DIRECT_LANES_MAX} already");
+                return Err(Error::full("direct lanes", reason));
+            }
+            None => {
+                let keeper = Arc::new(LaneKeeper::create().map_err(|error| no_memory(&error))?);
+                self.lanes.entry(pair).or_insert(Lane { keeper, given: [false; 2] })
+            }
+        };
+        lane.given[side as usize] = true;
+        let lane = lane.keeper.clone();
+        Ok(LaneEnd { lane, side, bells: [self.bell(asker)?, self.bell(other)?] })
+    }
+
+    fn bell(&mut self, of: ClientId) -> Result<Arc<Doorbell>, Error> {
+        if let Some(bell) = self.bells.get(&of) {
+            return Ok(bell.clone());
+        }
+        let bell = Arc::new(Doorbell::create().map_err(|error| no_memory(&error))?);
+        self.bells.insert(of, bell.clone());
+        Ok(bell)
+    }
+
+    fn of(&self, id: ClientId) -> impl Iterator<Item = [ClientId; 2]> {
+        self.lanes.keys().copied().filter(move |pair| pair.contains(&id))
+    }
+
+    fn end(&mut self, pair: [ClientId; 2], tell: impl FnOnce(&LaneKeeper)) {
+        let Some(lane) = self.lanes.remove(&pair) else { return };
+        tell(&lane.keeper);
+        pair.iter().filter_map(|id| self.bells.get(id)).for_each(|bell| bell.ring());
+    }
+
+    /// A client has gone: its lanes end.
+    pub(super) fn dismiss(&mut self, id: ClientId) {
+        for pair in self.of(id).collect::<Vec<_>>() {
+            let gone = if pair[0] == id { Side::First } else { Side::Second };
+            self.end(pair, |lane| lane.end(gone));
+        }
+        self.bells.remove(&id);
+    }
+}
+
+fn no_memory(error: &ShmError) -> Error {
+    Error::full("memory of this host", error.to_string())
+}
+
+impl Engine {
+    /// The end that the process `asker`, attached as `task`, has of its direct lane with the one that is attached as `peer`.
+    ///
+    /// # Errors
+    /// NotFound if one of them is not attached; PermissionDenied if the asker is not who it says, or the other is another user's;
+    /// InvalidArgument if they are one; ResourceExhausted if one has as many lanes as may be, or the system has no memory or descriptor.
+    pub fn direct_lane(&self, task: &str, peer: &str, asker: Credentials) -> Result<LaneEnd, Error> {
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let Attached { seats, lanes, .. } = &mut *attached;
+        let find = |name: &str| {
+            let not_there = || Error::NotFound { task: name.into(), reason: "no process is attached as it".into() };
+            seats.get(name).ok_or_else(not_there)
+        };
+        let (own, other) = (find(task)?, find(peer)?);
+        if (own.pid, own.uid) != (asker.pid, asker.uid) {
+            let reason = format!("process {} is not the one that is attached as {task}", asker.pid);
+            return Err(Error::PermissionDenied { reason: reason.into() });
+        }
+        if other.uid != own.uid {
+            return Err(Error::PermissionDenied { reason: format!("{peer} is another user's process").into() });
+        }
+        if own.id == other.id {
+            return Err(Error::invalid("a task has no direct lane with itself"));
+        }
+        lanes.give(own.id, other.id)
+    }
+
+    /// Direct lanes that there are between clients.
+    pub fn direct_lanes(&self) -> usize {
+        self.0.attached.lock().unwrap_or_else(PoisonError::into_inner).lanes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use sealane_transport::Code;
+    use sealane_transport::shm::{DirectLane, Standing};
+
+    use super::*;
+
+    fn open(end: &LaneEnd) -> DirectLane {
+        DirectLane::open(&end.lane.as_fd().try_clone_to_owned().unwrap(), end.side).unwrap()
+    }
+
+    #[test]
+    fn both_are_given_one_lane_and_who_asks_again_a_new_one() {
+        let (mut lanes, [a, b]) = (Lanes::default(), [4, 7].map(ClientId));
+        let (of_a, of_b) = (lanes.give(a, b).unwrap(), lanes.give(b, a).unwrap());
+        assert!(Arc::ptr_eq(&of_a.lane, &of_b.lane));
+        assert_eq!((of_a.side, of_b.side, lanes.len()), (Side::First, Side::Second, 1));
+        assert!(Arc::ptr_eq(&of_a.bells[0], &of_b.bells[1]) && Arc::ptr_eq(&of_a.bells[1], &of_b.bells[0]));
+        let (at_a, at_b) = (open(&of_a), open(&of_b));
+        at_a.arrive();
+        assert_eq!((at_b.other(), at_a.other()), (Standing::Here, Standing::Absent));
+        // It has lost its end: the other hears, and gets its end of the new one.
+        let again = lanes.give(b, a).unwrap();
+        assert!(!Arc::ptr_eq(&again.lane, &of_b.lane));
+        assert_eq!((at_a.other(), at_b.other()), (Standing::Abandoned, Standing::Abandoned));
+        assert!(Arc::ptr_eq(&again.lane, &lanes.give(a, b).unwrap().lane));
+        // One that was left by a client is of no use to the other.
+        open(&again).leave();
+        assert!(!Arc::ptr_eq(&again.lane, &lanes.give(a, b).unwrap().lane));
+        assert_eq!(lanes.len(), 1);
+    }
+
+    #[test]
+    fn who_goes_takes_its_lanes_along() {
+        let (mut lanes, [a, b, c]) = (Lanes::default(), [1, 2, 3].map(ClientId));
+        let ends = [(a, b), (b, c), (a, c)].map(|(asker, other)| open(&lanes.give(asker, other).unwrap()));
+        lanes.dismiss(b);
+        // The second is b's own.
+        assert_eq!(ends.each_ref().map(DirectLane::other), [Standing::Gone, Standing::Absent, Standing::Absent]);
+        assert_eq!((lanes.len(), lanes.bells.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_client_has_so_many_lanes_and_no_more() {
+        let (mut lanes, hub) = (Lanes::default(), ClientId(0));
+        for other in 1..=DIRECT_LANES_MAX as u64 {
+            lanes.give(hub, ClientId(other)).unwrap();
+        }
+        let late = ClientId(1000);
+        assert_eq!(lanes.give(late, hub).unwrap_err().code(), Code::ResourceExhausted);
+        lanes.give(ClientId(1), hub).unwrap();
+        lanes.dismiss(ClientId(2));
+        lanes.give(late, hub).unwrap();
+    }
+}

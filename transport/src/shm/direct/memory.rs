@@ -1,0 +1,246 @@
+//! The memory of a lane: a page of header, and two directions. The daemon keeps it, and each of two clients opens one end.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sealane_runtime::SleepFlag;
+
+use super::{LaneMemory, LaneReceiver, LaneSender};
+use crate::shm::{
+    error::ShmError,
+    limits::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY},
+    mapping::{Mapping, PAGE, SEGMENT, Words},
+};
+
+/// The offsets of what lies in a lane, in bytes. Words that one side writes while the other looks have lines of their own.
+mod at {
+    use super::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, Side};
+
+    pub(super) const fn standing(side: Side) -> u64 {
+        side as u64 * LINE
+    }
+
+    pub(super) const fn sleep(side: Side) -> u64 {
+        (2 + side as u64) * LINE
+    }
+
+    /// Where what a side sends begins.
+    pub(super) const fn notes(sender: Side) -> u64 {
+        super::PAGE + sender as u64 * DIRECTION_BYTES
+    }
+
+    pub(super) const fn returns(sender: Side) -> u64 {
+        notes(sender) + NOTES_BYTES
+    }
+
+    pub(super) const fn entries(sender: Side) -> u64 {
+        returns(sender) + RETURNS_BYTES
+    }
+
+    pub(super) const END: u64 = super::PAGE + 2 * DIRECTION_BYTES;
+
+    const LINE: u64 = 128;
+    const NOTES_BYTES: u64 = (LANE_ENTRIES * LANE_NOTES_PER_ENTRY * 8) as u64;
+    const RETURNS_BYTES: u64 = (LANE_ENTRIES * 8) as u64;
+    const DIRECTION_BYTES: u64 = NOTES_BYTES + RETURNS_BYTES + (LANE_ENTRIES * LANE_ENTRY_WORDS * 8) as u64;
+}
+
+/// Which of its two clients an end belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The one that the daemon names first.
+    First = 0,
+    /// The other.
+    Second = 1,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Side {
+        match self {
+            Side::First => Side::Second,
+            Side::Second => Side::First,
+        }
+    }
+}
+
+/// How things stand with a side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It has not opened its end: nothing is to be sent to it.
+    Absent,
+    /// It reads.
+    Here,
+    /// Its task has gone.
+    Gone,
+    /// It wants no more of this lane, or the daemon gives the two another.
+    Abandoned,
+}
+
+const HERE: u64 = 1;
+const GONE: u64 = 2;
+const ABANDONED: u64 = 3;
+
+/// A lane as the daemon keeps it.
+#[derive(Debug)]
+pub struct LaneKeeper {
+    mapping: Arc<Mapping>,
+    descriptor: OwnedFd,
+}
+
+impl LaneKeeper {
+    /// Makes a lane. Its pages exist from their first use on.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] where there is no descriptor.
+    pub fn create() -> Result<LaneKeeper, ShmError> {
+        let (mapping, descriptor) = Mapping::create("sealane-lane", at::END, SEGMENT, false)?;
+        Ok(LaneKeeper { mapping, descriptor })
+    }
+
+    /// The task of a side has gone. The other is to be rung for.
+    pub fn end(&self, gone: Side) {
+        self.mapping.word(at::standing(gone)).store(GONE, Ordering::Release);
+    }
+
+    /// Neither side has anything more of this lane. Both are to be rung for.
+    pub fn abandon(&self) {
+        for side in [Side::First, Side::Second] {
+            self.mapping.word(at::standing(side)).store(ABANDONED, Ordering::Release);
+        }
+    }
+
+    /// True if one side wants no more of it.
+    pub fn has_ended(&self) -> bool {
+        let standing = |side| self.mapping.word(at::standing(side)).load(Ordering::Relaxed);
+        [Side::First, Side::Second].into_iter().any(|side| standing(side) > HERE)
+    }
+}
+
+impl AsFd for LaneKeeper {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// One direction in shared memory.
+pub struct Way {
+    notes: Words<1>,
+    returns: Words<1>,
+    entries: Words<LANE_ENTRY_WORDS>,
+}
+
+impl Way {
+    fn new(mapping: &Arc<Mapping>, sender: Side) -> Self {
+        Self {
+            notes: Words::new(mapping, at::notes(sender), LANE_ENTRIES * LANE_NOTES_PER_ENTRY),
+            returns: Words::new(mapping, at::returns(sender), LANE_ENTRIES),
+            entries: Words::new(mapping, at::entries(sender), LANE_ENTRIES),
+        }
+    }
+}
+
+impl LaneMemory for Way {
+    const ENTRIES: usize = LANE_ENTRIES;
+
+    #[inline]
+    fn note(&self, position: u64) -> &AtomicU64 {
+        &self.notes.get(position)[0]
+    }
+
+    #[inline]
+    fn returned(&self, position: u64) -> &AtomicU64 {
+        &self.returns.get(position)[0]
+    }
+
+    #[inline]
+    fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS] {
+        self.entries.get(entry.into())
+    }
+}
+
+/// One client's end of a lane. It is to be opened once: a second one would begin where the first did.
+pub struct DirectLane {
+    /// What this side sends.
+    pub sender: LaneSender<Way>,
+    /// What it receives.
+    pub receiver: LaneReceiver<Way>,
+    mapping: Arc<Mapping>,
+    side: Side,
+}
+
+impl DirectLane {
+    /// Opens the end of a side.
+    ///
+    /// # Errors
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.
+    pub fn open(descriptor: &OwnedFd, side: Side) -> Result<DirectLane, ShmError> {
+        let mapping = Mapping::open(descriptor, at::END, SEGMENT, false)?;
+        let sender = LaneSender::new(Way::new(&mapping, side));
+        let receiver = LaneReceiver::new(Way::new(&mapping, side.other()));
+        Ok(DirectLane { sender, receiver, mapping, side })
+    }
+
+    /// This side reads from now on: the other may send. It changes nothing once a side has gone.
+    pub fn arrive(&self) {
+        let own = self.mapping.word(at::standing(self.side));
+        // Release: who sees it sends, and what it sends is looked for.
+        let _gone = own.compare_exchange(0, HERE, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The task of this side goes. The other is to be rung for.
+    pub fn leave(&self) {
+        self.mapping.word(at::standing(self.side)).store(GONE, Ordering::Release);
+    }
+
+    /// This side wants no more of this lane. The other is to be rung for.
+    pub fn abandon(&self) {
+        self.mapping.word(at::standing(self.side)).store(ABANDONED, Ordering::Release);
+    }
+
+    /// How things stand with the other side.
+    #[inline]
+    pub fn other(&self) -> Standing {
+        match self.mapping.word(at::standing(self.side.other())).load(Ordering::Acquire) {
+            0 => Standing::Absent,
+            HERE => Standing::Here,
+            GONE => Standing::Gone,
+            _ => Standing::Abandoned,
+        }
+    }
+
+    /// Where this side says that it sleeps.
+    #[inline]
+    pub fn own_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::sleep(self.side))
+    }
+
+    /// Whether the other side must be rung for.
+    #[inline]
+    pub fn other_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::sleep(self.side.other()))
+    }
+
+    /// True if the other side has said something, or wants no more of this lane.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        self.receiver.has_note() || self.sender.has_returned() || self.has_ended()
+    }
+
+    /// True if the other side wants no more of this lane.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.other(), Standing::Gone | Standing::Abandoned)
+    }
+}
+
+impl std::fmt::Debug for DirectLane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirectLane").field("side", &self.side).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,138 @@
+//! The end of a direction that sends.
+
+#[cfg(loom)]
+use loom::sync::atomic::Ordering;
+#[cfg(not(loom))]
+use std::sync::atomic::Ordering;
+
+use super::{Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
+use crate::shm::{
+    limits::{LANE_ENTRY_WORDS, LANE_RECORD_AT},
+    record::Record,
+    ring::{Broken, load, store},
+};
+
+/// The end that sends records, and may take them back.
+pub struct LaneSender<M> {
+    memory: M,
+    /// Entries that may be written; the last used is used first, so that few are touched.
+    free: Vec<u16>,
+    /// Those that the receiver has.
+    away: Box<[bool]>,
+    notes: u64,
+    returns: u64,
+}
+
+/// An entry that came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Returned {
+    /// The entry, which may be written anew.
+    pub entry: u16,
+    /// What became of its record.
+    pub fate: Fate,
+}
+
+impl<M: LaneMemory> LaneSender<M> {
+    /// The sending end of a direction that nobody has used yet.
+    pub fn new(memory: M) -> Self {
+        let entries = M::ENTRIES as u16;
+        Self { memory, free: (0..entries).rev().collect(), away: vec![false; M::ENTRIES].into(), notes: 0, returns: 0 }
+    }
+
+    /// Sends a record; the entry that holds it, or none if all are away or the record is longer than an entry.
+    #[inline]
+    pub fn send(&mut self, record: &Record) -> Option<u16> {
+        if record.len > LANE_ENTRY_WORDS - LANE_RECORD_AT {
+            return None;
+        }
+        let entry = self.free.pop()?;
+        let words = self.memory.entry(entry);
+        store(&words[LANE_RECORD_AT..], record.content());
+        let kind = (record.len as u64) << 16 | u64::from(record.kind) << 8 | u64::from(record.flags);
+        words[1].store(kind, Ordering::Relaxed);
+        words[0].store(state::SENT, Ordering::Relaxed);
+        self.away[usize::from(entry)] = true;
+        self.note(entry.into());
+        Some(entry)
+    }
+
+    #[inline]
+    fn note(&mut self, what: u64) {
+        // NOTE: Release here, Acquire in `LaneReceiver::next_note`, so that who sees the note sees the entry.
+        self.memory.note(self.notes).store(queued(self.notes, notes_of::<M>(), what), Ordering::Release);
+        self.notes += 1;
+    }
+
+    /// Takes a record back, if the receiver has not decided about it. True if it is back: it was not received and never will be. Its entry
+    /// is returned later in either case.
+    pub fn withdraw(&mut self, entry: u16) -> bool {
+        if !self.away.get(usize::from(entry)).is_some_and(|is_away| *is_away) {
+            return false;
+        }
+        let state = &self.memory.entry(entry)[0];
+        // STATE: who changes it first has the record. Acquire, for the record is read again after it.
+        let won = state.compare_exchange(state::SENT, state::WITHDRAWN, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if won {
+            self.note(WITHDRAWAL | u64::from(entry));
+        }
+        won
+    }
+
+    /// What the receiver has decided about the record of an entry that is away.
+    pub fn fate(&self, entry: u16) -> Option<Fate> {
+        Fate::of(self.memory.entry(entry)[0].load(Ordering::Acquire))
+    }
+
+    /// The record of an entry that is away, as it lies there: the receiver may have changed it.
+    pub fn load(&self, entry: u16, into: &mut Record) {
+        copy(self.memory.entry(entry), into);
+    }
+
+    /// The next entry that came back.
+    ///
+    /// # Errors
+    /// [`Broken`] if the receiver returns what it was not sent, or has not decided about.
+    #[inline]
+    pub fn next_returned(&mut self) -> Result<Option<Returned>, Broken> {
+        // RETURN: Acquire here, Release in `LaneReceiver::give_back`, so that its loads are over before the entry is written anew.
+        let word = self.memory.returned(self.returns).load(Ordering::Acquire);
+        let Some(number) = read(word, self.returns, M::ENTRIES) else { return Ok(None) };
+        let broken = |what| Broken { what, found: number };
+        let entry = u16::try_from(number).map_err(|_| broken("an entry that there is not came back"))?;
+        match self.away.get_mut(usize::from(entry)) {
+            Some(is_away) if *is_away => *is_away = false,
+            _ => return Err(broken("an entry came back that was not away")),
+        }
+        let state = self.memory.entry(entry)[0].load(Ordering::Acquire);
+        let fate = Fate::of(state).ok_or_else(|| broken("an entry came back about which nothing was decided"))?;
+        self.returns += 1;
+        self.free.push(entry);
+        Ok(Some(Returned { entry, fate }))
+    }
+
+    /// True if an entry came back: one load.
+    #[inline]
+    pub fn has_returned(&self) -> bool {
+        // RETURN: see `next_returned`.
+        read(self.memory.returned(self.returns).load(Ordering::Acquire), self.returns, M::ENTRIES).is_some()
+    }
+
+    /// Entries that the receiver has.
+    pub fn away(&self) -> usize {
+        M::ENTRIES - self.free.len()
+    }
+}
+
+/// Copies the record out of an entry; false if it claims to be longer than one can be.
+#[inline]
+pub(super) fn copy(words: &[super::AtomicU64; LANE_ENTRY_WORDS], into: &mut Record) -> bool {
+    let kind = words[1].load(Ordering::Relaxed);
+    let len = usize::from((kind >> 16) as u16);
+    if len > LANE_ENTRY_WORDS - LANE_RECORD_AT {
+        into.become_record(0, 0, 0);
+        return false;
+    }
+    load(&words[LANE_RECORD_AT..], &mut into.words[..len]);
+    into.become_record((kind >> 8) as u8, kind as u8, len);
+    true
+}

@@ -1,0 +1,242 @@
+use std::{collections::VecDeque, sync::atomic::Ordering};
+
+use super::{
+    DirectLane, Fate, LaneKeeper, LaneReceiver, LaneSender, Note, Side, Standing, WITHDRAWAL, heap::Heap, queued,
+};
+use crate::shm::{Record, limits::LANE_ENTRY_WORDS};
+
+const ENTRIES: usize = 2;
+
+fn record(value: u64) -> Record {
+    let mut record = Record::new();
+    record.set(1, 0, &[value]);
+    record
+}
+
+/// Both ends, and what each knows of every record.
+struct Both {
+    sender: LaneSender<Heap<ENTRIES>>,
+    receiver: LaneReceiver<Heap<ENTRIES>>,
+    /// The record of each entry that the sender has not had back.
+    away: Vec<(u16, u64)>,
+    /// What the receiver has read of and not decided.
+    waiting: VecDeque<(u16, u64)>,
+    sent: u64,
+    received: Vec<u64>,
+    withdrawn: Vec<u64>,
+    /// What the sender was told of each that came back.
+    told: Vec<(u64, Fate)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send,
+    WithdrawFirst,
+    WithdrawLast,
+    Return,
+    Note,
+    SettleFirst,
+    SettleLast,
+}
+
+const STEPS: [Step; 7] = [
+    Step::Send,
+    Step::WithdrawFirst,
+    Step::WithdrawLast,
+    Step::Return,
+    Step::Note,
+    Step::SettleFirst,
+    Step::SettleLast,
+];
+
+impl Both {
+    fn new() -> Self {
+        let memory = Heap::new();
+        let (sender, receiver) = (LaneSender::new(memory.clone()), LaneReceiver::new(memory));
+        let (away, waiting) = (Vec::new(), VecDeque::new());
+        Self { sender, receiver, away, waiting, sent: 0, received: vec![], withdrawn: vec![], told: vec![] }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Send => {
+                let entry = self.sender.send(&record(self.sent));
+                assert_eq!(entry.is_some(), self.away.len() < ENTRIES, "an entry would be lost, or used twice");
+                if let Some(entry) = entry {
+                    self.away.push((entry, self.sent));
+                    self.sent += 1;
+                }
+            }
+            Step::WithdrawFirst => self.withdraw(self.away.first().copied()),
+            Step::WithdrawLast => self.withdraw(self.away.last().copied()),
+            Step::Return => {
+                if let Some(returned) = self.sender.next_returned().unwrap() {
+                    let place = self.away.iter().position(|(entry, _)| *entry == returned.entry).unwrap();
+                    self.told.push((self.away.remove(place).1, returned.fate));
+                }
+            }
+            Step::Note => match self.receiver.next_note().unwrap() {
+                Some(Note::Sent(entry)) => {
+                    let mut loaded = Record::new();
+                    self.receiver.load(entry, &mut loaded).unwrap();
+                    self.waiting.push_back((entry, loaded.content()[0]));
+                }
+                Some(Note::Withdrawn(entry)) => self.waiting.retain(|(other, _)| *other != entry),
+                None => {}
+            },
+            Step::SettleFirst => self.settle(true),
+            Step::SettleLast => self.settle(false),
+        }
+    }
+
+    fn withdraw(&mut self, which: Option<(u16, u64)>) {
+        if let Some((entry, value)) = which
+            && self.sender.withdraw(entry)
+        {
+            self.withdrawn.push(value);
+        }
+    }
+
+    fn settle(&mut self, first: bool) {
+        let place = if first { 0 } else { self.waiting.len().wrapping_sub(1) };
+        if let Some(&(entry, value)) = self.waiting.get(place) {
+            // One that was withdrawn stays until its sender says so.
+            if self.receiver.settle(entry, Fate::Taken) {
+                self.waiting.remove(place);
+                self.received.push(value);
+            }
+        }
+    }
+
+    /// All that was said is heard, and all is decided.
+    fn check(mut self, steps: &[Step]) {
+        while self.receiver.has_note() || !self.waiting.is_empty() {
+            self.step(Step::Note);
+            self.step(Step::SettleFirst);
+        }
+        while self.sender.has_returned() {
+            self.step(Step::Return);
+        }
+        assert_eq!((self.away.len(), self.sender.away()), (0, 0), "an entry is lost after {steps:?}");
+        let mut ended = [&self.received[..], &self.withdrawn].concat();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..self.sent).collect::<Vec<_>>(), "of {steps:?} one ended twice, or never");
+        for (value, fate) in &self.told {
+            let fates = (self.received.contains(value), self.withdrawn.contains(value));
+            assert_eq!(fates, (*fate == Fate::Taken, *fate == Fate::Withdrawn), "{value} after {steps:?}");
+        }
+        assert_eq!(self.told.len() as u64, self.sent, "{steps:?}");
+    }
+}
+
+#[test]
+fn whatever_the_order_each_record_is_received_or_withdrawn_once() {
+    const LENGTH: usize = 7;
+    for number in 0..STEPS.len().pow(LENGTH as u32) {
+        let mut rest = number;
+        let steps: [Step; LENGTH] = std::array::from_fn(|_| {
+            let step = STEPS[rest % STEPS.len()];
+            rest /= STEPS.len();
+            step
+        });
+        let mut both = Both::new();
+        steps.iter().for_each(|step| both.step(*step));
+        both.check(&steps);
+    }
+}
+
+#[test]
+fn queues_go_round_and_each_entry_is_used_again() {
+    let mut both = Both::new();
+    for round in 0..100 {
+        let steps = [Step::Send, Step::Note, Step::Send, Step::WithdrawLast, Step::SettleFirst, Step::Note, Step::Note];
+        steps.iter().for_each(|step| both.step(*step));
+        (0..2).for_each(|_| both.step(Step::Return));
+        assert_eq!((both.away.len(), both.received.len(), both.withdrawn.len()), (0, round + 1, round + 1));
+    }
+    both.check(&[]);
+}
+
+#[test]
+fn what_is_longer_than_an_entry_is_not_sent() {
+    let mut sender = LaneSender::new(Heap::<ENTRIES>::new());
+    let mut record = Record::new();
+    record.set(1, 0, &[7; LANE_ENTRY_WORDS - 1]);
+    assert_eq!((sender.send(&record), sender.away()), (None, 0));
+    record.set(1, 0, &[7; LANE_ENTRY_WORDS - 2]);
+    let entry = sender.send(&record).unwrap();
+    let mut loaded = Record::new();
+    sender.load(entry, &mut loaded);
+    assert_eq!(loaded.content(), [7; LANE_ENTRY_WORDS - 2]);
+}
+
+#[test]
+fn a_sender_that_says_what_cannot_be_is_found_out() {
+    let says = |values: &[u64]| {
+        let memory = Heap::<ENTRIES>::new();
+        for (position, value) in values.iter().enumerate() {
+            memory.notes[position].store(queued(position as u64, 2 * ENTRIES, *value), Ordering::Relaxed);
+        }
+        let mut receiver = LaneReceiver::new(memory);
+        (0..values.len()).find_map(|_| receiver.next_note().err()).map(|broken| broken.what)
+    };
+    assert_eq!(says(&[0, 1]), None);
+    for wrong in [2, 0xffff, 1 << 17, u64::from(u32::MAX)] {
+        assert!(says(&[wrong]).unwrap().contains("there is not"), "{wrong:x}");
+    }
+    assert!(says(&[1, 1]).unwrap().contains("sent again"));
+    assert!(says(&[WITHDRAWAL]).unwrap().contains("was not sent"));
+    // Withdrawn, as it says, but not in its state.
+    assert!(says(&[0, WITHDRAWAL]).unwrap().contains("was not sent"));
+
+    let memory = Heap::<ENTRIES>::new();
+    memory.entries[0][1].store(127 << 16, Ordering::Relaxed);
+    let receiver = LaneReceiver::new(memory);
+    assert!(receiver.load(0, &mut Record::new()).is_err());
+}
+
+#[test]
+fn a_receiver_that_returns_what_it_cannot_is_found_out() {
+    let returns = |values: &[u64], state: u64| {
+        let memory = Heap::<ENTRIES>::new();
+        let mut sender = LaneSender::new(memory.clone());
+        assert_eq!(sender.send(&record(1)), Some(0));
+        memory.entries[0][0].store(state, Ordering::Relaxed);
+        for (position, value) in values.iter().enumerate() {
+            memory.returns[position].store(queued(position as u64, ENTRIES, *value), Ordering::Relaxed);
+        }
+        (0..values.len()).find_map(|_| sender.next_returned().err()).map(|broken| broken.what)
+    };
+    assert_eq!(returns(&[0], 2), None);
+    assert!(returns(&[1], 2).unwrap().contains("not away"));
+    assert!(returns(&[0, 0], 2).unwrap().contains("not away"));
+    assert!(returns(&[2], 2).unwrap().contains("not away"));
+    assert!(returns(&[1 << 16], 2).unwrap().contains("there is not"));
+    for undecided in [0, 1, 9, u64::MAX] {
+        assert!(returns(&[0], undecided).unwrap().contains("nothing was decided"), "{undecided}");
+    }
+}
+
+#[test]
+fn two_ends_of_one_memory_speak_to_each_other_until_one_goes() {
+    let keeper = LaneKeeper::create().unwrap();
+    let descriptor = std::os::fd::AsFd::as_fd(&keeper).try_clone_to_owned().unwrap();
+    let [mut one, mut other] = [Side::First, Side::Second].map(|side| DirectLane::open(&descriptor, side).unwrap());
+    assert_eq!(one.other(), Standing::Absent);
+    other.arrive();
+    assert_eq!((one.other(), other.other()), (Standing::Here, Standing::Absent));
+    one.arrive();
+    let entry = one.sender.send(&record(9)).unwrap();
+    assert!(other.has_news());
+    assert_eq!(other.receiver.next_note().unwrap(), Some(Note::Sent(entry)));
+    assert!(other.receiver.settle(entry, Fate::Duplicate));
+    assert_eq!(one.sender.next_returned().unwrap().unwrap().fate, Fate::Duplicate);
+    assert!(!one.has_news() && !other.has_news() && !keeper.has_ended());
+    other.leave();
+    assert_eq!((one.other(), keeper.has_ended(), one.has_news()), (Standing::Gone, true, true));
+    keeper.end(Side::First);
+    one.arrive();
+    assert_eq!((one.other(), other.other()), (Standing::Gone, Standing::Gone), "an end that comes too late");
+    keeper.abandon();
+    assert_eq!((one.other(), other.other()), (Standing::Abandoned, Standing::Abandoned));
+}

@@ -40,12 +40,12 @@ pub(crate) const ASK_AFTER: u64 = 1;
 /// Most of them, where asking was in vain again and again.
 pub(crate) const ASK_AFTER_MAX: u64 = 64;
 
-/// Milliseconds after which the driver looks at lanes by which something is on its way, in case no thread of the program does, and twice as
-/// long each time.
-pub(crate) const LANE_LOOK: u64 = 1;
+/// Milliseconds after which a tensor goes by the daemon that was sent by a lane and not received, or half of its time if that is less: its
+/// receiver does not want it yet, or does not look. The daemon can wait for either.
+pub(crate) const LANE_PATIENCE: u64 = 16;
 
-/// Most of them: so long a sender waits at most for a receiver that has asked and does not look.
-pub(crate) const LANE_LOOK_MAX: u64 = 32;
+/// Tensors of a lane that go by the daemon after all, at one look: about 0.1 ms in which no other call is made.
+pub(crate) const REDIRECTED_PER_LOOK: usize = 128;
 
 /// Keys of which the last tensor came by the daemon in spite of a lane; all are forgotten when there are more.
 pub(crate) const BY_DAEMON_MAX: usize = 4096;

@@ -468,9 +468,9 @@ impl Calls {
         }
     }
 
-    /// Until when the call's end is waited for: the daemon ends it at its deadline, and this process what that does not know of.
-    pub(super) fn due(&mut self, call: u32) -> Tick {
-        self.slot(call).map_or(Tick::NEVER, |slot| slot.due())
+    /// When the daemon must have ended the call.
+    pub(super) fn deadline(&mut self, call: u32) -> Tick {
+        self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline)
     }
 
     /// The daemon does not answer: the caller is told, the memory stays with the daemon.
@@ -491,11 +491,11 @@ impl Calls {
         self.unset_aside(call, after);
     }
 
-    /// Ends every call that a future waits for and that should have ended before `now`, but sends by lanes.
-    pub(super) fn sweep(&mut self, now: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
+    /// Ends every call that a future waits for and that should have ended before `then`.
+    pub(super) fn sweep(&mut self, then: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
-            if slot.watched && slot.daemon != Daemon::Bypassed && slot.due() < now {
+            if slot.watched && slot.deadline < then {
                 self.overdue(slot.generation << CALL_INDEX_BITS | index as u32, error(), after);
             }
         }

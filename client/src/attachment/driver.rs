@@ -12,7 +12,7 @@ use sealane_transport::Error;
 use super::{Attachment, Held, Line, Take, wait::Waiter};
 use crate::{
     clock::Tick,
-    limits::{REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
+    limits::{GRACE, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
 };
 
 /// The driver as callers see it.
@@ -208,6 +208,6 @@ impl Held<'_> {
         self.tell_elsewhere(false);
         let error = self.silent();
         let state = &mut **self;
-        state.calls.sweep(now, || error.clone(), &mut state.aftermath);
+        state.calls.sweep(now.before(GRACE), || error.clone(), &mut state.aftermath);
     }
 }

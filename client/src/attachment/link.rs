@@ -15,7 +15,7 @@ use sealane_transport::{
     shm::{
         ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record, Submission,
         attach::Attached,
-        limits::{NUMBERS_PER_RECORD, PEERS_MAX},
+        limits::{NUMBERS_PER_RECORD, PEERS_MAX, SLOTS},
     },
 };
 
@@ -473,6 +473,11 @@ impl Segment {
             Err(PushError::Full) => Ok(false),
             Err(PushError::Broken(broken)) => Err(broken.to_string().into()),
         }
+    }
+
+    /// True if half of the ring is free, and nothing waits for the other half.
+    pub(super) fn has_room(&mut self) -> bool {
+        self.waiting.is_empty() && self.end.submissions.free_slots().is_ok_and(|free| free >= SLOTS as u64 / 2)
     }
 
     #[inline]

@@ -374,7 +374,10 @@ impl Held<'_> {
     fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
         let now = Tick::now();
         match waiter {
-            Waiter::Caller(call) => self.calls.due(call).from(now),
+            Waiter::Caller(call) => match self.calls.deadline(call) {
+                Tick::NEVER => None,
+                deadline => deadline.after(GRACE).from(now),
+            },
             Waiter::Driver => Some(SWEEP_INTERVAL),
             Waiter::Attendant(attendant) => Some(attendant.time_left()),
         }
@@ -384,7 +387,7 @@ impl Held<'_> {
     fn expire(&mut self, waiter: Waiter<'_>) {
         match waiter {
             Waiter::Caller(call) => {
-                if self.calls.due(call) < Tick::now() && !self.end_late(call) {
+                if self.calls.deadline(call).after(GRACE) < Tick::now() {
                     let error = self.silent();
                     let state = &mut **self;
                     state.calls.overdue(call, error, &mut state.aftermath);

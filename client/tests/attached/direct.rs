@@ -7,6 +7,7 @@ use std::{
 };
 
 use sealane::{Buffer, Code, Receiving, RecvOptions, SendOptions, Sending, Task};
+use sealane_fusion::Counters;
 use tempfile::TempDir;
 
 use crate::{
@@ -94,18 +95,49 @@ fn tensors_of_every_small_size_arrive_whichever_comes_first() {
 }
 
 #[test]
-fn the_daemon_has_no_part_in_it() {
+fn most_go_past_the_daemon() {
     let Both { daemon, one, other, peer, .. } = &Both::with_lane();
-    let held = daemon.hold();
-    for step in 0..500 {
+    let sum = |daemon: &Daemon, of: fn(&Counters) -> u64| {
+        daemon.engine.figures().iter().map(|shard| of(&shard.counters)).sum::<u64>()
+    };
+    // Figures are a few milliseconds old: those with the bytes of this one have all that was carried before it.
+    const MARK: usize = 1 << 20;
+    let marked = sum(daemon, |counters| counters.bytes_sent) + MARK as u64;
+    let receiving = other.recv(TASK, 0, "mark");
+    one.send(peer, 0, "mark", tensor(MARK, 1)).wait().unwrap();
+    receiving.wait().unwrap();
+    daemon.until("it is counted", |daemon| sum(daemon, |counters| counters.bytes_sent) >= marked);
+    let before = sum(daemon, |counters| counters.tensors_sent);
+    const TENSORS: u64 = 1000;
+    for step in 0..TENSORS as i64 / 2 {
         let receivings = other.recv_all(TASK, step, ["a", "b"].map(|key| (key, RecvOptions::default())));
         let sendings = one.send_all(peer, step, ["a", "b"].map(|key| (key, tensor(64, step as u64))));
-        assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
         for received in Receiving::wait_all(receivings) {
             assert_eq!(received.unwrap().bytes(), bytes(64, step as u64));
         }
+        assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
     }
-    drop(held);
+    // Where this thread loses the processor for a while, some do not.
+    let carried = sum(daemon, |counters| counters.tensors_sent) - before;
+    assert!(carried < TENSORS / 2, "{carried}");
+}
+
+#[test]
+fn what_is_not_received_at_once_goes_by_the_daemon() {
+    let Both { daemon, one, other, peer, .. } = &Both::with_lane();
+    let sendings = one.send_all(peer, 1, (0..900).map(|key| (key.to_string(), tensor(64, key))));
+    // The other does not look.
+    daemon.until_under_way(900);
+    let receivings = other.recv_all(TASK, 1, (0..900).map(|key| (key.to_string(), RecvOptions::default())));
+    for (received, key) in Receiving::wait_all(receivings).into_iter().zip(0..) {
+        assert_eq!(received.unwrap().bytes(), bytes(64, key));
+    }
+    assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
+    // Nor does it after it has asked.
+    let receiving = other.recv(TASK, 2, "w");
+    daemon.until_under_way(1);
+    one.send(peer, 2, "w", tensor(64, 7)).wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(64, 7));
 }
 
 #[test]
@@ -170,7 +202,7 @@ fn a_send_that_nobody_asks_for_ends_at_its_deadline_and_is_not_received_after_it
     let late = one.send_with(peer, 1, "w", tensor(10, 1), within(Duration::from_millis(30)));
     let error = late.wait().unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
-    assert!(error.to_string().contains("30ms") && error.to_string().contains("'w'"), "{error}");
+    assert!(error.to_string().contains("'w'"), "{error}");
     // Nobody waits for this one, nor for that.
     let awaited = one.send_with(peer, 1, "v", tensor(10, 2), within(Duration::from_millis(30)));
     assert_eq!(block_on(awaited).unwrap_err().code(), Code::DeadlineExceeded);

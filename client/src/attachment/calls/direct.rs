@@ -54,19 +54,6 @@ impl Calls {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed).map(|slot| slot.sent_by)
     }
 
-    /// Sends by lanes whose time is over, and when that of the next is.
-    pub(in crate::attachment) fn late_by_lanes(&self, now: Tick) -> (Vec<u32>, Tick) {
-        let (mut late, mut next) = (Vec::new(), Tick::NEVER);
-        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.daemon == Daemon::Bypassed) {
-            if slot.deadline < now {
-                late.push(slot.generation << CALL_INDEX_BITS | index as u32);
-            } else {
-                next = next.min(slot.deadline);
-            }
-        }
-        (late, next)
-    }
-
     /// A send by a lane has ended, well if there is no error.
     #[inline]
     pub(in crate::attachment) fn end_sent(&mut self, call: u32, error: Option<Error>, after: &mut Aftermath) {

@@ -31,8 +31,6 @@ pub(in crate::attachment) enum Awaited {
 pub(in crate::attachment) struct Matching {
     table: HashTable<(Name, Awaited)>,
     hasher: DefaultHashBuilder,
-    /// Recvs among them.
-    recvs: usize,
     /// Peers and keys, by their hash, of which the last tensor came by the daemon though there was a lane: it is asked at once.
     by_daemon: HashSet<u64>,
     /// There is one more since the lanes were last looked after.
@@ -84,21 +82,14 @@ impl Matching {
             Entry::Occupied(_) => false,
             Entry::Vacant(vacant) => {
                 vacant.insert((name, awaited));
-                self.recvs += usize::from(matches!(awaited, Awaited::Recv(_)));
                 true
             }
         }
     }
 
-    /// True if recvs wait that a lane may serve.
-    pub(in crate::attachment) fn has_recvs(&self) -> bool {
-        self.recvs > 0
-    }
-
     /// The lanes are no more.
     pub(in crate::attachment) fn clear(&mut self) {
         self.table.clear();
-        self.recvs = 0;
     }
 
     /// Takes the name from it, if it has that.
@@ -107,7 +98,6 @@ impl Matching {
         match self.table.find_entry(name.0, |(other, of)| *other == name && *of == awaited) {
             Ok(found) => {
                 found.remove();
-                self.recvs -= usize::from(matches!(awaited, Awaited::Recv(_)));
                 true
             }
             Err(_) => false,

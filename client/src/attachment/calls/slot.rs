@@ -7,7 +7,7 @@ use sealane_transport::{Error, Tensor, Unreceived};
 
 use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
 use super::matching::Name;
-use crate::{clock::Tick, limits::GRACE};
+use crate::clock::Tick;
 
 /// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
 pub(super) struct Slot {
@@ -108,11 +108,6 @@ impl Slot {
             name: None,
             sent_by: (0, 0),
         }
-    }
-
-    /// Until when its end is waited for.
-    pub(super) fn due(&self) -> Tick {
-        if self.daemon == Daemon::Bypassed { self.deadline } else { self.deadline.after(GRACE) }
     }
 
     /// The daemon is done with the memory, and the caller gets none of it.

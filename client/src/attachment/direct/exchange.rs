@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sealane_transport::{
-    Error, Operation, Tensor,
+    Error, Tensor,
     shm::{Broken, Fate, Moved, NO_TIMEOUT, Note, PayloadAt, Returned, Span, Standing, Submission},
 };
 
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     clock::{Tick, timeout_ms},
-    limits::{DIRECT_LOOK, LANE_LOOK, LANE_LOOK_MAX, LANE_NOTES_PER_LOOK},
+    limits::{ASK_AFTER, DIRECT_LOOK, LANE_NOTES_PER_LOOK, LANE_PATIENCE, REDIRECTED_PER_LOOK},
 };
 
 /// What became of a recv that a lane may serve.
@@ -64,11 +64,17 @@ impl Held<'_> {
             call = calls.enter_sent((lane, entry), deadline);
             Sent { call, bytes: tensor.len() as u32, step }
         })?;
-        direct.next_late = direct.next_late.min(deadline);
+        let due = now.later(LANE_PATIENCE).min(now.halfway(deadline));
+        while let Some((_, first)) = at.pending.front()
+            && calls.sent_by(*first).is_none()
+        {
+            at.pending.pop_front();
+        }
+        at.pending.push_back((due, call));
         if direct.look_at.is_none_or(|at| at <= now) {
             self.look_after_lanes(now);
         }
-        self.attend_lanes(now, deadline);
+        self.attend_lanes(due);
         Some(call)
     }
 
@@ -125,20 +131,24 @@ impl Held<'_> {
         calls.wait_for_lane(call, name);
         let Some(lane) = link.direct.get_mut(lane) else { unreachable!("it is open") };
         let at = lane.ask_at(now, deadline);
+        while let Some((_, first)) = lane.quiet.front()
+            && calls.wants(*first).is_none()
+        {
+            lane.quiet.pop_front();
+        }
         lane.quiet.push_back((at, call));
-        self.attend_lanes(now, at);
+        self.attend_lanes(at);
         Found::Entered(call)
     }
 
-    /// Sees to it that somebody looks after the lanes when that is due, and soon.
+    /// Sees to it that somebody looks after the lanes when that is due.
     #[inline]
-    fn attend_lanes(&mut self, now: Tick, due: Tick) {
+    fn attend_lanes(&mut self, due: Tick) {
         let Line::Up(link) = &mut self.line else { return };
-        let due = due.min(now.later(LANE_LOOK));
         if link.direct.attended <= due {
             return;
         }
-        (link.direct.attended, link.direct.look) = (due, LANE_LOOK);
+        link.direct.attended = due;
         self.wake_driver();
         if self.listening {
             // It may sleep longer.
@@ -147,16 +157,16 @@ impl Held<'_> {
         }
     }
 
-    /// Takes back the sends by lanes whose time is over, asks the daemon for recvs that have waited long enough, and tells it now and then
-    /// how much went.
+    /// Has the sends go by the daemon that were not received, asks it for recvs that have waited long enough, and tells it now and then how
+    /// much went.
     pub(in crate::attachment) fn look_after_lanes(&mut self, now: Tick) {
         self.ask_for_quiet(now);
+        let task = self.attachment.task();
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        if link.direct.next_late < now {
-            let (late, next) = calls.late_by_lanes(now);
-            link.direct.next_late = next;
-            late.into_iter().for_each(|call| link.end_late(call, calls, aftermath));
+        if !link.direct.is_open() {
+            return;
         }
+        link.redirect_pending(task, now, calls, aftermath);
         if link.direct.look_at.is_none_or(|at| at <= now) {
             link.direct.look_at = Some(now.after(DIRECT_LOOK));
             link.tell_what_went();
@@ -165,21 +175,11 @@ impl Held<'_> {
 
     /// In how much time the driver is to look after the lanes, which it does.
     pub(in crate::attachment) fn attend_lanes_in(&mut self) -> Option<Duration> {
-        let State { line: Line::Up(link), calls, .. } = &mut **self else { return None };
-        if !link.direct.is_open() && link.direct.unasked.is_empty() {
-            return None;
-        }
-        let mut due = link.direct.next_ask().unwrap_or(Tick::NEVER).min(link.direct.next_late);
-        let direct = &mut link.direct;
-        if !direct.unasked.is_empty()
-            || calls.matching().has_recvs()
-            || direct.lanes.iter().flatten().any(|lane| lane.ends.sender.away() > 0)
-        {
-            due = due.min(Tick::now().later(direct.look));
-            direct.look = (2 * direct.look).min(LANE_LOOK_MAX);
-        }
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        let (direct, now) = (&mut link.direct, Tick::now());
+        let due = if direct.unasked.is_empty() { direct.next_due() } else { now.later(ASK_AFTER) };
         direct.attended = due;
-        due.from(Tick::now())
+        due.from(now)
     }
 
     /// Asks the daemon for recvs that have waited here long enough.
@@ -198,7 +198,7 @@ impl Held<'_> {
         if all {
             link.direct.iter_mut().for_each(|(_, lane)| lane.asked_rightly());
         }
-        if link.direct.next_ask().is_none_or(|at| now < at && !all) {
+        if now < link.direct.next_due() && !all {
             return;
         }
         for lane in 0..link.direct.lanes.len() as u16 {
@@ -214,16 +214,6 @@ impl Held<'_> {
             }
         }
         link.ring();
-    }
-
-    /// Takes back a send by a lane whose time is over, and that its caller waits for; false if it is not one.
-    pub(in crate::attachment) fn end_late(&mut self, call: u32) -> bool {
-        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return false };
-        if calls.sent_by(call).is_none() {
-            return false;
-        }
-        link.end_late(call, calls, aftermath);
-        true
     }
 
     /// A step of this task has ended. Sends of it come back; `aborted` if others are to hear, and those that have come go back.
@@ -562,7 +552,7 @@ impl Link {
         let Ok(Submission::Send { step, key, meta, payload, .. }) = Submission::decode(&record) else {
             return Err(lost(peer));
         };
-        let timeout_ms = calls.due(call).from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
+        let timeout_ms = calls.deadline(call).from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
         let again = Submission::Send { call, peer: number, step, timeout_ms, key, meta, payload };
         match self.submit(segment, &again) {
             Ok(way) => {
@@ -577,20 +567,32 @@ impl Link {
         }
     }
 
-    /// Takes back a send whose time is over.
-    fn end_late(&mut self, call: u32, calls: &mut Calls, after: &mut Aftermath) {
-        let Some((lane, entry)) = calls.sent_by(call) else { return };
-        let Link { direct, incoming, .. } = self;
-        let Some(at) = direct.get_mut(lane) else { return };
-        at.ends.sender.load(entry, incoming);
-        let (key, timeout_ms) = match Submission::decode(incoming) {
-            Ok(Submission::Send { key, timeout_ms, .. }) => (key, timeout_ms),
-            _ => ("", 0),
-        };
-        let (step, waited) = (at.sent[usize::from(entry)].step, Duration::from_millis(timeout_ms.into()));
-        let awaited = format!("nobody at {} has asked for it", at.peer);
-        let late = || Error::late(Operation::Send, step, key, waited, awaited);
-        at.take_back_one(entry, late, calls, after);
+    /// Has the daemon carry what a lane's other side has not received in time.
+    fn redirect_pending(&mut self, task: &str, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
+        for lane in 0..self.direct.lanes.len() as u16 {
+            for _ in 0..REDIRECTED_PER_LOOK {
+                let Some(at) = self.direct.get_mut(lane) else { break };
+                let Some(&(due, call)) = at.pending.front() else { break };
+                let sent_by = calls.sent_by(call);
+                // Where the daemon has no room now, it may have later.
+                let mut has_room =
+                    || self.peers.get(&at.peer).is_some_and(|peer| self.segments[usize::from(peer.segment)].has_room());
+                if sent_by.is_some() && (due > now || !has_room()) {
+                    break;
+                }
+                at.pending.pop_front();
+                if let Some((_, entry)) = sent_by
+                    && at.ends.sender.withdraw(entry)
+                {
+                    at.ends.sender.load(entry, &mut self.incoming);
+                    let peer = at.peer.clone();
+                    if let Err(error) = self.send_again(task, &peer, call, calls) {
+                        calls.end_sent(call, Some(error), after);
+                    }
+                }
+            }
+        }
+        self.ring();
     }
 }
 

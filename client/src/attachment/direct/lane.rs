@@ -21,6 +21,8 @@ pub(super) struct Lane {
     pub(super) sent: Box<[Sent]>,
     /// By entry, what has come and waits for its recv.
     pub(super) kept: Box<[Option<Kept>]>,
+    /// Sends that the other side may not have received, and when they are to go by the daemon.
+    pub(super) pending: VecDeque<(Tick, u32)>,
     /// Recvs that wait here, and when the daemon is to be asked.
     pub(super) quiet: VecDeque<(Tick, u32)>,
     /// How long they wait, in milliseconds.
@@ -58,6 +60,7 @@ impl Lane {
             bell,
             sent: vec![Sent::default(); LANE_ENTRIES].into(),
             kept: vec![None; LANE_ENTRIES].into(),
+            pending: VecDeque::new(),
             quiet: VecDeque::new(),
             patience: ASK_AFTER,
             ended: Steps::default(),

@@ -2,13 +2,14 @@
 //! which only gives it to them and hears how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
 //!
 //! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened
-//! their ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise; a **recv** takes what has come,
-//! or waits in this process, and the daemon is asked for it after a moment: what it wants may have been sent by the daemon. If its tensor
-//! comes by the lane after all, the daemon is told to give the recv up. How long that moment is, each lane learns.
+//! their ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise. What is not received within
+//! [a moment](LANE_PATIENCE) is taken back and goes by the daemon, too: its receiver does not want it yet, does not look, or has gone.
+//! A **recv** takes what has come, or waits in this process, and the daemon is asked for it after a moment, whose length each lane learns. So
+//! the two meet at the daemon if not in the lane, whatever either process does meanwhile, and it is the daemon that keeps deadlines. If the
+//! tensor comes by the lane after all, the daemon is told to give the recv up.
 //!
-//! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. So a deadline, the end of a step, and the death of the
-//! other process take back what was not received, and nothing else; a send that is taken back from a process that has gone goes by the
-//! daemon, which keeps it for the task's next process. An end of a step goes by the lane as well, to be known there before what follows.
+//! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. An end of a step goes by the lane as well, to be known
+//! there before what follows.
 
 mod exchange;
 mod lane;
@@ -23,7 +24,7 @@ use sealane_transport::shm::{Doorbell, Standing};
 pub(super) use self::exchange::Found;
 use self::{lane::Lane, opening::Neighbour, steps::Steps};
 use super::{Link, aftermath::Aftermath, calls::Calls};
-use crate::{clock::Tick, limits::LANE_LOOK};
+use crate::clock::Tick;
 
 /// The lanes of one link.
 pub(super) struct Lanes {
@@ -41,12 +42,8 @@ pub(super) struct Lanes {
     bell: Option<Arc<Doorbell>>,
     /// Steps that this task has ended.
     ended: Steps,
-    /// When somebody will look after recvs that wait here, and sends whose time is over.
+    /// When somebody will look after recvs that wait here, and sends that are not received.
     attended: Tick,
-    /// In how many milliseconds it looks next whether something has come.
-    look: u64,
-    /// No send's time is over before.
-    next_late: Tick,
     /// When the daemon is told how much went.
     look_at: Option<Tick>,
 }
@@ -64,8 +61,6 @@ impl Lanes {
             bell: None,
             ended: Steps::default(),
             attended: Tick::NEVER,
-            look: LANE_LOOK,
-            next_late: Tick::NEVER,
             look_at: None,
         }
     }
@@ -132,9 +127,10 @@ impl Lanes {
         self.recent = None;
     }
 
-    /// When a recv that waits here is to be asked for.
-    pub(super) fn next_ask(&self) -> Option<Tick> {
-        self.lanes.iter().flatten().filter_map(|lane| lane.quiet.front()).map(|(at, _)| *at).min()
+    /// When a send is to go by the daemon, or a recv that waits here to be asked for.
+    fn next_due(&self) -> Tick {
+        let first = |lane: &Lane| lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at).min();
+        self.lanes.iter().flatten().filter_map(first).min().unwrap_or(Tick::NEVER)
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{
     Task,
     attachment::Attachment,
     limits::{
-        ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, NO_LIMIT, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX,
-        VIEW_TIMEOUT,
+        ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, LANE_TIMEOUT, NO_LIMIT, RESTART_TIMEOUT,
+        RESTART_TIMEOUT_MAX, VIEW_TIMEOUT,
     },
 };
 
@@ -244,7 +244,7 @@ pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result
 
 /// Asks the daemon for the direct lane to the process that is attached as `peer`.
 pub(crate) fn lane(settings: &Settings, peer: &str, now: Instant) -> Result<GivenLane, Error> {
-    let given = conversation::lane(&settings.socket, &settings.task, peer, now + VIEW_TIMEOUT);
+    let given = conversation::lane(&settings.socket, &settings.task, peer, now + LANE_TIMEOUT);
     given.map_err(|error| told(settings, error))
 }
 

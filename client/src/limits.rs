@@ -21,6 +21,15 @@ pub(crate) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// Direct lanes of this process: as many as its daemon gives it.
 pub(crate) const LANES_MAX: usize = 64;
 
+/// How long the daemon may take to give one, as it does in a fraction of a millisecond: what goes by others is not looked after meanwhile.
+pub(crate) const LANE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Entries of a lane that are kept for the ends of steps.
+pub(crate) const ENTRIES_FOR_ENDS: usize = 8;
+
+/// Bytes of the reason of such an end that a lane carries; the rest is cut off.
+pub(crate) const LANE_REASON_BYTES_MAX: usize = 512;
+
 /// Small tensors to or from a task of this host, after which a direct lane to it is asked for: a conversation with the daemon costs as much
 /// as they do.
 pub(crate) const DIRECT_AFTER: u32 = 64;

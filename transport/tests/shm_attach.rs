@@ -335,18 +335,18 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":10}"#,
-        br#"{"request":"attach","version":10,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":10,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":10}"#,
+        br#"{"version":11}"#,
+        br#"{"request":"attach","version":11,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":11,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":11}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":11,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 11 }) && refused.to_string().contains("version 11"));
+    let refused = asked(br#"{"request":"levitate","version":12,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 12 }) && refused.to_string().contains("version 12"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -369,7 +369,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":10}"#;
+    let request = br#"{"request":"drain","version":11}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

@@ -119,6 +119,7 @@ impl Calls {
         (slot.daemon, slot.caller) = (Daemon::Working, Caller::Waiting);
         (slot.keeps, slot.borrowed, slot.asked) = (false, false, true);
         debug_assert!(slot.name.is_none(), "a lane would find another call");
+        debug_assert!(slot.failure.is_none(), "the call would fail as the one before it");
         slot.memory = memory;
         Ok(slot.generation << CALL_INDEX_BITS | index)
     }
@@ -220,7 +221,7 @@ impl Calls {
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
-            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) {
+            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) && slot.caller != Caller::Owed {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
             } else {
@@ -411,9 +412,9 @@ impl Calls {
         if waits_for_memory {
             set_aside = slot.tensor.take();
         }
+        after.failures.extend(slot.failure.take().map(|failure| *failure));
         if slot.caller == Caller::Owed {
             unwanted = slot.tensor.take();
-            after.failures.extend(slot.failure.take().map(|failure| *failure));
             if slot.daemon == Daemon::Done {
                 slot.spend(after);
             }

@@ -34,6 +34,11 @@ impl Driver {
         self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
     }
 
+    /// There is one.
+    pub(super) fn is_there(&self) -> bool {
+        self.thread.is_some()
+    }
+
     /// It sleeps, and is to be woken for what comes up.
     pub(super) fn rests(&mut self) {
         self.idle = true;
@@ -147,12 +152,12 @@ impl Attachment {
                 self.place_waiting();
                 held = self.lock();
             }
+            held.look_after_lanes(Tick::now());
             if matches!(&held.line, Line::Up(link) if link.direct.has_wanted()) {
                 drop(held);
-                self.ask_for_lanes();
-                held = self.lock();
+                self.ask_for_lane();
+                continue;
             }
-            held.look_after_lanes(Tick::now());
             if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
                 held.driver.rests();
                 held.hand_over();

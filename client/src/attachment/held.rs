@@ -137,10 +137,9 @@ impl Held<'_> {
     /// Takes what has come by direct lanes.
     #[inline]
     fn drain_lanes(&mut self) {
-        let task = self.attachment.task();
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if link.direct.is_open() {
-            link.drain_lanes(task, calls, aftermath);
+            link.drain_lanes(calls, aftermath);
         }
     }
 

@@ -278,12 +278,12 @@ impl Held<'_> {
     /// Replaces the link and ends every call. Nobody sleeps through it. A daemon that is not `gone` keeps what it was lent.
     pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
         self.settle_published();
-        let nudge = self.attachment.nudge_waker.clone();
+        let (nudge, is_closing) = (self.attachment.nudge_waker.clone(), self.closing);
         let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
         if let Line::Up(mut link) = std::mem::replace(current, line) {
             // A forked child may hold the socket open, and so may a listener for a while.
             link.ear.hang_up();
-            link.direct.leave();
+            link.direct.leave(is_closing, calls, aftermath);
             aftermath.link = Some(link);
         }
         calls.end_all(gone, error, aftermath);

@@ -1,6 +1,14 @@
 //! Wakes the listener for events that do not come from the daemon: an eventfd next to the daemon's bell; any thread.
 
-use std::{os::fd::AsFd, sync::Arc, task::Wake, time::Duration};
+use std::{
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Wake,
+    time::Duration,
+};
 
 use nix::{
     errno::Errno,
@@ -10,33 +18,42 @@ use nix::{
         time::TimeSpec,
     },
 };
-use sealane_transport::shm::{ClientEar, Doorbell, Woken};
+use sealane_transport::shm::{ClientEar, Woken};
 
 /// Wakes the listener.
-pub(super) struct Nudge(EventFd);
+pub(super) struct Nudge {
+    event: EventFd,
+    /// Other clients are not heard any more: one of them has closed the bell of all.
+    deaf: AtomicBool,
+}
 
 impl Nudge {
     pub(super) fn new() -> nix::Result<Self> {
-        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Self)
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { event, deaf: AtomicBool::new(false) })
     }
 
-    /// Sleeps until the daemon rings or hangs up, another client rings `bell`, somebody nudges, a signal comes, or the time is over.
-    pub(super) fn listen(&self, ear: &ClientEar, bell: Option<&Doorbell>, timeout: Option<Duration>) -> Woken {
+    /// Sleeps until the daemon rings or hangs up, another client rings that is heard by `others`, somebody nudges, a signal comes, or the
+    /// time is over.
+    pub(super) fn listen(&self, ear: &ClientEar, others: Option<&ClientEar>, timeout: Option<Duration>) -> Woken {
         // A duration that the kernel's clock cannot hold is as good as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
-        // Without a bell, the nudge twice.
-        let third = bell.map_or(self.0.as_fd(), Doorbell::as_fd);
-        let mut polled = [ear.as_fd(), self.0.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let others = others.filter(|_| !self.deaf.load(Ordering::Relaxed));
+        // Where there are no others, the nudge twice.
+        let third = others.map_or(self.event.as_fd(), ClientEar::as_fd);
+        let mut polled = [ear.as_fd(), self.event.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match ppoll(&mut polled, timeout, None) {
             Ok(0) => Woken::TimedOut,
             Ok(_) => {
                 let [heard, nudged, rung] = polled.map(|fd| fd.any().unwrap_or(true));
-                if let (true, Some(bell)) = (rung, bell) {
-                    bell.hush();
+                if let (true, Some(others)) = (rung, others)
+                    && now(others) == Woken::HungUp
+                {
+                    self.deaf.store(true, Ordering::Relaxed);
                 }
                 if nudged {
                     // It says that there was a nudge, or that another thread has taken it.
-                    let _ = self.0.read();
+                    let _ = self.event.read();
                 }
                 if heard { now(ear) } else { Woken::Rung }
             }
@@ -59,6 +76,6 @@ impl Wake for Nudge {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // A counter that is full has nudged before.
-        let _ = self.0.write(1);
+        let _ = self.event.write(1);
     }
 }

@@ -232,18 +232,16 @@ impl Attachment {
 
     /// Tells every shard that a step is aborted.
     pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
-        self.forget_step(step, reason, true)?;
-        self.tell_all(&Submission::Abort { step, reason })
+        self.end_step(step, reason, &Submission::Abort { step, reason })
     }
 
     /// Tells every shard to free what is left of a step.
     pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
-        self.forget_step(step, "it was cleaned up", false)?;
-        self.tell_all(&Submission::Cleanup { step })
+        self.end_step(step, "it was cleaned up", &Submission::Cleanup { step })
     }
 
-    /// What came in a step for recvs that were given up is wanted no more, and what waits for the arena is not sent.
-    fn forget_step(&self, step: i64, reason: &str, aborted: bool) -> Result<(), Error> {
+    /// A step ends. What came in it for recvs that were given up is wanted no more, and what waits for the arena is not sent.
+    fn end_step(&self, step: i64, reason: &str, told: &Submission<'_>) -> Result<(), Error> {
         self.check_fork()?;
         let mut held = self.lock();
         held.pump();
@@ -252,12 +250,12 @@ impl Attachment {
         if held.has_unplaced() {
             held.end_unplaced(step, reason);
         }
-        held.end_direct(step, reason, aborted);
-        Ok(())
-    }
-
-    fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
-        self.up(Tick::now(), None)?.tell_all(submission)
+        held.ask_for_step(step);
+        drop(held);
+        // The daemon hears before those with whom this task has lanes.
+        let outcome = self.up(Tick::now(), None).and_then(|mut held| held.tell_all(told));
+        self.lock().end_direct(step, reason, matches!(told, Submission::Abort { .. }));
+        outcome
     }
 
     /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
@@ -380,7 +378,7 @@ impl Held<'_> {
         }
         let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
         if let Purpose::Send { step } = purpose
-            && let Some(call) = self.send_direct(now, (to.peer, step), name, small, (timeout_ms, deadline))
+            && let Some(call) = self.send_direct(now, (to.peer, step), name, small, deadline)
         {
             return Ok(call);
         }
@@ -430,9 +428,9 @@ impl Held<'_> {
             (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
             _ => false,
         };
-        let (memory, name) = match self.recv_direct(now, place, memory, (deadline, borrowed, fail_if_gone)) {
+        let memory = match self.recv_direct(now, place, memory, (deadline, borrowed, fail_if_gone)) {
             Found::Entered(call) => return Ok(call),
-            Found::Nothing(memory, name) => (memory, name),
+            Found::Nothing(memory) => memory,
             Found::Failed(error, memory) => return Err((error, memory)),
         };
         let asked = self.enter(Direction::Recv, segment, deadline, memory, |call| {
@@ -441,7 +439,7 @@ impl Held<'_> {
         });
         asked.inspect(|call| {
             self.calls.asked(*call, place, borrowed);
-            name.into_iter().for_each(|name| self.calls.give_name(*call, name));
+            self.asked_by_name(*call, place);
         })
     }
 

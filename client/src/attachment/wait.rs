@@ -167,6 +167,9 @@ impl Attachment {
     pub(super) fn sleep<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
         held.pump();
         held.chores();
+        if !held.driver.is_there() {
+            held.look_after_lanes(Tick::now());
+        }
         held.expire(waiter);
         match &held.line {
             Line::Up(_) if held.is_over(waiter) => held,
@@ -194,7 +197,7 @@ impl Attachment {
         // For what waits for room nobody rings.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let timeout = timeout.into_iter().chain(held.lanes_due(waiter)).min();
-        let (serial, ear, bell) = (held.link().serial, held.link().ear.clone(), held.link().direct.bell());
+        let (serial, ear, others) = (held.link().serial, held.link().ear.clone(), held.link().direct.ear());
         let mut may_listen = true;
         match waiter {
             Waiter::Caller(call) => {
@@ -207,7 +210,7 @@ impl Attachment {
         }
         drop(held);
 
-        let woken = if may_listen { self.nudge.listen(&ear, bell.as_deref(), timeout) } else { Woken::Rung };
+        let woken = if may_listen { self.nudge.listen(&ear, others.as_deref(), timeout) } else { Woken::Rung };
 
         if let Waiter::Attendant(attendant) = waiter {
             attendant.has_listened();
@@ -366,9 +369,9 @@ impl Held<'_> {
         }
     }
 
-    /// For how long the driver may sleep, by the lanes, which others leave to it.
+    /// For how long the driver may sleep, by the lanes, which others leave to it if there is one.
     pub(super) fn lanes_due(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
-        if matches!(waiter, Waiter::Driver) { self.attend_lanes_in() } else { None }
+        if matches!(waiter, Waiter::Driver) || !self.driver.is_there() { self.attend_lanes_in() } else { None }
     }
 
     fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {

@@ -190,9 +190,7 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
                 false => Err(Error::PermissionDenied { reason: "they are off".into() }),
             });
             return match given {
-                Ok(LaneEnd { lane, side, bells: [own, other] }) => {
-                    give_lane(socket, &lane, side, [&own, &other]).unwrap()
-                }
+                Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)).unwrap(),
                 Err(error) => refuse(socket, &error).unwrap(),
             };
         }

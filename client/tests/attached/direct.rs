@@ -375,6 +375,121 @@ fn there_is_no_lane_where_the_daemon_gives_none() {
     assert_eq!((one.direct_peers(), daemon.engine.direct_lanes()), (vec![], 0));
 }
 
+#[test]
+fn an_asked_recv_has_its_tensor_whatever_becomes_of_its_step() {
+    let Both { daemon, one, other, peer, .. } = &Both::with_lane();
+    for step in 0..50 {
+        let receiving = other.recv(TASK, step, "w");
+        daemon.until_under_way(1);
+        let sending = one.send(peer, step, "w", tensor(10, step as u64));
+        // By the lane, for there is nothing of it at the daemon; this one looks there.
+        assert!(other.recv(TASK, step + 1000, "none").try_outcome().is_none());
+        other.cleanup(step).unwrap();
+        match receiving.wait() {
+            Ok(received) => {
+                assert_eq!(received.bytes(), bytes(10, step as u64));
+                sending.wait().unwrap();
+            }
+            Err(unreceived) => {
+                // It was late for the lane, and the cleanup early for the daemon.
+                assert_eq!(unreceived.error.code(), Code::Aborted);
+                one.cleanup(step).unwrap();
+                let _either = sending.wait();
+            }
+        }
+        daemon.until_under_way(0);
+    }
+}
+
+#[test]
+fn recvs_that_were_asked_for_hear_that_the_other_goes_and_leave_nothing_behind() {
+    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
+    let [waited_for, given_up] = ["a", "b"].map(|key| other.recv(TASK, 1, key));
+    daemon.until_under_way(2);
+    drop(one);
+    assert_eq!(waited_for.wait().unwrap_err().error.code(), Code::Unavailable);
+    drop(given_up);
+    let one = to(&daemon).attach().unwrap_or_else(|_| {
+        daemon.until_detached(TASK);
+        to(&daemon).attach().unwrap()
+    });
+    // In the places of those.
+    for step in 0..100 {
+        let sending = other.send(TASK, step, "w", tensor(10, step as u64));
+        assert_eq!(one.recv(&peer, step, "w").wait().unwrap().bytes(), bytes(10, step as u64));
+        sending.wait().unwrap();
+    }
+}
+
+#[test]
+fn equal_names_of_two_peers_are_told_apart_when_one_lane_takes_the_place_of_another() {
+    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
+    let third_name = peers().swap_remove(1);
+    let third = to_as(&daemon, &third_name).attach().unwrap();
+    let from_one = other.recv(TASK, 7, "grad");
+    daemon.until_under_way(1);
+    // More ends of steps than a lane has room for, of which the other reads none: it is closed.
+    (10_000..12_000).for_each(|step| one.abort(step, "it is closed by this").unwrap());
+    let deadline = Instant::now() + LONG;
+    while other.direct_peers() != [third_name.as_str()] || third.direct_peers() != [peer.as_str()] {
+        assert!(Instant::now() < deadline, "{:?}", other.direct_peers());
+        let sending = third.send(&peer, 1, "opening", tensor(10, 1));
+        other.recv(&third_name, 1, "opening").wait().unwrap();
+        sending.wait().unwrap();
+    }
+    let sending = third.send(&peer, 7, "grad", tensor(10, 3));
+    assert_eq!(other.recv(&third_name, 7, "grad").wait().unwrap().bytes(), bytes(10, 3));
+    sending.wait().unwrap();
+    one.send(&peer, 7, "grad", tensor(10, 1)).wait().unwrap();
+    assert_eq!(from_one.wait().unwrap().bytes(), bytes(10, 1));
+}
+
+#[test]
+fn all_that_a_process_which_has_gone_left_in_its_lane_waits_for_the_next() {
+    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
+    let keys: Vec<String> = (0..900).map(|key| key.to_string()).collect();
+    let sendings = one.send_all(&peer, 1, keys.iter().map(|key| (key, tensor(500, key.len() as u64))));
+    drop(other);
+    daemon.until_detached(&peer);
+    let other = to_as(&daemon, &peer).attach().unwrap();
+    let receivings = other.recv_all(TASK, 1, keys.iter().map(|key| (key, RecvOptions::default())));
+    for (received, key) in Receiving::wait_all(receivings).into_iter().zip(&keys) {
+        assert_eq!(received.unwrap().bytes(), bytes(500, key.len() as u64));
+    }
+    assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
+}
+
+#[test]
+fn a_step_that_was_ended_before_there_was_a_lane_has_ended() {
+    let both = Both::attached();
+    let Both { one, other, peer, .. } = &both;
+    // Who has never met need not hear of each other's steps.
+    for (task, other, peer) in [(one, other, peer.as_str()), (other, one, TASK)] {
+        let sending = task.send(peer, 0, "w", tensor(10, 1));
+        other.recv(task.name(), 0, "w").wait().unwrap();
+        sending.wait().unwrap();
+    }
+    one.abort(1, "it makes no sense").unwrap();
+    both.until_there_is_a_lane();
+    for (task, peer) in [(one, peer.as_str()), (other, TASK)] {
+        assert_eq!(code(task.send(peer, 1, "w", tensor(10, 1))), Code::Aborted, "{}", task.name());
+        assert_eq!(task.recv(peer, 1, "w").wait().unwrap_err().error.code(), Code::Aborted, "{}", task.name());
+    }
+}
+
+#[test]
+fn recvs_that_do_not_wait_for_one_who_has_left_have_lanes_too() {
+    let Both { one, other, peer, .. } = &Both::with_lane();
+    for step in 0..100 {
+        let ask = || other.recv_with(TASK, step, "w", RecvOptions { fail_if_gone: true, ..RecvOptions::default() });
+        let asked_first = (step % 2 == 0).then(ask);
+        let sending = one.send(peer, step, "w", tensor(10, step as u64));
+        let receiving = asked_first.unwrap_or_else(ask);
+        assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, step as u64));
+        sending.wait().unwrap();
+    }
+}
+
 /// Both ways at once, from several threads each, while lanes come and go with the other's process.
 #[test]
 fn nothing_is_lost_or_received_twice_while_the_other_comes_and_goes() {

@@ -97,6 +97,15 @@ pub(super) struct Attached {
     leaving: Vec<Weak<OwnedFd>>,
 }
 
+impl Attached {
+    /// Wakes clients, as far as they are attached.
+    fn ring_for(&self, told: &[ClientId]) {
+        let sockets =
+            self.seats.values().filter(|seat| told.contains(&seat.id)).filter_map(|seat| seat.socket.upgrade());
+        sockets.for_each(|socket| ClientBell::new(socket).ring());
+    }
+}
+
 #[derive(Debug)]
 struct Seat {
     id: ClientId,
@@ -210,7 +219,8 @@ impl Engine {
         let left: Vec<_> = attached.seats.extract_if(|_, seat| seat.id == id).collect();
         if !left.is_empty() {
             self.tell_dismissed(id, reason);
-            attached.lanes.dismiss(id);
+            let told = attached.lanes.dismiss(id);
+            attached.ring_for(&told);
         }
         attached.leaving.extend(left.into_iter().map(|(_, seat)| seat.socket));
     }

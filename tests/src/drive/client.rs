@@ -9,7 +9,7 @@ use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::{DType, Fuse, TensorMeta};
 use sealane_transport::shm::attach::{Attached, GivenLane};
 use sealane_transport::shm::{
-    Completion, DirectLane, Doorbell, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, Submission,
+    ClientBell, Completion, DirectLane, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, Submission,
 };
 
 use super::keys;
@@ -124,8 +124,8 @@ impl Neighbours {
         let memory = keeper.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
         for (task, peer, side) in [(&sender, OTHER, Side::First), (&receiver, TASK, Side::Second)] {
             let lane = DirectLane::open(&memory, side).map_err(|error| failed(&error))?;
-            let bell = || Doorbell::create().map_err(|error| failed(&error));
-            task.open_lane(peer, GivenLane { lane, own_bell: bell()?, other_bell: bell()? });
+            let (bell, ear) = ClientBell::between_clients().map_err(|error| failed(&error))?;
+            task.open_lane(peer, GivenLane { lane, ear, bell });
         }
         let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
         Ok(Neighbours { _shards: [one, other], sender, receiver, tensor })

@@ -12,15 +12,14 @@ use nix::{
     poll::{PollFd, PollFlags, ppoll},
     sys::{
         eventfd::{EfdFlags, EventFd},
-        socket::{MsgFlags, Shutdown, recv, send, shutdown},
+        socket::{AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, shutdown, socketpair},
         time::TimeSpec,
     },
 };
 
 use super::{error::ShmError, limits::RINGS_PER_WAKING};
 
-/// Rung by a client to wake a shard: an eventfd for each segment. Or to wake another client, by a direct lane: an eventfd for each client
-/// that has one.
+/// Rung by a client to wake a shard: an eventfd for each segment.
 ///
 /// The shard watches it edge-triggered and never reads it, so that nothing the client does to it can block the shard.
 #[derive(Debug)]
@@ -50,12 +49,6 @@ impl Doorbell {
     pub fn ring(&self) {
         // It fails only at a counter that is at its limit, which has rung before.
         let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    /// Takes what was rung, by a client that hears by it. Who shares it is of the same user, and may make this wait.
-    pub fn hush(&self) {
-        // Nothing was rung, or another thread has taken it.
-        let _ = nix::unistd::read(&self.0, &mut [0; 8]);
     }
 }
 
@@ -94,6 +87,18 @@ impl ClientBell {
     pub fn take_leave(&self) {
         // One that is closed already needs no leave.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Read);
+    }
+
+    /// A bell by which clients wake one of them, past the daemon, and the ear for it. The bell is for all of them, and whatever one does to
+    /// it, none that rings waits.
+    ///
+    /// # Errors
+    /// Where no descriptor is left.
+    pub fn between_clients() -> Result<(ClientBell, ClientEar), ShmError> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (bell, ear) = socketpair(AddressFamily::Unix, SockType::Datagram, None, flags)
+            .map_err(ShmError::system("making a bell"))?;
+        Ok((ClientBell(Arc::new(bell)), ClientEar(ear)))
     }
 
     /// Wakes the client.
@@ -166,6 +171,12 @@ impl ClientEar {
             }
         }
         Woken::Rung
+    }
+}
+
+impl AsFd for ClientBell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -413,8 +413,8 @@ impl Control {
             return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });
         }
         let connection = self.connections.get_mut(number).expect("it asks");
-        let LaneEnd { lane, side, bells: [own, other] } = self.engine.direct_lane(task, peer, connection.peer)?;
-        if let Err(error) = attach::give_lane(&connection.socket, &lane, side, [&own, &other]) {
+        let LaneEnd { lane, side, ear, bell } = self.engine.direct_lane(task, peer, connection.peer)?;
+        if let Err(error) = attach::give_lane(&connection.socket, &lane, side, (&ear, &bell)) {
             // One that hears nothing sends by the daemon, and asks for another lane.
             tracing::warn!(%error, task, peer, "a direct lane could not be given to a client");
         }

@@ -255,7 +255,7 @@ impl Calls {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let destination = slot.memory_back(after);
         slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
-        (slot.daemon, slot.copies) = (Daemon::Done, false);
+        (slot.daemon, slot.copies, slot.failure) = (Daemon::Done, false, None);
         self.end(call, after);
     }
 

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::{clock::Tick, limits::CALL_INDEX_BITS};
 
+/// Of a send that was taken back.
+const NO_LANE: (u16, u16) = (u16::MAX, 0);
+
 /// How a recv waits that a lane may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attachment) enum Wish {
@@ -66,16 +69,24 @@ impl Calls {
         self.release(call);
     }
 
-    /// A send whose lane has gone is the daemon's to carry out: when it must have ended.
-    pub(in crate::attachment) fn redirect(&mut self, call: u32, segment: u16) -> Option<Tick> {
-        let slot = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed)?;
-        (slot.daemon, slot.segment) = (Daemon::Working, segment);
-        Some(slot.deadline)
+    /// A send was taken back: it is no lane's any more, and not yet the daemon's.
+    pub(in crate::attachment) fn is_back(&mut self, call: u32) {
+        if let Some(slot) = self.slot(call) {
+            slot.sent_by = NO_LANE;
+        }
+    }
+
+    /// The daemon carries out a send that was taken back.
+    pub(in crate::attachment) fn redirect(&mut self, call: u32, segment: u16) {
+        if let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) {
+            (slot.daemon, slot.segment) = (Daemon::Working, segment);
+        }
     }
 
     /// Lets a lane find a recv by its name, if nothing else has that.
     #[inline]
     pub(in crate::attachment) fn give_name(&mut self, call: u32, name: Name) {
+        self.forget_name(call);
         if self.matching.insert(name, Awaited::Recv(call))
             && let Some(slot) = self.slot(call)
         {
@@ -91,16 +102,21 @@ impl Calls {
         }
     }
 
-    /// How a recv of that step and key waits, and what its destination has room for; `None` if it does not wait any more.
+    /// How a recv of that peer, step and key waits, and what its destination has room for; `None` if it does not wait any more.
     #[inline]
-    pub(in crate::attachment) fn wish(&mut self, call: u32, step: i64, key: &str) -> Option<(Wish, Option<usize>)> {
+    pub(in crate::attachment) fn wish(
+        &mut self,
+        call: u32,
+        (peer, step, key): (&str, i64, &str),
+    ) -> Option<(Wish, Option<usize>)> {
         let slot = self.slot(call).filter(|slot| slot.caller == Caller::Waiting && slot.tensor.is_none())?;
         let wish = match slot.daemon {
             Daemon::Untold => Wish::Quiet,
             Daemon::Working => Wish::Asked,
             _ => return None,
         };
-        ((slot.place.step(), slot.place.key()) == (step, key)).then(|| (wish, slot.memory.room()))
+        let is_meant = (slot.place.step(), slot.place.key(), slot.place.peer()) == (step, key, peer);
+        is_meant.then(|| (wish, slot.memory.room()))
     }
 
     /// A tensor has come by a lane for a recv that waits here, whose destination has room for it.
@@ -127,7 +143,7 @@ impl Calls {
         match Tensor::from_wire(meta, Buffer::copy_of(bytes)) {
             Ok(tensor) => {
                 slot.tensor = Some(tensor);
-                if slot.memory.lent().is_none() {
+                if matches!(slot.memory, Memory::Nothing) {
                     self.end(call, after);
                 }
             }

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use sealane_transport::shm::{DirectLane, Doorbell, Moved, Record, limits::LANE_ENTRIES};
+use sealane_transport::shm::{ClientBell, DirectLane, Moved, Record, limits::LANE_ENTRIES};
 
 use super::steps::Steps;
 use crate::{
     attachment::calls::Name,
     clock::Tick,
-    limits::{ASK_AFTER, ASK_AFTER_MAX},
+    limits::{ASK_AFTER, ASK_AFTER_MAX, ENTRIES_FOR_ENDS},
 };
 
 /// See the module.
@@ -16,7 +16,7 @@ pub(super) struct Lane {
     pub(super) peer: Box<str>,
     pub(super) ends: DirectLane,
     /// Wakes the other process.
-    bell: Doorbell,
+    bell: ClientBell,
     /// By entry, what was sent.
     pub(super) sent: Box<[Sent]>,
     /// By entry, what has come and waits for its recv.
@@ -45,6 +45,11 @@ pub(super) struct Sent {
     pub(super) step: i64,
 }
 
+impl Sent {
+    /// In an entry with the end of a step: no call waits for it.
+    pub(super) const NO_TENSOR: Sent = Sent { call: u32::MAX, bytes: u32::MAX, step: 0 };
+}
+
 /// A tensor that waits for its recv.
 #[derive(Clone, Copy)]
 pub(super) struct Kept {
@@ -53,7 +58,7 @@ pub(super) struct Kept {
 }
 
 impl Lane {
-    pub(super) fn new(peer: Box<str>, ends: DirectLane, bell: Doorbell) -> Lane {
+    pub(super) fn new(peer: Box<str>, ends: DirectLane, bell: ClientBell) -> Lane {
         Lane {
             peer,
             ends,
@@ -95,17 +100,37 @@ impl Lane {
 
     /// Sends a record; its entry, if there is one for it.
     #[inline]
-    pub(super) fn send(&mut self, record: &Record, sent: impl FnOnce(u16) -> Sent) -> Option<u16> {
+    pub(super) fn send(&mut self, record: &Record) -> Option<u16> {
         let entry = self.ends.sender.send(record)?;
-        self.sent[usize::from(entry)] = sent(entry);
         self.has_sent = true;
         Some(entry)
     }
 
-    /// When the daemon is to be asked for a recv that begins to wait now and must have ended by then.
+    /// Sends a tensor, for which the last entries are none: they are for the ends of steps.
     #[inline]
-    pub(super) fn ask_at(&self, now: Tick, deadline: Tick) -> Tick {
-        now.later(self.patience).min(now.halfway(deadline))
+    pub(super) fn send_tensor(&mut self, record: &Record) -> Option<u16> {
+        if self.ends.sender.away() < LANE_ENTRIES - ENTRIES_FOR_ENDS { self.send(record) } else { None }
+    }
+
+    /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
+    #[inline]
+    pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
+        self.sent[usize::from(entry)] = sent;
+        queue(&mut self.pending, (due, sent.call), is_away);
+    }
+
+    /// A recv begins to wait now that must have ended by then. When the daemon is to be asked.
+    #[inline]
+    pub(super) fn waits(&mut self, call: u32, now: Tick, deadline: Tick, waits: impl FnMut(u32) -> bool) -> Tick {
+        let due = now.later(self.patience).min(now.halfway(deadline));
+        queue(&mut self.quiet, (due, call), waits);
+        due
+    }
+
+    /// A tensor of so many bytes has come.
+    #[inline]
+    pub(super) fn has_come(&mut self, bytes: usize) {
+        (self.came.tensors, self.came.bytes) = (self.came.tensors + 1, self.came.bytes + bytes as u64);
     }
 
     /// The daemon was asked for what came by the lane.
@@ -117,4 +142,17 @@ impl Lane {
     pub(super) fn asked_rightly(&mut self) {
         self.patience = ASK_AFTER;
     }
+}
+
+/// Puts a call where it is due, most often behind all others, and takes out the first that do not wait any more.
+#[inline]
+fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl FnMut(u32) -> bool) {
+    while calls.front().is_some_and(|(_, first)| !waits(*first)) {
+        calls.pop_front();
+    }
+    if calls.back().is_none_or(|(last, _)| *last <= call.0) {
+        return calls.push_back(call);
+    }
+    let place = calls.partition_point(|(due, _)| *due <= call.0);
+    calls.insert(place, call);
 }

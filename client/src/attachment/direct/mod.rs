@@ -11,18 +11,20 @@
 //! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. An end of a step goes by the lane as well, to be known
 //! there before what follows.
 
+mod ends;
 mod exchange;
 mod lane;
 mod opening;
+mod redirect;
 mod steps;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use hashbrown::HashMap;
-use sealane_transport::shm::{Doorbell, Standing};
+use sealane_transport::shm::{ClientEar, Fate, Standing};
 
 pub(super) use self::exchange::Found;
-use self::{lane::Lane, opening::Neighbour, steps::Steps};
+use self::{lane::Lane, opening::Neighbour, redirect::Unsent, steps::Steps};
 use super::{Link, aftermath::Aftermath, calls::Calls};
 use crate::clock::Tick;
 
@@ -36,10 +38,12 @@ pub(super) struct Lanes {
     open: usize,
     /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
     unasked: Vec<u32>,
+    /// Sends that were taken back, and for which there was no room.
+    unsent: VecDeque<Unsent>,
     /// Peers that the driver is to ask about.
     wanted: Vec<Box<str>>,
-    /// Rung by others to wake this process.
-    bell: Option<Arc<Doorbell>>,
+    /// Where others are heard that wake this process.
+    ear: Option<Arc<ClientEar>>,
     /// Steps that this task has ended.
     ended: Steps,
     /// When somebody will look after recvs that wait here, and sends that are not received.
@@ -57,8 +61,9 @@ impl Lanes {
             lanes: Vec::new(),
             open: 0,
             unasked: Vec::new(),
+            unsent: VecDeque::new(),
             wanted: Vec::new(),
-            bell: None,
+            ear: None,
             ended: Steps::default(),
             attended: Tick::NEVER,
             look_at: None,
@@ -77,9 +82,9 @@ impl Lanes {
         read.map(|lane| lane.peer.to_string()).collect()
     }
 
-    /// What others ring.
-    pub(super) fn bell(&self) -> Option<Arc<Doorbell>> {
-        self.bell.clone()
+    /// Where others are heard.
+    pub(super) fn ear(&self) -> Option<Arc<ClientEar>> {
+        self.ear.clone()
     }
 
     #[inline]
@@ -118,29 +123,36 @@ impl Lanes {
         self.lanes.iter_mut().flatten().for_each(Lane::ring);
     }
 
-    /// This process wants no more of any lane.
-    pub(super) fn leave(&mut self) {
-        for mut lane in self.lanes.drain(..).flatten() {
-            lane.leave();
+    /// The daemon is lost, or `closing` if the task goes: nothing more goes by lanes. What the others have received, they have.
+    pub(super) fn leave(&mut self, closing: bool, calls: &mut Calls, after: &mut Aftermath) {
+        for (index, lane) in self.lanes.drain(..).enumerate() {
+            let Some(mut lane) = lane else { continue };
+            for entry in 0..lane.sent.len() as u16 {
+                let call = lane.sent[usize::from(entry)].call;
+                if calls.sent_by(call) == Some((index as u16, entry))
+                    && !lane.ends.sender.withdraw(entry)
+                    && lane.ends.sender.fate(entry) == Some(Fate::Taken)
+                {
+                    calls.end_sent(call, None, after);
+                }
+            }
+            match closing {
+                true => lane.leave(),
+                false => lane.abandon(),
+            }
         }
         self.open = 0;
         self.recent = None;
-    }
-
-    /// When a send is to go by the daemon, or a recv that waits here to be asked for.
-    fn next_due(&self) -> Tick {
-        let first = |lane: &Lane| lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at).min();
-        self.lanes.iter().flatten().filter_map(first).min().unwrap_or(Tick::NEVER)
     }
 }
 
 impl Link {
     /// Takes what has come by all lanes.
     #[inline]
-    pub(super) fn drain_lanes(&mut self, task: &str, calls: &mut Calls, after: &mut Aftermath) {
+    pub(super) fn drain_lanes(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for lane in 0..self.direct.lanes.len() as u16 {
             if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(|lane| lane.ends.has_news()) {
-                self.drain_lane(task, lane, calls, after);
+                self.drain_lane(lane, calls, after);
             }
         }
     }

@@ -8,11 +8,7 @@ use sealane_transport::{
 };
 
 use super::{
-    super::{
-        Attachment, Line, Link, State,
-        aftermath::Aftermath,
-        calls::{Awaited, Calls},
-    },
+    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls},
     lane::Lane,
 };
 use crate::{
@@ -40,21 +36,49 @@ impl Default for Neighbour {
     }
 }
 
-impl Link {
-    /// The lane to a peer; one that has none is counted.
+impl Held<'_> {
+    /// The lane to a peer, if it has one that has not gone; one that has none is counted.
     #[inline]
-    pub(in crate::attachment) fn lane_of(&mut self, peer: &str, now: Tick) -> Option<u16> {
-        if self.direct.neighbours.is_empty() {
+    pub(super) fn lane_of(&mut self, peer: &str, now: Tick) -> Option<u16> {
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        if link.direct.neighbours.is_empty() {
             return None;
         }
-        match &self.direct.recent {
+        let found = match &link.direct.recent {
             Some((recent, lane)) if **recent == *peer => *lane,
-            _ => self.direct.look_up(peer, now),
+            _ => link.direct.look_up(peer, now),
+        };
+        match found {
+            Some(lane) if link.direct.get_mut(lane).is_some_and(|lane| !lane.ends.has_ended()) => Some(lane),
+            Some(_) => {
+                // Before the call is made, which is none of those that hear of it.
+                self.pump();
+                None
+            }
+            None => {
+                if link.direct.has_wanted() {
+                    self.wake_driver();
+                }
+                None
+            }
         }
     }
 }
 
 impl super::Lanes {
+    /// The lane to a peer, without counting it.
+    #[inline]
+    pub(super) fn open_lane_of(&self, peer: &str) -> Option<u16> {
+        match &self.recent {
+            Some((recent, lane)) if **recent == *peer => *lane,
+            _ if self.open == 0 => None,
+            _ => match self.neighbours.get(peer) {
+                Some(Neighbour::Has(lane)) => Some(*lane),
+                _ => None,
+            },
+        }
+    }
+
     fn look_up(&mut self, peer: &str, now: Tick) -> Option<u16> {
         let found = match self.neighbours.get_mut(peer) {
             None | Some(Neighbour::Never) => None,
@@ -127,10 +151,10 @@ impl super::Lanes {
 impl Link {
     /// Opens this side's end of a lane. Recvs that are in flight may be served by it from now on.
     fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
-        let GivenLane { lane, own_bell, other_bell } = given;
+        let GivenLane { lane, ear, bell } = given;
         // It is the same for all.
-        self.direct.bell.get_or_insert_with(|| Arc::new(own_bell));
-        let index = self.direct.place(Lane::new(peer, lane, other_bell));
+        self.direct.ear.get_or_insert_with(|| Arc::new(ear));
+        let index = self.direct.place(Lane::new(peer, lane, bell));
         let lane = self.direct.get_mut(index).expect("just placed");
         for (call, step, key) in calls.recvs_from(&lane.peer) {
             let name = calls.matching().name(index, step, &key);
@@ -150,58 +174,52 @@ impl Link {
     /// A lane has gone, or its other end breaks the rules: what it held of this side's goes by the daemon, which is asked for what
     /// waits for the other's.
     #[cold]
-    pub(super) fn close_lane(&mut self, task: &str, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
+    pub(super) fn close_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         self.tell_what_went();
         let Some(mut gone) = self.direct.take_out(lane) else { return };
         gone.abandon();
-        for (entry, kept) in gone.kept.iter().enumerate() {
-            if let Some(kept) = kept {
-                calls.matching().remove(kept.name, Awaited::Tensor { lane, entry: entry as u16 });
-            }
+        for entry in 0..gone.kept.len() as u16 {
+            gone.forget_kept(lane, entry, calls);
         }
-        self.resend(task, (lane, &mut gone), calls, after);
-        if gone.ends.other() == Standing::Gone {
-            // As those hear who wait with the daemon, and before the next process of that task is heard of.
-            for (call, ..) in calls.recvs_from(&gone.peer) {
+        self.redirect_all(lane, &mut gone, calls, after);
+        let has_left = gone.ends.other() == Standing::Gone;
+        for (call, ..) in calls.recvs_from(&gone.peer) {
+            calls.forget_name(call);
+            if has_left {
+                // As those hear who wait with the daemon, and before the next process of that task is heard of.
                 let error = Error::Left { task: gone.peer.clone(), reason: "its process is gone".into() };
                 calls.give_up(call, error, after);
-            }
-        }
-        for (_, call) in std::mem::take(&mut gone.quiet) {
-            if !self.ask(call, calls, after) {
+            } else if !self.ask(call, calls, after) {
                 self.direct.unasked.push(call);
             }
-            calls.forget_name(call);
         }
         self.ring();
     }
 }
 
 impl Attachment {
-    /// Asks the daemon for the lanes that are wanted, one after the other; on the driver's thread, for each is a conversation.
-    pub(in crate::attachment) fn ask_for_lanes(&self) {
-        loop {
-            let (serial, peer) = {
-                let mut held = self.lock();
-                let Line::Up(link) = &mut held.line else { return };
-                let Some(peer) = link.direct.wanted.pop() else { return };
-                (link.serial, peer)
-            };
-            let given = attach::lane(&self.settings, &peer, Instant::now());
+    /// Asks the daemon for one lane that is wanted; on the driver's thread, for it is a conversation.
+    pub(in crate::attachment) fn ask_for_lane(&self) {
+        let (serial, peer) = {
             let mut held = self.lock();
-            let State { line, calls, .. } = &mut *held;
-            match (line, given) {
-                (Line::Up(link), Ok(given)) if link.serial == serial => link.open_lane(peer, given, calls),
-                (Line::Up(link), Err(error)) if link.serial == serial => {
-                    link.direct.refused(&peer, Error::code(&error), Tick::now());
-                }
-                _ => return,
+            let Line::Up(link) = &mut held.line else { return };
+            let Some(peer) = link.direct.wanted.pop() else { return };
+            (link.serial, peer)
+        };
+        let given = attach::lane(&self.settings, &peer, Instant::now());
+        let mut held = self.lock();
+        let State { line, calls, .. } = &mut *held;
+        match (line, given) {
+            (Line::Up(link), Ok(given)) if link.serial == serial => link.open_lane(peer, given, calls),
+            (Line::Up(link), Err(error)) if link.serial == serial => {
+                link.direct.refused(&peer, error.code(), Tick::now());
             }
-            if held.listening {
-                // It sleeps without the bell of the lane.
-                let nudge = self.nudge_waker.clone();
-                held.aftermath.wakers.push(nudge);
-            }
+            _ => return,
+        }
+        if held.listening {
+            // It does not hear the other side of the lane.
+            let nudge = self.nudge_waker.clone();
+            held.aftermath.wakers.push(nudge);
         }
     }
 }

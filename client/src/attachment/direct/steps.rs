@@ -4,26 +4,55 @@ use std::collections::BTreeMap;
 
 use crate::limits::ENDED_STEPS_MAX;
 
-/// Steps that have ended and were not cleaned up. Of more than may be, the lowest are forgotten: the daemon remembers them.
+/// Steps that have ended and were not cleaned up. Of more than may be, the lowest are forgotten, which the daemon remembers.
 #[derive(Default)]
-pub(super) struct Steps(BTreeMap<i64, Box<str>>);
+pub(super) struct Steps {
+    reasons: BTreeMap<i64, Box<str>>,
+    /// The highest that was forgotten.
+    forgotten: Option<i64>,
+}
 
 impl Steps {
-    /// Why a step has ended, if it has.
+    /// Why a step has ended, if that is known.
     #[inline]
     pub(super) fn reason(&self, step: i64) -> Option<&str> {
-        self.0.get(&step).map(|reason| &**reason)
+        self.reasons.get(&step).map(|reason| &**reason)
+    }
+
+    /// True if a step has ended, or may have: the daemon knows.
+    #[inline]
+    pub(super) fn may_have(&self, step: i64) -> bool {
+        self.forgotten.is_some_and(|forgotten| step <= forgotten) || self.reasons.contains_key(&step)
     }
 
     pub(super) fn end(&mut self, step: i64, reason: &str) {
-        self.0.entry(step).or_insert_with(|| reason.into());
-        if self.0.len() > ENDED_STEPS_MAX {
-            self.0.pop_first();
+        self.reasons.entry(step).or_insert_with(|| reason.into());
+        if self.reasons.len() > ENDED_STEPS_MAX {
+            let forgotten = self.reasons.pop_first().map(|(step, _)| step);
+            self.forgotten = self.forgotten.max(forgotten);
         }
     }
 
     /// It may be used again.
     pub(super) fn forget(&mut self, step: i64) {
-        self.0.remove(&step);
+        self.reasons.remove(&step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_steps_the_lowest_are_the_daemons_to_know() {
+        let mut steps = Steps::default();
+        for step in 0..ENDED_STEPS_MAX as i64 + 2 {
+            assert!(!steps.may_have(step));
+            steps.end(step, &step.to_string());
+        }
+        assert_eq!((steps.reason(1), steps.reason(2)), (None, Some("2")));
+        assert!(steps.may_have(-9) && steps.may_have(1) && steps.may_have(2));
+        steps.forget(2);
+        assert!(!steps.may_have(2));
     }
 }

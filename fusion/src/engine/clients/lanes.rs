@@ -3,11 +3,12 @@
 //! bounded by [`DIRECT_LANES_MAX`] for each client.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, PoisonError};
 
 use sealane_transport::Error;
 use sealane_transport::shm::attach::Credentials;
-use sealane_transport::shm::{Doorbell, LaneKeeper, ShmError, Side};
+use sealane_transport::shm::{ClientBell, ClientEar, LaneKeeper, ShmError, Side};
 
 use super::{Attached, ClientId, Engine};
 use crate::limits::DIRECT_LANES_MAX;
@@ -19,8 +20,10 @@ pub struct LaneEnd {
     pub lane: Arc<LaneKeeper>,
     /// Which end of it is the client's.
     pub side: Side,
-    /// The client's own bell, and that of the other.
-    pub bells: [Arc<Doorbell>; 2],
+    /// Where the client hears others.
+    pub ear: Arc<ClientEar>,
+    /// Wakes the other.
+    pub bell: ClientBell,
 }
 
 /// The lanes that there are.
@@ -28,8 +31,8 @@ pub struct LaneEnd {
 pub(super) struct Lanes {
     /// By their two clients, the one that was admitted first first.
     lanes: HashMap<[ClientId; 2], Lane>,
-    /// Rung by others to wake a client.
-    bells: HashMap<ClientId, Arc<Doorbell>>,
+    /// By which others wake a client. The daemon does not: it rings by the client's own socket, which only the two have.
+    bells: HashMap<ClientId, (ClientBell, Arc<ClientEar>)>,
 }
 
 #[derive(Debug)]
@@ -46,15 +49,15 @@ impl Lanes {
     }
 
     /// Gives a client its end of the lane with another one, which is made if there is none. Who asks twice has lost its first: that lane
-    /// ends, and both ask for the next.
-    fn give(&mut self, asker: ClientId, other: ClientId) -> Result<LaneEnd, Error> {
+    /// ends, of which both are to be `told`, and the other asks for the next.
+    fn give(&mut self, asker: ClientId, other: ClientId, told: &mut Vec<ClientId>) -> Result<LaneEnd, Error> {
         let (pair, side) = match asker.0 < other.0 {
             true => ([asker, other], Side::First),
             false => ([other, asker], Side::Second),
         };
         let is_of_use = |lane: &Lane| !lane.given[side as usize] && !lane.keeper.has_ended();
         if self.lanes.get(&pair).is_some_and(|lane| !is_of_use(lane)) {
-            self.end(pair, LaneKeeper::abandon);
+            told.extend(self.end(pair, |lane, _| lane.abandon(), side));
         }
         let full = [asker, other].into_iter().any(|id| self.of(id).count() >= DIRECT_LANES_MAX);
         let lane = match self.lanes.get_mut(&pair) {
@@ -70,35 +73,41 @@ impl Lanes {
         };
         lane.given[side as usize] = true;
         let lane = lane.keeper.clone();
-        Ok(LaneEnd { lane, side, bells: [self.bell(asker)?, self.bell(other)?] })
+        let (ear, bell) = (self.bell(asker)?.1.clone(), self.bell(other)?.0.clone());
+        Ok(LaneEnd { lane, side, ear, bell })
     }
 
-    fn bell(&mut self, of: ClientId) -> Result<Arc<Doorbell>, Error> {
-        if let Some(bell) = self.bells.get(&of) {
-            return Ok(bell.clone());
+    fn bell(&mut self, of: ClientId) -> Result<&(ClientBell, Arc<ClientEar>), Error> {
+        match self.bells.entry(of) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(vacant) => {
+                let (bell, ear) = ClientBell::between_clients().map_err(|error| no_memory(&error))?;
+                Ok(vacant.insert((bell, Arc::new(ear))))
+            }
         }
-        let bell = Arc::new(Doorbell::create().map_err(|error| no_memory(&error))?);
-        self.bells.insert(of, bell.clone());
-        Ok(bell)
     }
 
     fn of(&self, id: ClientId) -> impl Iterator<Item = [ClientId; 2]> {
         self.lanes.keys().copied().filter(move |pair| pair.contains(&id))
     }
 
-    fn end(&mut self, pair: [ClientId; 2], tell: impl FnOnce(&LaneKeeper)) {
-        let Some(lane) = self.lanes.remove(&pair) else { return };
-        tell(&lane.keeper);
-        pair.iter().filter_map(|id| self.bells.get(id)).for_each(|bell| bell.ring());
+    /// Ends a lane; those who are to be rung for.
+    fn end(&mut self, pair: [ClientId; 2], tell: fn(&LaneKeeper, Side), gone: Side) -> [ClientId; 2] {
+        if let Some(lane) = self.lanes.remove(&pair) {
+            tell(&lane.keeper, gone);
+        }
+        pair
     }
 
-    /// A client has gone: its lanes end.
-    pub(super) fn dismiss(&mut self, id: ClientId) {
+    /// A client has gone: its lanes end. Those who are to be rung for.
+    pub(super) fn dismiss(&mut self, id: ClientId) -> Vec<ClientId> {
+        let mut told = Vec::new();
         for pair in self.of(id).collect::<Vec<_>>() {
             let gone = if pair[0] == id { Side::First } else { Side::Second };
-            self.end(pair, |lane| lane.end(gone));
+            told.extend(self.end(pair, LaneKeeper::end, gone));
         }
         self.bells.remove(&id);
+        told
     }
 }
 
@@ -115,6 +124,7 @@ impl Engine {
     pub fn direct_lane(&self, task: &str, peer: &str, asker: Credentials) -> Result<LaneEnd, Error> {
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         let Attached { seats, lanes, .. } = &mut *attached;
+        let mut told = Vec::new();
         let find = |name: &str| {
             let not_there = || Error::NotFound { task: name.into(), reason: "no process is attached as it".into() };
             seats.get(name).ok_or_else(not_there)
@@ -130,7 +140,9 @@ impl Engine {
         if own.id == other.id {
             return Err(Error::invalid("a task has no direct lane with itself"));
         }
-        lanes.give(own.id, other.id)
+        let given = lanes.give(own.id, other.id, &mut told);
+        attached.ring_for(&told);
+        given
     }
 
     /// Direct lanes that there are between clients.
@@ -142,9 +154,10 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     use sealane_transport::Code;
-    use sealane_transport::shm::{DirectLane, Standing};
+    use sealane_transport::shm::{DirectLane, Standing, Woken};
 
     use super::*;
 
@@ -154,30 +167,38 @@ mod tests {
 
     #[test]
     fn both_are_given_one_lane_and_who_asks_again_a_new_one() {
-        let (mut lanes, [a, b]) = (Lanes::default(), [4, 7].map(ClientId));
-        let (of_a, of_b) = (lanes.give(a, b).unwrap(), lanes.give(b, a).unwrap());
+        let (mut lanes, [a, b], mut told) = (Lanes::default(), [4, 7].map(ClientId), Vec::new());
+        let (of_a, of_b) = (lanes.give(a, b, &mut told).unwrap(), lanes.give(b, a, &mut told).unwrap());
         assert!(Arc::ptr_eq(&of_a.lane, &of_b.lane));
         assert_eq!((of_a.side, of_b.side, lanes.len()), (Side::First, Side::Second, 1));
-        assert!(Arc::ptr_eq(&of_a.bells[0], &of_b.bells[1]) && Arc::ptr_eq(&of_a.bells[1], &of_b.bells[0]));
+        for (from, to) in [(&of_a, &of_b), (&of_b, &of_a)] {
+            from.bell.ring();
+            assert_eq!(to.ear.wait(Some(Duration::ZERO)).unwrap(), Woken::Rung);
+            assert_eq!(to.ear.wait(Some(Duration::ZERO)).unwrap(), Woken::TimedOut);
+        }
+        assert!(told.is_empty());
         let (at_a, at_b) = (open(&of_a), open(&of_b));
         at_a.arrive();
         assert_eq!((at_b.other(), at_a.other()), (Standing::Here, Standing::Absent));
         // It has lost its end: the other hears, and gets its end of the new one.
-        let again = lanes.give(b, a).unwrap();
+        let again = lanes.give(b, a, &mut told).unwrap();
+        assert_eq!(told, [a, b]);
         assert!(!Arc::ptr_eq(&again.lane, &of_b.lane));
         assert_eq!((at_a.other(), at_b.other()), (Standing::Abandoned, Standing::Abandoned));
-        assert!(Arc::ptr_eq(&again.lane, &lanes.give(a, b).unwrap().lane));
+        assert!(Arc::ptr_eq(&again.lane, &lanes.give(a, b, &mut told).unwrap().lane));
         // One that was left by a client is of no use to the other.
         open(&again).leave();
-        assert!(!Arc::ptr_eq(&again.lane, &lanes.give(a, b).unwrap().lane));
+        assert!(!Arc::ptr_eq(&again.lane, &lanes.give(a, b, &mut told).unwrap().lane));
         assert_eq!(lanes.len(), 1);
     }
 
     #[test]
     fn who_goes_takes_its_lanes_along() {
-        let (mut lanes, [a, b, c]) = (Lanes::default(), [1, 2, 3].map(ClientId));
-        let ends = [(a, b), (b, c), (a, c)].map(|(asker, other)| open(&lanes.give(asker, other).unwrap()));
-        lanes.dismiss(b);
+        let (mut lanes, [a, b, c], mut none) = (Lanes::default(), [1, 2, 3].map(ClientId), Vec::new());
+        let ends = [(a, b), (b, c), (a, c)].map(|(asker, other)| open(&lanes.give(asker, other, &mut none).unwrap()));
+        let mut told = lanes.dismiss(b);
+        told.sort_unstable_by_key(|id| id.0);
+        assert_eq!(told, [a, b, b, c]);
         // The second is b's own.
         assert_eq!(ends.each_ref().map(DirectLane::other), [Standing::Gone, Standing::Absent, Standing::Absent]);
         assert_eq!((lanes.len(), lanes.bells.len()), (1, 2));
@@ -185,14 +206,14 @@ mod tests {
 
     #[test]
     fn a_client_has_so_many_lanes_and_no_more() {
-        let (mut lanes, hub) = (Lanes::default(), ClientId(0));
+        let (mut lanes, hub, mut told) = (Lanes::default(), ClientId(0), Vec::new());
         for other in 1..=DIRECT_LANES_MAX as u64 {
-            lanes.give(hub, ClientId(other)).unwrap();
+            lanes.give(hub, ClientId(other), &mut told).unwrap();
         }
         let late = ClientId(1000);
-        assert_eq!(lanes.give(late, hub).unwrap_err().code(), Code::ResourceExhausted);
-        lanes.give(ClientId(1), hub).unwrap();
+        assert_eq!(lanes.give(late, hub, &mut told).unwrap_err().code(), Code::ResourceExhausted);
+        lanes.give(ClientId(1), hub, &mut told).unwrap();
         lanes.dismiss(ClientId(2));
-        lanes.give(late, hub).unwrap();
+        lanes.give(late, hub, &mut told).unwrap();
     }
 }

@@ -7,6 +7,7 @@ use std::{
         unix::fs::FileExt,
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,7 +24,7 @@ use super::{Answer, Attach, Request, VERSION, Welcome, encode};
 use crate::{
     error::Error,
     shm::{
-        bell::Doorbell,
+        bell::{ClientBell, ClientEar, Doorbell},
         descriptors::{self, Message},
         direct::{DirectLane, Side},
         error::ShmError,
@@ -149,10 +150,10 @@ pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> 
 pub struct GivenLane {
     /// The end.
     pub lane: DirectLane,
-    /// Rung by the other client to wake this one; all lanes of a client have the same.
-    pub own_bell: Doorbell,
+    /// Where others are heard that wake this client; all lanes of a client have the same.
+    pub ear: ClientEar,
     /// Wakes the other client.
-    pub other_bell: Doorbell,
+    pub bell: ClientBell,
 }
 
 /// Asks the daemon at `path` for the direct lane between this process, attached as `task`, and the one that is attached as `peer`.
@@ -169,12 +170,13 @@ pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<Gi
         Answer::Refused(refused) => return Err(refusal(refused)),
         _ => return Err(AttachError::answer("it gives no lane")),
     };
-    let (Some(other), Some(own), Some(memory), None) =
+    let (Some(bell), Some(ear), Some(memory), None) =
         (descriptors.pop(), descriptors.pop(), descriptors.pop(), descriptors.pop())
     else {
         return Err(AttachError::answer("a lane comes with three descriptors"));
     };
-    Ok(GivenLane { lane: DirectLane::open(&memory, side)?, own_bell: own.into(), other_bell: other.into() })
+    let lane = DirectLane::open(&memory, side)?;
+    Ok(GivenLane { lane, ear: ClientEar::new(ear), bell: ClientBell::new(Arc::new(bell)) })
 }
 
 /// Asks the daemon at `path` for its figures, as JSON.

@@ -24,7 +24,7 @@ use super::{Answer, HAND_OVER_VERSION, Request, VERSION, Versioned, Welcome, enc
 use crate::{
     error::Error,
     shm::{
-        bell::Doorbell,
+        bell::{ClientBell, ClientEar},
         descriptors,
         direct::{LaneKeeper, Side},
         error::ShmError,
@@ -244,14 +244,18 @@ pub fn show_arena(socket: &OwnedFd, arena: &OwnedFd, bytes: u64) -> Result<(), S
     descriptors::send(socket, &message, &[arena.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
-/// Gives a client its end of a direct lane, with its own bell and that of the other client.
+/// Gives a client its end of a direct lane, with its own ear and the bell of the other client.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
-pub fn give_lane(socket: &OwnedFd, lane: &LaneKeeper, side: Side, bells: [&Doorbell; 2]) -> Result<(), ShmError> {
+pub fn give_lane(
+    socket: &OwnedFd,
+    lane: &LaneKeeper,
+    side: Side,
+    (ear, bell): (&ClientEar, &ClientBell),
+) -> Result<(), ShmError> {
     let message = encode(&Answer::Lane { first: side == Side::First });
-    let [own, other] = bells.map(|bell| bell.as_fd().as_raw_fd());
-    let descriptors = [lane.as_fd().as_raw_fd(), own, other];
+    let descriptors = [lane.as_fd(), ear.as_fd(), bell.as_fd()].map(|fd| fd.as_raw_fd());
     descriptors::send(socket, &message, &descriptors).map_err(ShmError::system("answering a client"))
 }
 

@@ -190,7 +190,7 @@ enum Answer {
     Arena {
         bytes: u64,
     },
-    /// A direct lane comes with it, the bell of the asker and that of the other client. Which end of it is the asker's.
+    /// A direct lane comes with it, the ear of the asker and the bell of the other client. Which end of it is the asker's.
     Lane {
         first: bool,
     },

@@ -1,0 +1,114 @@
+//! Steps that end, by the word of this task or of the other of a lane.
+
+use sealane_transport::{
+    Error,
+    shm::{Fate, Standing, Submission},
+};
+
+use super::{
+    super::{Held, Line, Link, State, aftermath::Aftermath, calls::Calls},
+    Lanes,
+    lane::{Lane, Sent},
+};
+use crate::limits::LANE_REASON_BYTES_MAX;
+
+impl Lanes {
+    /// The other side has opened its end.
+    #[inline]
+    pub(super) fn is_read(&self, lane: u16) -> bool {
+        self.lanes[usize::from(lane)].as_ref().is_some_and(|lane| lane.ends.other() == Standing::Here)
+    }
+
+    /// A step has ended for this task or the other of a lane, or may have: the daemon knows what becomes of its calls.
+    #[inline]
+    pub(super) fn may_have_ended(&self, lane: u16, step: i64) -> bool {
+        self.ended.may_have(step) || self.lanes[usize::from(lane)].as_ref().is_none_or(|lane| lane.ended.may_have(step))
+    }
+}
+
+impl Held<'_> {
+    /// Asks the daemon for the recvs of a step that wait here: it is to end them.
+    pub(in crate::attachment) fn ask_for_step(&mut self, step: i64) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if link.direct.is_open() {
+            for call in calls.quiet(step) {
+                link.ask(call, calls, aftermath);
+            }
+        }
+    }
+
+    /// A step of this task has ended, as the daemon knows. Sends of it by lanes come back; if it was `aborted`, others hear, and what has come
+    /// goes back.
+    pub(in crate::attachment) fn end_direct(&mut self, step: i64, reason: &str, aborted: bool) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if link.direct.neighbours.is_empty() {
+            return;
+        }
+        match aborted {
+            true => link.direct.ended.end(step, reason),
+            false => link.direct.ended.forget(step),
+        }
+        link.end_unsent(step, reason, calls, aftermath);
+        for lane in 0..link.direct.lanes.len() as u16 {
+            let Some(at) = link.direct.get_mut(lane) else { continue };
+            at.take_back(lane, (step, reason), calls, aftermath);
+            if !aborted {
+                at.ended.forget(step);
+                continue;
+            }
+            let reason = &reason[..reason.floor_char_boundary(LANE_REASON_BYTES_MAX)];
+            let said = Submission::Abort { step, reason }.encode(&mut link.outgoing);
+            let Link { direct, outgoing, .. } = &mut **link;
+            let at = direct.get_mut(lane).expect("just looked at");
+            // Before what goes back is seen.
+            let entry = said.ok().and_then(|()| at.send(outgoing));
+            entry.into_iter().for_each(|entry| at.sent[usize::from(entry)] = Sent::NO_TENSOR);
+            at.refuse(lane, step, calls);
+            if entry.is_none() {
+                // It hears by the daemon.
+                link.close_lane(lane, calls, aftermath);
+            }
+        }
+        link.ring();
+    }
+}
+
+impl Lane {
+    /// The other task has ended a step.
+    pub(super) fn ended_there(
+        &mut self,
+        lane: u16,
+        (step, reason): (i64, &str),
+        calls: &mut Calls,
+        after: &mut Aftermath,
+    ) {
+        self.ended.end(step, reason);
+        self.take_back(lane, (step, reason), calls, after);
+        for call in calls.quiet(step) {
+            if calls.wants(call).is_some_and(|(peer, ..)| *peer == *self.peer) {
+                calls.end_untold(call, Error::Aborted { step, reason: reason.into() }, after);
+            }
+        }
+    }
+
+    /// Takes back what was sent of a step, and was not received.
+    fn take_back(&mut self, lane: u16, (step, reason): (i64, &str), calls: &mut Calls, after: &mut Aftermath) {
+        for entry in 0..self.sent.len() as u16 {
+            let sent = self.sent[usize::from(entry)];
+            if sent.step == step && calls.sent_by(sent.call) == Some((lane, entry)) && self.ends.sender.withdraw(entry)
+            {
+                calls.end_sent(sent.call, Some(Error::Aborted { step, reason: reason.into() }), after);
+            }
+        }
+    }
+
+    /// Refuses what has come of a step that this task has ended.
+    fn refuse(&mut self, lane: u16, step: i64, calls: &mut Calls) {
+        for entry in 0..self.kept.len() as u16 {
+            if self.kept[usize::from(entry)].is_some_and(|kept| kept.step == step) {
+                self.forget_kept(lane, entry, calls);
+                self.settle(entry, Fate::Aborted);
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What goes by the daemon after all: sends that were not received, recvs for which nothing came. The driver looks after it.
+
+use std::time::Duration;
+
+use sealane_transport::{
+    Error,
+    shm::{Moved, NO_TIMEOUT, PayloadAt, Span, Submission},
+};
+
+use super::{
+    super::{
+        Held, Line, Link, State,
+        aftermath::Aftermath,
+        backlog::{Stored, Way},
+        calls::Calls,
+        link::{Peer, Unsubmitted},
+    },
+    lane::Lane,
+};
+use crate::{
+    clock::{Tick, timeout_ms},
+    limits::{ASK_AFTER, DIRECT_LOOK, REDIRECTED_PER_LOOK},
+};
+
+/// A send that was taken back from a lane, and for which the daemon has no room yet.
+pub(super) struct Unsent {
+    call: u32,
+    peer: Box<str>,
+    step: i64,
+    record: Stored,
+}
+
+impl Held<'_> {
+    /// Sees to it that somebody looks after the lanes when that is due. Without a thread for it, those who wait do.
+    #[inline]
+    pub(super) fn attend_lanes(&mut self, now: Tick, due: Tick) {
+        let Line::Up(link) = &mut self.line else { return };
+        if link.direct.attended <= due && link.direct.attended >= now {
+            return;
+        }
+        self.attend_to_lanes(due);
+    }
+
+    fn attend_to_lanes(&mut self, due: Tick) {
+        if let Line::Up(link) = &mut self.line {
+            link.direct.attended = due;
+        }
+        self.wake_driver();
+        if self.listening {
+            // It may sleep longer.
+            let nudge = self.attachment.nudge_waker.clone();
+            self.aftermath.wakers.push(nudge);
+        }
+    }
+
+    /// Has the sends go by the daemon that were not received, asks it for recvs that have waited long enough, and tells it now and then how
+    /// much went.
+    pub(in crate::attachment) fn look_after_lanes(&mut self, now: Tick) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if !link.direct.is_open() && link.direct.unasked.is_empty() && link.direct.unsent.is_empty() {
+            return;
+        }
+        link.send_unsent(calls, aftermath);
+        link.ask_for_quiet(now, calls, aftermath);
+        link.redirect_pending(now, calls, aftermath);
+        if link.direct.look_at.is_none_or(|at| at <= now) {
+            link.direct.look_at = Some(now.after(DIRECT_LOOK));
+            link.tell_what_went();
+        }
+        link.ring();
+    }
+
+    /// In how much time the lanes are to be looked after, which the caller does.
+    pub(in crate::attachment) fn attend_lanes_in(&mut self) -> Option<Duration> {
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        let now = Tick::now();
+        let due = link.direct.next_due(now);
+        link.direct.attended = due;
+        due.from(now)
+    }
+}
+
+impl super::Lanes {
+    /// When a send is to go by the daemon, or a recv that waits here to be asked for, or the daemon to be told how much went.
+    fn next_due(&self, now: Tick) -> Tick {
+        let lanes = || self.lanes.iter().flatten();
+        let first = |lane: &Lane| lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at).min();
+        let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
+        let left = !self.unasked.is_empty() || !self.unsent.is_empty();
+        let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0);
+        let due = if left { due.min(now.later(ASK_AFTER)) } else { due };
+        if untold { due.min(self.look_at.unwrap_or(now)) } else { due }
+    }
+}
+
+impl Link {
+    /// Asks the daemon for recvs that have waited here long enough.
+    fn ask_for_quiet(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
+        for call in std::mem::take(&mut self.direct.unasked) {
+            if !self.ask(call, calls, after) {
+                self.direct.unasked.push(call);
+            }
+        }
+        let all = calls.matching().take_learned();
+        if all {
+            self.direct.iter_mut().for_each(|(_, lane)| lane.asked_rightly());
+        }
+        for lane in 0..self.direct.lanes.len() as u16 {
+            while let Some(&(at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.front())
+                && (all || at <= now || calls.wants(call).is_none())
+            {
+                if !self.ask(call, calls, after) {
+                    break;
+                }
+                if let Some(lane) = self.direct.get_mut(lane) {
+                    lane.quiet.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Asks the daemon for a recv that waits here; false if there is no room to. A lane may still serve it.
+    pub(super) fn ask(&mut self, call: u32, calls: &mut Calls, after: &mut Aftermath) -> bool {
+        let Some((peer, step, key, deadline, memory)) = calls.wants(call) else { return true };
+        let Some(&Peer { segment, number }) = self.peers.get(peer) else {
+            let error = Error::unavailable(peer, "the daemon does not know of it");
+            calls.end_untold(call, error, after);
+            return true;
+        };
+        let destination = match memory.lent() {
+            None => None,
+            Some([]) => Some(Span::default()),
+            Some(lent) => self.arena.span_of(lent),
+        };
+        let timeout_ms = deadline.from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
+        let (fused, fail_if_gone) = (false, false);
+        let recv = Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused, fail_if_gone };
+        match self.submit(segment, &recv) {
+            Ok(way) => calls.is_asked(call, segment, way == Way::Ring),
+            Err(Unsubmitted::Refused(error)) => calls.end_untold(call, error, after),
+            // A fault is noticed by the next who submits.
+            Err(Unsubmitted::Full | Unsubmitted::Fault(_)) => return false,
+        }
+        true
+    }
+
+    /// Has the daemon carry what the other side of a lane has not received in time.
+    fn redirect_pending(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
+        for lane in 0..self.direct.lanes.len() as u16 {
+            for _ in 0..REDIRECTED_PER_LOOK {
+                let Some(at) = self.direct.get_mut(lane) else { break };
+                let Some(&(due, call)) = at.pending.front() else { break };
+                let Some((_, entry)) = calls.sent_by(call).filter(|(of, _)| *of == lane) else {
+                    at.pending.pop_front();
+                    continue;
+                };
+                // Where the daemon has no room now, it may have later.
+                let peer = self.peers.get(&at.peer).filter(|_| due <= now && self.direct.unsent.is_empty());
+                if !peer.is_some_and(|peer| self.segments[usize::from(peer.segment)].has_room()) {
+                    break;
+                }
+                if let Some(mut at) = self.direct.lanes[usize::from(lane)].take() {
+                    at.pending.pop_front();
+                    self.take_from(&mut at, entry, calls, after);
+                    self.direct.lanes[usize::from(lane)] = Some(at);
+                }
+            }
+        }
+    }
+
+    /// Has the daemon carry all that a lane which has gone had not delivered.
+    pub(super) fn redirect_all(&mut self, lane: u16, gone: &mut Lane, calls: &mut Calls, after: &mut Aftermath) {
+        for entry in 0..gone.sent.len() as u16 {
+            if calls.sent_by(gone.sent[usize::from(entry)].call) == Some((lane, entry)) {
+                self.take_from(gone, entry, calls, after);
+            }
+        }
+    }
+
+    /// Takes one back that was sent by a lane, and has the daemon carry it, unless the other side has decided about it.
+    fn take_from(&mut self, at: &mut Lane, entry: u16, calls: &mut Calls, after: &mut Aftermath) {
+        let sent = at.sent[usize::from(entry)];
+        if !at.ends.sender.withdraw(entry) {
+            // Whether or not it says so.
+            let fate = at.ends.sender.fate(entry);
+            let error = fate.map_or_else(|| Some(lost(&at.peer)), |fate| at.error(fate, sent.step));
+            return calls.end_sent(sent.call, error, after);
+        }
+        at.ends.sender.load(entry, &mut self.incoming);
+        calls.is_back(sent.call);
+        let (call, step) = (sent.call, sent.step);
+        let unsent = Unsent { call, peer: at.peer.clone(), step, record: Stored::of(&self.incoming) };
+        self.direct.unsent.push_back(unsent);
+        self.send_unsent(calls, after);
+    }
+
+    /// Sends by the daemon what was taken back, as far as it has room.
+    fn send_unsent(&mut self, calls: &mut Calls, after: &mut Aftermath) {
+        while let Some(unsent) = self.direct.unsent.pop_front() {
+            match self.send_by_daemon(&unsent, calls) {
+                Ok(true) => {}
+                Ok(false) => return self.direct.unsent.push_front(unsent),
+                Err(error) => calls.end_sent(unsent.call, Some(error), after),
+            }
+        }
+    }
+
+    /// False if there is no room.
+    ///
+    /// # Errors
+    /// The record is not what was sent: the other side had it, and could write there.
+    fn send_by_daemon(&mut self, unsent: &Unsent, calls: &mut Calls) -> Result<bool, Error> {
+        let Unsent { call, peer: name, step: of, record } = unsent;
+        if calls.sent_by(*call).is_none() {
+            // It has ended.
+            return Ok(true);
+        }
+        let Link { peers, incoming, outgoing, segments, .. } = self;
+        let &Peer { segment, number: peer } = peers.get(name).ok_or_else(|| lost(name))?;
+        record.load(incoming);
+        let (step, key, meta, payload) = match Submission::decode(incoming) {
+            Ok(Submission::Send { step, key, meta, payload: payload @ PayloadAt::Inline(_), .. }) if step == *of => {
+                (step, key, meta, payload)
+            }
+            _ => return Err(lost(name)),
+        };
+        let timeout_ms = calls.deadline(*call).from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
+        let send = Submission::Send { call: *call, peer, step, timeout_ms, key, meta, payload };
+        send.encode(outgoing).map_err(|field| Error::invalid(field.to_string()))?;
+        let at = &mut segments[usize::from(segment)];
+        // Nothing overtakes what waits; a fault is noticed by the next who submits.
+        let is_sent = at.waiting.is_empty() && at.push(outgoing).unwrap_or(false);
+        if is_sent {
+            calls.redirect(*call, segment);
+        }
+        Ok(is_sent)
+    }
+
+    /// A step has ended: what was taken back of it is not sent any more.
+    pub(super) fn end_unsent(&mut self, step: i64, reason: &str, calls: &mut Calls, after: &mut Aftermath) {
+        self.direct.unsent.retain(|unsent| {
+            if unsent.step == step {
+                calls.end_sent(unsent.call, Some(Error::Aborted { step, reason: reason.into() }), after);
+            }
+            unsent.step != step
+        });
+    }
+
+    /// Tells the daemon how much went by lanes. What finds no room is told later.
+    pub(in crate::attachment) fn tell_what_went(&mut self) {
+        for lane in 0..self.direct.lanes.len() as u16 {
+            let Some(at) = self.direct.get_mut(lane) else { continue };
+            let (sent, received) = (at.went, at.came);
+            let Some(&Peer { segment, number: peer }) = self.peers.get(&at.peer) else { continue };
+            if (sent.tensors, received.tensors) != (0, 0)
+                // The peer's number may wait there.
+                && self.segments[usize::from(segment)].waiting.is_empty()
+                && self.submit_ahead(segment, &Submission::Direct { peer, sent, received }).is_ok()
+                && let Some(at) = self.direct.get_mut(lane)
+            {
+                (at.went, at.came) = (Moved::default(), Moved::default());
+            }
+        }
+    }
+}
+
+/// The error of a send that the other side of a lane has spoiled.
+fn lost(peer: &str) -> Error {
+    Error::unavailable(peer, "its process broke the direct lane by which the tensor went")
+}

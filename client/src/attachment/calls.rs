@@ -221,7 +221,7 @@ impl Calls {
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
-            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) && slot.caller != Caller::Owed {
+            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
             } else {
@@ -276,10 +276,7 @@ impl Calls {
     /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.
     #[inline]
     fn unset_aside(&mut self, call: u32, after: &mut Aftermath) {
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        // What a call has ended with well is its caller's.
-        let is_owed = slot.caller == Caller::Owed && slot.failure.is_none();
-        if !is_owed && let Some(tensor) = slot.tensor.take() {
+        if let Some(tensor) = self.slots[(call & INDEX_MASK) as usize].tensor.take() {
             self.pass_on(call, tensor, after);
         }
     }

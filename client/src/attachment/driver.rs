@@ -34,6 +34,11 @@ impl Driver {
         self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
     }
 
+    /// It sleeps where it can be woken.
+    pub(super) fn is_idle(&self) -> bool {
+        self.idle
+    }
+
     /// There is one.
     pub(super) fn is_there(&self) -> bool {
         self.thread.is_some()
@@ -153,7 +158,7 @@ impl Attachment {
                 held = self.lock();
             }
             held.look_after_lanes(Tick::now());
-            if matches!(&held.line, Line::Up(link) if link.direct.has_wanted()) {
+            if held.wants_lanes() {
                 drop(held);
                 self.ask_for_lane();
                 continue;

@@ -71,6 +71,8 @@ pub(crate) struct Attachment {
     state: Mutex<State>,
     /// Held by whoever [tells the shards](publish) what is published, before the state.
     turn: Mutex<()>,
+    /// Held by whoever ends a step, before the state.
+    ending: Mutex<()>,
     /// Held while somebody attaches again.
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
@@ -186,6 +188,7 @@ impl Attachment {
                 mark,
                 state: Mutex::new(state),
                 turn: Mutex::default(),
+                ending: Mutex::default(),
                 attaching: Mutex::default(),
                 asleep: AtomicBool::new(false),
                 owes_chores: AtomicBool::new(false),

@@ -3,7 +3,7 @@
 
 use std::{
     cell::OnceCell,
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -243,6 +243,9 @@ impl Attachment {
     /// A step ends. What came in it for recvs that were given up is wanted no more, and what waits for the arena is not sent.
     fn end_step(&self, step: i64, reason: &str, told: &Submission<'_>) -> Result<(), Error> {
         self.check_fork()?;
+        // Ends of steps go out one after the other, to all: what another thread begins when the daemon says that a step has ended comes
+        // behind what lanes are told of that.
+        let _in_turn = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
         held.pump();
         let State { calls, aftermath, .. } = &mut *held;
@@ -252,10 +255,19 @@ impl Attachment {
         }
         held.ask_for_step(step);
         drop(held);
+        let aborted = matches!(told, Submission::Abort { .. });
         // The daemon hears before those with whom this task has lanes.
-        let outcome = self.up(Tick::now(), None).and_then(|mut held| held.tell_all(told));
-        self.lock().end_direct(step, reason, matches!(told, Submission::Abort { .. }));
-        outcome
+        match self.up(Tick::now(), None) {
+            Ok(mut held) => {
+                let outcome = held.tell_all(told);
+                held.end_direct(step, reason, aborted);
+                outcome
+            }
+            Err(error) => {
+                self.lock().end_direct(step, reason, aborted);
+                Err(error)
+            }
+        }
     }
 
     /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.

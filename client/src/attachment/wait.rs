@@ -154,7 +154,7 @@ impl Attachment {
             held.expire(waiter);
             let ended = match waiter {
                 Waiter::Caller(_) => false,
-                Waiter::Driver => held.has_unplaced(),
+                Waiter::Driver => held.has_unplaced() || held.wants_lanes(),
                 Waiter::Attendant(attendant) => attendant.is_late(),
             };
             if ended || held.is_over(waiter) {

@@ -189,10 +189,12 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
                 true => Ok(given),
                 false => Err(Error::PermissionDenied { reason: "they are off".into() }),
             });
-            return match given {
-                Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)).unwrap(),
-                Err(error) => refuse(socket, &error).unwrap(),
+            // One that does not wait any more, or is gone, hears nothing.
+            let _ = match given {
+                Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)),
+                Err(error) => refuse(socket, &error),
             };
+            return;
         }
         match request.map(|request| let_in(engine, portion, &request, socket)) {
             None => {}

@@ -128,25 +128,21 @@ impl Calls {
         bytes: &[u8],
         after: &mut Aftermath,
     ) {
+        self.forget_name(call);
         self.told(call);
         let Some(segment) = self.at_work_on(call) else { return };
         let received = self.received(segment, call, meta, Arrived::Inline(bytes), after);
         debug_assert!(received.is_ok(), "{received:?}");
     }
 
-    /// A tensor has come by a lane for a recv that the daemon was asked for, and is to give up. The recv has it at once, or where the daemon was
-    /// lent memory, when that is back.
+    /// A tensor has come by a lane for a recv that the daemon was asked for: the recv has it when the daemon has given it up. It may have
+    /// another on its way, which is the first then, as its sender knows.
     pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
         self.forget_name(call);
         let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
         let segment = slot.segment;
         match Tensor::from_wire(meta, Buffer::copy_of(bytes)) {
-            Ok(tensor) => {
-                slot.tensor = Some(tensor);
-                if matches!(slot.memory, Memory::Nothing) {
-                    self.end(call, after);
-                }
-            }
+            Ok(tensor) => slot.tensor = Some(tensor),
             Err(error) => self.overdue(call, error, after),
         }
         self.to_cancel.push((segment, call));
@@ -215,8 +211,7 @@ impl Calls {
         let is_meant = |slot: &Slot| {
             matches!(slot.daemon, Daemon::Untold | Daemon::Working)
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
-                && slot.tensor.is_none()
-                && slot.keeps
+                && (slot.tensor.is_none() && slot.failure.is_none() && slot.keeps)
                 && slot.place.peer() == peer
         };
         let meant = self.slots.iter().enumerate().filter(|(_, slot)| is_meant(slot));

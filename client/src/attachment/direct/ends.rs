@@ -37,8 +37,8 @@ impl Held<'_> {
         }
     }
 
-    /// A step of this task has ended, as the daemon knows. Sends of it by lanes come back; if it was `aborted`, others hear, and what has come
-    /// goes back.
+    /// A step of this task has ended, as the daemon knows. Sends of it by lanes come back; if it was `aborted`, others hear, and what has
+    /// come goes back.
     pub(in crate::attachment) fn end_direct(&mut self, step: i64, reason: &str, aborted: bool) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if link.direct.neighbours.is_empty() {

@@ -123,8 +123,8 @@ impl Held<'_> {
         Found::Nothing(memory)
     }
 
-    /// The daemon was asked for a recv. A lane may serve it all the same, and may have what it wants by now: while there was no room to ask,
-    /// lanes were looked at, and perhaps opened.
+    /// The daemon was asked for a recv. A lane may serve it all the same, and may have what it wants by now: while there was no room to
+    /// ask, lanes were looked at, and perhaps opened.
     pub(in crate::attachment) fn asked_by_name(&mut self, call: u32, place: (&str, i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let (peer, step, key) = place;

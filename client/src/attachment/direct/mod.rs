@@ -1,12 +1,15 @@
 //! Direct lanes: small sends and recvs between two clients of one host and one user go by memory that the two share, past the daemon,
 //! which only gives it to them and hears how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
 //!
-//! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened
-//! their ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise. What is not received within
-//! [a moment](LANE_PATIENCE) is taken back and goes by the daemon, too: its receiver does not want it yet, does not look, or has gone.
-//! A **recv** takes what has come, or waits in this process, and the daemon is asked for it after a moment, whose length each lane learns. So
-//! the two meet at the daemon if not in the lane, whatever either process does meanwhile, and it is the daemon that keeps deadlines. If the
-//! tensor comes by the lane after all, the daemon is told to give the recv up.
+//! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened their
+//! ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise. What is not received within [a
+//! moment](LANE_PATIENCE) is taken back and goes by the daemon, too: its receiver does not want it yet, does not look, or has gone. A
+//! **recv** takes what has come, or waits in this process, and the daemon is asked for it after a moment, whose length each lane learns.
+//! So the two meet at the daemon if not in the lane, whatever either process does meanwhile, and it is the daemon that keeps deadlines.
+//! If the tensor comes by the lane after all, the daemon is told to give the recv up.
+//!
+//! (Two tensors of one name that wait are refused the second, as ever, but where the first has gone to the daemon meanwhile: then each goes
+//! to a recv.)
 //!
 //! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. An end of a step goes by the lane as well, to be known
 //! there before what follows.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sealane_transport::{
-    Error,
+    Code, Error,
     shm::{Moved, NO_TIMEOUT, PayloadAt, Span, Submission},
 };
 
@@ -45,9 +45,10 @@ impl Held<'_> {
         if let Line::Up(link) = &mut self.line {
             link.direct.attended = due;
         }
+        let is_idle = self.driver.is_idle();
         self.wake_driver();
-        if self.listening {
-            // It may sleep longer.
+        if self.listening && !is_idle {
+            // It is the driver that listens, and may sleep longer.
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);
         }
@@ -68,6 +69,11 @@ impl Held<'_> {
             link.tell_what_went();
         }
         link.ring();
+    }
+
+    /// True if the driver is to ask for a lane.
+    pub(in crate::attachment) fn wants_lanes(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if link.direct.has_wanted())
     }
 
     /// In how much time the lanes are to be looked after, which the caller does.
@@ -137,9 +143,10 @@ impl Link {
         let recv = Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused, fail_if_gone };
         match self.submit(segment, &recv) {
             Ok(way) => calls.is_asked(call, segment, way == Way::Ring),
-            Err(Unsubmitted::Refused(error)) => calls.end_untold(call, error, after),
-            // A fault is noticed by the next who submits.
+            // As many wait in this process as may; a fault is noticed by the next who submits.
             Err(Unsubmitted::Full | Unsubmitted::Fault(_)) => return false,
+            Err(Unsubmitted::Refused(error)) if error.code() == Code::ResourceExhausted => return false,
+            Err(Unsubmitted::Refused(error)) => calls.end_untold(call, error, after),
         }
         true
     }

@@ -1,6 +1,6 @@
 //! Direct lanes between clients: which pair has one, and which of the two was given its end. The engine makes a lane when the first of
-//! them asks, and ends it when one is dismissed, which the other sees in the lane itself. For any thread, under the lock of who is attached;
-//! bounded by [`DIRECT_LANES_MAX`] for each client.
+//! them asks, and ends it when one is dismissed, which the other sees in the lane itself. For any thread, under the lock of who is
+//! attached; bounded by [`DIRECT_LANES_MAX`] for each client.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -488,11 +488,14 @@ fn check_leaves_nothing_behind() {
 #[test]
 fn bench_is_a_program_of_its_own_that_may_be_missing() {
     let place = Place::new();
-    // Where nothing is beside the program.
+    // Where nothing is beside the program. By another process: whoever another test starts meanwhile would inherit what this one has open
+    // for writing, and nobody could execute it.
     let program = place.directory.path().join("sealane");
-    std::fs::hard_link(env!("CARGO_BIN_EXE_sealane"), &program)
-        .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_sealane"), &program).map(drop))
-        .unwrap();
+    let make = |script: &str, path: &Path| {
+        let made = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_sealane")]).arg(path).status();
+        assert!(made.unwrap().success(), "{script}");
+    };
+    make("ln \"$0\" \"$1\" 2>/dev/null || cp \"$0\" \"$1\"", &program);
     let run = || {
         let mut command = Command::new(&program);
         command.env_clear().env("PATH", place.directory.path().join("programs"));
@@ -503,8 +506,9 @@ fn bench_is_a_program_of_its_own_that_may_be_missing() {
     let expected = "error: sealane-bench is neither beside this program nor in PATH; ";
     assert!(stderr(&missing).starts_with(expected), "{}", stderr(&missing));
 
-    place.write("programs/sealane-bench", "#!/bin/sh\necho \"$@\"\nexit 7\n");
     let script = place.directory.path().join("programs/sealane-bench");
+    std::fs::create_dir(place.directory.path().join("programs")).unwrap();
+    make(r#"printf '#!/bin/sh\necho "$@"\nexit 7\n' > "$1""#, &script);
     let unusable = run();
     assert!(stderr(&unusable).contains("cannot be started (Permission denied"), "{}", stderr(&unusable));
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

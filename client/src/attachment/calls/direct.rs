@@ -199,13 +199,6 @@ impl Calls {
         Some((slot.place.peer(), slot.place.step(), slot.place.key(), slot.deadline, &slot.memory))
     }
 
-    /// Recvs of a step that wait here for a lane.
-    pub(in crate::attachment) fn quiet(&self, step: i64) -> Vec<u32> {
-        let is_quiet = |slot: &Slot| slot.daemon == Daemon::Untold && !slot.asked && slot.place.step() == step;
-        let quiet = self.slots.iter().enumerate().filter(|(_, slot)| is_quiet(slot));
-        quiet.map(|(index, slot)| slot.generation << CALL_INDEX_BITS | index as u32).collect()
-    }
-
     /// Recvs from a peer that are in flight, with their steps and keys: a lane may serve them from now on.
     pub(in crate::attachment) fn recvs_from(&self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
         let is_meant = |slot: &Slot| {

@@ -30,10 +30,12 @@ impl Held<'_> {
     /// Asks the daemon for the recvs of a step that wait here: it is to end them.
     pub(in crate::attachment) fn ask_for_step(&mut self, step: i64) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        if link.direct.is_open() {
-            for call in calls.quiet(step) {
-                link.ask(call, calls, aftermath);
-            }
+        let lanes = link.direct.lanes.iter().flatten();
+        let mut quiet: Vec<u32> = lanes.flat_map(|lane| lane.quiet.iter().map(|(_, call)| *call)).collect();
+        quiet.extend(&link.direct.unasked);
+        quiet.retain(|call| calls.wants(*call).is_some_and(|(_, of, ..)| of == step));
+        for call in quiet {
+            link.ask(call, calls, aftermath);
         }
     }
 
@@ -84,8 +86,9 @@ impl Lane {
     ) {
         self.ended.end(step, reason);
         self.take_back(lane, (step, reason), calls, after);
-        for call in calls.quiet(step) {
-            if calls.wants(call).is_some_and(|(peer, ..)| *peer == *self.peer) {
+        // No more than wait for this lane, however often its other side says so. A call of long ago may be another peer's by now.
+        for &(_, call) in &self.quiet {
+            if calls.wants(call).is_some_and(|(peer, of, ..)| *peer == *self.peer && of == step) {
                 calls.end_untold(call, Error::Aborted { step, reason: reason.into() }, after);
             }
         }

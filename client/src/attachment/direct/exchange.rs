@@ -30,7 +30,7 @@ pub(in crate::attachment) enum Found {
 }
 
 /// What became of a tensor that waited in a lane.
-enum Take {
+enum TakeKept {
     /// It is the receiver's, and in `incoming`.
     Taken,
     /// So many bytes have no room where they are wanted: it stays.
@@ -88,15 +88,15 @@ impl Held<'_> {
             match calls.matching().find(name) {
                 Some(Awaited::Tensor { entry, .. }) => {
                     match link.take_kept((lane, entry), (step, key), memory.room(), calls) {
-                        Take::Taken => {
+                        TakeKept::Taken => {
                             let call = calls.enter_recv(place, memory, (deadline, borrowed));
                             link.hand_over(call, Wish::Quiet, calls, aftermath);
                             return Found::Entered(call);
                         }
-                        Take::TooLong(len) => {
+                        TakeKept::TooLong(len) => {
                             return Found::Failed(no_room(memory.room().unwrap_or_default(), len), memory);
                         }
-                        Take::Lost => {}
+                        TakeKept::Lost => {}
                     }
                 }
                 Some(Awaited::Recv(_)) if is_last => {
@@ -138,9 +138,9 @@ impl Held<'_> {
             Some(Awaited::Tensor { entry, .. }) => {
                 let Some((wish, room)) = calls.wish(call, place) else { return };
                 match link.take_kept((lane, entry), (step, key), room, calls) {
-                    Take::Taken => link.hand_over(call, wish, calls, aftermath),
-                    Take::TooLong(len) => calls.too_small(call, len, aftermath),
-                    Take::Lost => calls.give_name(call, name),
+                    TakeKept::Taken => link.hand_over(call, wish, calls, aftermath),
+                    TakeKept::TooLong(len) => calls.too_small(call, len, aftermath),
+                    TakeKept::Lost => calls.give_name(call, name),
                 }
             }
         }
@@ -186,9 +186,9 @@ impl Link {
         wanted: (i64, &str),
         room: Option<usize>,
         calls: &mut Calls,
-    ) -> Take {
+    ) -> TakeKept {
         let Link { direct, incoming, .. } = self;
-        let Some(at) = direct.get_mut(lane) else { return Take::Lost };
+        let Some(at) = direct.get_mut(lane) else { return TakeKept::Lost };
         let loaded = at.ends.receiver.load(entry, incoming);
         let len = match Submission::decode(incoming) {
             Ok(Submission::Send { step, key, payload: PayloadAt::Inline(bytes), .. })
@@ -201,7 +201,7 @@ impl Link {
         if let (Some(len), Some(room)) = (len, room)
             && len > room
         {
-            return Take::TooLong(len);
+            return TakeKept::TooLong(len);
         }
         at.forget_kept(lane, entry, calls);
         // What is no longer what it was said to be is nobody's.
@@ -209,9 +209,9 @@ impl Link {
         match (at.settle(entry, fate), len) {
             (true, Some(len)) => {
                 at.has_come(len);
-                Take::Taken
+                TakeKept::Taken
             }
-            _ => Take::Lost,
+            _ => TakeKept::Lost,
         }
     }
 

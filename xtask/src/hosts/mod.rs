@@ -35,6 +35,9 @@ pub(crate) const HOSTS: usize = 3;
 /// Tasks that each host's daemon serves: two, so that some share a daemon.
 const ATTACHED_PER_HOST: usize = 2;
 
+/// Pairs of tasks that share a daemon, each of which may have a direct lane.
+pub(crate) const PAIRS_PER_DAEMON: u64 = (ATTACHED_PER_HOST * (ATTACHED_PER_HOST - 1) / 2) as u64;
+
 /// All tasks, numbered over all hosts: those of the daemons, and one at last that has its engine in its own process, beside the
 /// first daemon.
 pub(crate) const TASKS: usize = HOSTS * ATTACHED_PER_HOST + 1;

@@ -128,15 +128,26 @@ pub(crate) enum Line {
     Holds([u64; 5]),
 }
 
+/// How much of something may be held in the end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bound {
+    /// However much there is.
+    None,
+    /// So much more than at first.
+    More(u64),
+    /// So much, whatever there was at first.
+    Most(u64),
+}
+
 /// What [`Line::Holds`] has, and how much more of each it may be in the end of a soak.
-pub(crate) const HOLDINGS: [(&str, Option<u64>); 5] = [
-    ("slabs in use, B", Some(0)),
-    ("deposits", Some(0)),
+pub(crate) const HOLDINGS: [(&str, Bound); 5] = [
+    ("slabs in use, B", Bound::More(0)),
+    ("deposits", Bound::More(0)),
     // One of each peer stands all the time; which of them have asked again after the last trouble varies.
-    ("parked requests", Some(6)),
+    ("parked requests", Bound::More(6)),
     // Of the key that is there in two versions of four, one on each shard.
-    ("published tensors", Some(2)),
-    ("links", Some(4)),
+    ("published tensors", Bound::More(2)),
+    ("links", Bound::More(4)),
 ];
 
 /// See the module.

@@ -44,6 +44,12 @@ impl Driver {
         self.thread.is_some()
     }
 
+    /// There is none and never will be: who makes the calls looks himself.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn is_the_caller(&mut self) {
+        (self.thread, self.idle) = (Some(thread::current()), false);
+    }
+
     /// It sleeps, and is to be woken for what comes up.
     pub(super) fn rests(&mut self) {
         self.idle = true;

@@ -279,8 +279,10 @@ impl Attachment {
     #[cfg(feature = "fuzzing")]
     pub(crate) fn open_lane(&self, peer: &str, given: GivenLane) {
         let mut held = self.lock();
+        // Time plays no part: what is slow is not asked of a daemon that nobody drives.
+        held.driver.is_the_caller();
         let State { line: Line::Up(link), calls, .. } = &mut *held else { return };
-        link.open_lane_alone(peer, given, calls);
+        link.open_lane(peer.into(), given, calls);
     }
 
     /// Tasks with whose processes this one has a direct lane that both read.

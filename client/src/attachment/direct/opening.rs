@@ -150,7 +150,7 @@ impl super::Lanes {
 
 impl Link {
     /// Opens this side's end of a lane. Recvs that are in flight may be served by it from now on.
-    fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
+    pub(in crate::attachment) fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
         let GivenLane { lane, ear, bell } = given;
         // It is the same for all.
         self.direct.ear.get_or_insert_with(|| Arc::new(ear));
@@ -162,13 +162,6 @@ impl Link {
         }
         // Only now may anything come.
         lane.ends.arrive();
-    }
-
-    /// Opens an end that the caller has made, for drives that look at it themselves: no thread does.
-    #[cfg(feature = "fuzzing")]
-    pub(in crate::attachment) fn open_lane_alone(&mut self, peer: &str, given: GivenLane, calls: &mut Calls) {
-        self.open_lane(peer.into(), given, calls);
-        self.direct.attended = Tick::now();
     }
 
     /// A lane has gone, or its other end breaks the rules: what it held of this side's goes by the daemon, which is asked for what

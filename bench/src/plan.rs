@@ -10,6 +10,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+
 use crate::error::BenchError;
 use crate::limits::{
     IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, STEP_BYTES_MAX,
@@ -100,9 +102,10 @@ pub struct Plan {
     pub executor: Executor,
 
     /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
-    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), with rows and ps --rows, whole (tables as a
+    /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), over shm direct (a direct lane; with latency and
+    /// rate), with rows and ps --rows, whole (tables as a
     /// whole), or, with --security, open (Sealane without it); repeatable
-    #[arg(long = "baseline", value_name = "raw|grpc|grpc-stream|stream|whole|open")]
+    #[arg(long = "baseline", value_name = "raw|grpc|grpc-stream|stream|direct|whole|open")]
     pub baselines: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
@@ -241,6 +244,11 @@ impl Plan {
         refuse(is_secured && !(has_pair && is_tcp), "--security", &self.security, of_pairs)?;
         let is_open = !is_secured && self.baselines.contains(&SystemName::Open);
         refuse(is_open, "--baseline", &SystemName::Open, "it with --security secret or tls alone")?;
+        let is_direct = self.baselines.contains(&SystemName::Direct);
+        let accepted = format!("at most {INLINE_BYTES_MAX} with --baseline direct: larger tensors go by the daemon");
+        refuse(is_direct && self.size_bytes > INLINE_BYTES_MAX, "--size", &self.size_bytes, &accepted)?;
+        let is_pushed = is_direct && self.fuse == Fuse::Push;
+        refuse(is_pushed, "--fuse", &self.fuse, "off or turn with --baseline direct: pushes go by the daemon")?;
         let is_one = self.cpus.is_some_and(|[consumer, producer]| consumer == producer);
         refuse(is_one, "--cpus", &"one twice", "two different CPUs")?;
         self.check_trainees()?;
@@ -251,7 +259,7 @@ impl Plan {
     fn offer(&self) -> Offer {
         use Fuse::{Off, Plan, Push, Receive, ReceiveWaitAll, Turn};
         use Link::{Loopback, Shm, Tcp, Verbs};
-        use SystemName::{Grpc, GrpcStream, Open, Raw, Stream, Whole};
+        use SystemName::{Direct, Grpc, GrpcStream, Open, Raw, Stream, Whole};
         let is_of_rows = !self.tables.is_empty();
         let links: &[Link] = match self.bench {
             Bench::Connect | Bench::FanIn | Bench::Restart => &[Tcp],
@@ -271,6 +279,7 @@ impl Plan {
             // What perftest has no program for.
             (Bench::Rate, Verbs) => &[Grpc, GrpcStream],
             (_, Loopback) => &[Raw, Grpc, GrpcStream, Open],
+            (Bench::Latency | Bench::Rate, Shm) => &[Raw, Grpc, GrpcStream, Stream, Direct, Open],
             (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => &[Raw, Grpc, GrpcStream, Stream, Open],
         };
         let fuses: &[Fuse] = match (self.bench, self.link) {
@@ -382,7 +391,10 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(Bench, &str, Spoil); 30] = [
+        fn direct(plan: &mut Plan) {
+            (plan.link, plan.baselines) = (Link::Shm, vec![SystemName::Direct]);
+        }
+        let cases: [(Bench, &str, Spoil); 33] = [
             (Bench::Rate, "--size", |plan| plan.size_bytes = 0),
             (Bench::Rate, "--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             (Bench::Rate, "--rounds", |plan| plan.rounds = 0),
@@ -396,6 +408,15 @@ mod tests {
             (Bench::Latency, "--fuse", |plan| plan.fuse = Fuse::Plan),
             (Bench::Rate, "--fuse", |plan| (plan.fuse, plan.link) = (Fuse::Receive, Link::Shm)),
             (Bench::FanIn, "--fuse", |plan| plan.fuse = Fuse::Off),
+            (Bench::Rate, "--baseline", |plan| plan.baselines = vec![SystemName::Direct]),
+            (Bench::Rate, "--fuse", |plan| {
+                direct(plan);
+                plan.fuse = Fuse::Push;
+            }),
+            (Bench::Latency, "--size", |plan| {
+                direct(plan);
+                plan.size_bytes = INLINE_BYTES_MAX + 1;
+            }),
             (Bench::Connect, "--link", |plan| plan.link = Link::Shm),
             (Bench::Connect, "--link", |plan| plan.link = Link::Verbs),
             (Bench::Fuse, "--link", |plan| plan.link = Link::Loopback),

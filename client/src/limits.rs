@@ -43,15 +43,17 @@ pub(crate) const DIRECT_RETRY_MAX: u64 = 64_000;
 /// How often the daemon is told how much went by lanes.
 pub(crate) const DIRECT_LOOK: Duration = ELSEWHERE_INTERVAL;
 
-/// Milliseconds after which the daemon is asked for a recv that a lane did not serve: less than what a tensor of the network takes.
-pub(crate) const ASK_AFTER: u64 = 1;
+/// Milliseconds after which the daemon is asked for a recv that a lane did not serve, where nothing says that its tensor goes by that: it
+/// may have been sent before there was a lane. One that was asked for costs more when its tensor comes by the lane after all.
+pub(crate) const ASK_AFTER: u64 = 16;
 
-/// Most of them, where asking was in vain again and again.
-pub(crate) const ASK_AFTER_MAX: u64 = 64;
+/// Milliseconds between two looks after the lanes while tensors go by them. So much later may a recv be asked for, if it has the time: to
+/// wake a thread for it would take longer than what it waits for most often does.
+pub(crate) const LANES_LOOK: u64 = 4;
 
 /// Milliseconds after which a tensor goes by the daemon that was sent by a lane and not received, or half of its time if that is less: its
-/// receiver does not want it yet, or does not look. The daemon can wait for either.
-pub(crate) const LANE_PATIENCE: u64 = 16;
+/// receiver does not want it yet, or does not look. The daemon can wait for either. A recv that comes later is late by [`ASK_AFTER`].
+pub(crate) const LANE_PATIENCE: u64 = 256;
 
 /// Tensors of a lane that go by the daemon after all, at one look: about 0.1 ms in which no other call is made.
 pub(crate) const REDIRECTED_PER_LOOK: usize = 128;

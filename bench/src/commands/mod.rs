@@ -56,6 +56,9 @@ Links:
     time. 64 workers at most; no --fuse turn, no baselines but whole.
     grpc, grpc-stream: through tonic over a Unix socket.
     stream: as over tcp, between the two clients, each on a thread.
+    direct: a worker and a ps in two processes, on the two CPUs, and a direct
+    lane between them, past the daemon. The worker asks for a tensor (latency)
+    or a batch of them (rate) by a small one, and the ps sends them.
   verbs
     Two engines in two processes, as over tcp, and one queue pair of an RDMA
     device; only the handshake uses the loopback interface. Tensors are in

@@ -88,6 +88,8 @@ pub enum SystemName {
     Grpc,
     /// The same by one bidirectional stream.
     GrpcStream,
+    /// Sealane between two clients of one daemon, past that.
+    Direct,
     /// Sealane's streams of bytes.
     Stream,
     /// Sealane that pulls the tables of which rows are wanted as a whole.
@@ -98,12 +100,13 @@ pub enum SystemName {
 
 impl SystemName {
     /// The name itself.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sealane => "sealane",
             Self::Raw => "raw",
             Self::Grpc => "grpc",
             Self::GrpcStream => "grpc-stream",
+            Self::Direct => "direct",
             Self::Stream => "stream",
             Self::Whole => "whole",
             Self::Open => "open",

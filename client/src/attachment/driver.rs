@@ -45,7 +45,7 @@ impl Driver {
     }
 
     /// There is none and never will be: who makes the calls looks himself.
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn is_the_caller(&mut self) {
         (self.thread, self.idle) = (Some(thread::current()), false);
     }

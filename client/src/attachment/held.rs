@@ -264,13 +264,12 @@ impl Held<'_> {
 
 #[cfg(test)]
 mod tests {
-    use sealane_transport::shm::{
-        ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, Span, Submission,
-        attach::{Attached, Welcome},
-    };
+    use sealane_transport::shm::{Record, Span, Submission};
 
-    use super::*;
-    use crate::attach::Settings;
+    use super::{
+        super::rig::{AREA_BYTES, Rig},
+        *,
+    };
 
     #[test]
     fn calls_that_are_made_together_wait_together_and_no_longer_than_one() {
@@ -286,44 +285,18 @@ mod tests {
         assert_eq!(RoomWait::default().until(begun, short), begun + short);
         assert_eq!(room.until(begun + long, Duration::MAX), begun + long + ROOM_WAIT_MAX, "one without a deadline");
     }
+
     #[test]
     fn what_is_freed_while_somebody_has_the_lock_is_given_back_when_it_is_let_go_of() {
-        const AREA: u64 = 1 << 20;
-        let (mut daemon, segment) = DaemonEnd::create(AREA, false).unwrap();
-        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
-        let welcome = Welcome {
-            version: 0,
-            shards: 1,
-            arena_bytes: AREA,
-            segment_bytes: AREA,
-            area_bytes: AREA,
-            request_timeout_ms: 0,
-            tensor_bytes_max: AREA,
-            daemon_pid: 0,
-            neighbours: Vec::new(),
-        };
-        let shards = vec![(ClientEnd::open(&segment, AREA, false).unwrap(), Doorbell::create().unwrap())];
-        let arena = SharedMemory::create("test", AREA, false).unwrap().0;
-        let settings = Settings {
-            task: "task".into(),
-            socket: "nowhere".into(),
-            other_socket: None,
-            arena_bytes: None,
-            timeout: Duration::ZERO,
-            restart_timeout: Duration::ZERO,
-            polling: None,
-            backlog: None,
-        };
-        let attached = Attached { welcome, arena, shards, socket: socket.into() };
-        let attachment = Attachment::over(settings, (attached, "test".into()), crate::clock::Tick::NEVER).unwrap();
-        let held = attachment.lock();
+        let mut rig = Rig::new("task");
+        let held = rig.attachment.lock();
         let area = held.link().segments[0].area.clone();
         // So large that it is not piled up.
-        drop(area.lend(Span { offset: 0, len: AREA / 4 }, 7).unwrap());
-        let mut record = Record::new();
-        assert!(!daemon.submissions.pop(&mut record).unwrap());
+        drop(area.lend(Span { offset: 0, len: AREA_BYTES / 4 }, 7).unwrap());
+        assert!(rig.daemon.submissions.is_empty());
         drop(held);
-        assert!(daemon.submissions.pop(&mut record).unwrap());
+        let mut record = Record::new();
+        assert!(rig.daemon.submissions.pop(&mut record).unwrap());
         assert!(matches!(Submission::decode(&record), Ok(Submission::Free { tokens: [7] })));
     }
 }

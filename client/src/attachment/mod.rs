@@ -23,6 +23,8 @@ mod plans;
 mod publish;
 mod published;
 mod republish;
+#[cfg(test)]
+mod rig;
 mod submit;
 mod unclaimed;
 mod views;
@@ -48,7 +50,7 @@ use std::{
 };
 
 use sealane_runtime::Buffer;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 use sealane_transport::shm::attach::GivenLane;
 use sealane_transport::{Error, shm::attach::Attached};
 
@@ -276,7 +278,7 @@ impl Attachment {
     }
 
     /// See [`Task::open_lane`](crate::Task::open_lane).
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open_lane(&self, peer: &str, given: GivenLane) {
         let mut held = self.lock();
         // Time plays no part: what is slow is not asked of a daemon that nobody drives.

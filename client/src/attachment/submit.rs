@@ -370,6 +370,11 @@ impl Held<'_> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(to.peer)?;
         let To { purpose, .. } = to;
+        if let (Purpose::Send { step }, Some(large)) = (purpose, &tensor)
+            && !is_small(large)
+        {
+            self.say_by_daemon(now, (to.peer, step), name);
+        }
         if let Some(early) = tensor.take_if(|tensor| self.must_wait(purpose, tensor)) {
             return self.keep_waiting((Peer { segment, number: peer }, purpose, name), (timeout_ms, deadline), early);
         }

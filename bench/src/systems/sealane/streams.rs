@@ -47,9 +47,10 @@ impl Channel for StreamChannel {
     }
 }
 
-/// The plan of a job's engines: those of streams sleep, beside the threads that share their CPUs.
+/// The plan of a job's engines: those of streams and of direct lanes sleep, beside the threads that share their CPUs.
 pub(super) fn rested(job: &PeerJob) -> Plan {
-    Plan { polling: job.plan.polling && job.system != SystemName::Stream, ..job.plan.clone() }
+    let sleeps = matches!(job.system, SystemName::Stream | SystemName::Direct);
+    Plan { polling: job.plan.polling && !sleeps, ..job.plan.clone() }
 }
 
 fn options() -> StreamOptions {

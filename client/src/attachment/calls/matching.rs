@@ -33,8 +33,6 @@ pub(in crate::attachment) struct Matching {
     hasher: DefaultHashBuilder,
     /// Peers and keys, by their hash, of which the last tensor came by the daemon though there was a lane: it is asked at once.
     by_daemon: HashSet<u64>,
-    /// There is one more since the lanes were last looked after.
-    has_learned: bool,
 }
 
 impl Matching {
@@ -43,7 +41,7 @@ impl Matching {
         if self.by_daemon.len() >= BY_DAEMON_MAX {
             self.by_daemon.clear();
         }
-        self.has_learned |= self.by_daemon.insert(self.hasher.hash_one((peer, key)));
+        self.by_daemon.insert(self.hasher.hash_one((peer, key)));
     }
 
     /// One of that key came by the lane.
@@ -57,11 +55,6 @@ impl Matching {
     #[inline]
     pub(in crate::attachment) fn comes_by_daemon(&self, peer: &str, key: &str) -> bool {
         !self.by_daemon.is_empty() && self.by_daemon.contains(&self.hasher.hash_one((peer, key)))
-    }
-
-    /// True if there was one more key of which a tensor came by the daemon: others may wait there as well.
-    pub(in crate::attachment) fn take_learned(&mut self) -> bool {
-        std::mem::take(&mut self.has_learned)
     }
 
     #[inline]

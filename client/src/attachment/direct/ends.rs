@@ -98,7 +98,11 @@ impl Lane {
     fn take_back(&mut self, lane: u16, (step, reason): (i64, &str), calls: &mut Calls, after: &mut Aftermath) {
         for entry in 0..self.sent.len() as u16 {
             let sent = self.sent[usize::from(entry)];
-            if sent.step == step && calls.sent_by(sent.call) == Some((lane, entry)) && self.ends.sender.withdraw(entry)
+            if sent.step == step && sent.is_hint() {
+                self.ends.sender.withdraw(entry);
+            } else if sent.step == step
+                && calls.sent_by(sent.call) == Some((lane, entry))
+                && self.ends.sender.withdraw(entry)
             {
                 calls.end_sent(sent.call, Some(Error::Aborted { step, reason: reason.into() }), after);
             }

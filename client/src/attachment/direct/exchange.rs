@@ -9,7 +9,7 @@ use super::{
     super::{
         Held, Line, Link, State,
         aftermath::Aftermath,
-        calls::{Awaited, Calls, Wish, no_room},
+        calls::{Awaited, Calls, Name, Wish, no_room},
         memory::Memory,
     },
     lane::{Kept, Lane, Sent},
@@ -35,6 +35,8 @@ enum TakeKept {
     Taken,
     /// So many bytes have no room where they are wanted: it stays.
     TooLong(usize),
+    /// It is none: the daemon has it.
+    ByDaemon,
     /// Its sender has taken it back, or it is not what it was.
     Lost,
 }
@@ -51,21 +53,49 @@ impl Held<'_> {
         deadline: Tick,
     ) -> Option<u32> {
         let lane = self.lane_of(peer, now)?;
-        let State { line: Line::Up(link), calls, .. } = &mut **self else { return None };
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
         if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) || !calls.have_room_for(1) {
             return None;
         }
         let (meta, payload) = (tensor.meta().as_wire(), PayloadAt::Inline(tensor.bytes()));
         let (call, peer, timeout_ms) = (0, 0, 0);
         Submission::Send { call, peer, step, timeout_ms, key, meta, payload }.encode(&mut link.outgoing).ok()?;
+        if !link.has_entry(lane) {
+            // Those that came back since somebody looked.
+            link.drain_lane(lane, calls, aftermath);
+        }
         let Link { direct, outgoing, .. } = &mut **link;
         let at = direct.get_mut(lane)?;
-        let entry = at.send_tensor(outgoing)?;
+        let Some(entry) = at.send_tensor(outgoing) else {
+            at.pass_by();
+            return None;
+        };
         let call = calls.enter_sent((lane, entry), deadline);
         let due = now.later(LANE_PATIENCE).min(now.halfway(deadline));
         at.has_gone(entry, Sent { call, bytes: tensor.len() as u32, step }, due, |call| calls.sent_by(call).is_some());
         self.attend_lanes(now, due);
         Some(call)
+    }
+
+    /// A large tensor goes by the daemon, as the lane to its peer says, for its recv may wait there.
+    pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, (peer, step): (&str, i64), key: &str) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        let Some(lane) = link.direct.open_lane_of(peer) else { return };
+        if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) {
+            return;
+        }
+        if !link.has_entry(lane) {
+            link.drain_lane(lane, calls, aftermath);
+        }
+        let (call, peer, timeout_ms, destination, fused, fail_if_gone) = (0, 0, 0, None, false, false);
+        let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
+        let due = now.later(LANE_PATIENCE);
+        let said = recv.encode(&mut link.outgoing).is_ok();
+        let Link { direct, outgoing, .. } = &mut **link;
+        if let (true, Some(at)) = (said, direct.get_mut(lane)) {
+            at.hint(outgoing, step, due);
+            self.attend_lanes(now, due);
+        }
     }
 
     /// Enters a recv that the lane to its peer may serve.
@@ -96,6 +126,7 @@ impl Held<'_> {
                         TakeKept::TooLong(len) => {
                             return Found::Failed(no_room(memory.room().unwrap_or_default(), len), memory);
                         }
+                        TakeKept::ByDaemon => return Found::Nothing(memory),
                         TakeKept::Lost => {}
                     }
                 }
@@ -113,7 +144,7 @@ impl Held<'_> {
             if fail_if_gone || !link.direct.is_read(lane) || calls.matching().comes_by_daemon(peer, key) {
                 break;
             }
-            let Some(at) = link.direct.get_mut(lane) else { break };
+            let Some(at) = link.direct.get_mut(lane).filter(|at| !at.is_passed_by(now)) else { break };
             let call = calls.enter_recv(place, memory, (deadline, borrowed));
             calls.wait_for_lane(call, name);
             let due = at.waits(call, now, deadline, |call| calls.wants(call).is_some());
@@ -140,7 +171,7 @@ impl Held<'_> {
                 match link.take_kept((lane, entry), (step, key), room, calls) {
                     TakeKept::Taken => link.hand_over(call, wish, calls, aftermath),
                     TakeKept::TooLong(len) => calls.too_small(call, len, aftermath),
-                    TakeKept::Lost => calls.give_name(call, name),
+                    TakeKept::ByDaemon | TakeKept::Lost => calls.give_name(call, name),
                 }
             }
         }
@@ -178,6 +209,12 @@ impl Lane {
 }
 
 impl Link {
+    /// True if a lane has an entry for a tensor.
+    #[inline]
+    fn has_entry(&mut self, lane: u16) -> bool {
+        self.direct.get_mut(lane).is_some_and(|lane| lane.has_entry())
+    }
+
     /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. What its sender writes meanwhile
     /// changes nothing: it was copied before it is looked at.
     fn take_kept(
@@ -195,6 +232,11 @@ impl Link {
                 if loaded.is_ok() && (step, key) == wanted =>
             {
                 Some(bytes.len())
+            }
+            Ok(Submission::Recv { .. }) if loaded.is_ok() => {
+                at.forget_kept(lane, entry, calls);
+                at.settle(entry, Fate::Taken);
+                return TakeKept::ByDaemon;
             }
             _ => None,
         };
@@ -251,6 +293,10 @@ impl Link {
             }
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
+        for (_, call) in at.take_passed_by() {
+            self.ask_or_later(call, calls, after);
+        }
+        let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
         while let Some(Returned { entry, fate }) = at.ends.sender.next_returned()? {
             let Sent { call, bytes, step } = at.sent[usize::from(entry)];
             // The end of one that was withdrawn was told.
@@ -263,6 +309,33 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// The other side says that a tensor goes by the daemon. Its recv is asked for if it waits here, or else when it comes.
+    fn goes_by_daemon(
+        &mut self,
+        (lane, entry): (u16, u16),
+        (step, name): (i64, Name),
+        calls: &mut Calls,
+        after: &mut Aftermath,
+    ) {
+        let found = calls.matching().find(name);
+        let Some(at) = self.direct.get_mut(lane) else { return };
+        if found.is_none() && calls.matching().insert(name, Awaited::Tensor { lane, entry }) {
+            at.kept[usize::from(entry)] = Some(Kept { name, step, is_hint: true });
+            return;
+        }
+        at.settle(entry, Fate::Taken);
+        if let Some(Awaited::Recv(call)) = found {
+            self.ask_or_later(call, calls, after);
+        }
+    }
+
+    /// Asks the daemon for a recv that waits here, when there is room to.
+    pub(super) fn ask_or_later(&mut self, call: u32, calls: &mut Calls, after: &mut Aftermath) {
+        if !self.ask(call, calls, after) {
+            self.direct.unasked.push(call);
+        }
     }
 
     /// A record has come.
@@ -278,8 +351,13 @@ impl Link {
                 at.ended_there(lane, (step, reason), calls, after);
                 return Ok(());
             }
+            Ok(Submission::Recv { step, key, .. }) => {
+                let name = calls.matching().name(lane, step, key);
+                self.goes_by_daemon((lane, entry), (step, name), calls, after);
+                return Ok(());
+            }
             _ => {
-                let what = "a record that is neither a tensor nor the end of a step";
+                let what = "a record that is no tensor, nor says where one is, nor the end of a step";
                 return Err(Broken { what, found: entry.into() });
             }
         };
@@ -290,10 +368,18 @@ impl Link {
         let name = calls.matching().name(lane, step, key);
         let waiting = match calls.matching().find(name) {
             None => None,
-            Some(Awaited::Tensor { .. }) => {
-                at.settle(entry, Fate::Duplicate);
-                return Ok(());
-            }
+            Some(Awaited::Tensor { entry: before, .. }) => match at.kept[usize::from(before)] {
+                // The one that it tells of may have ended.
+                Some(Kept { is_hint: true, .. }) => {
+                    at.forget_kept(lane, before, calls);
+                    at.settle(before, Fate::Taken);
+                    None
+                }
+                _ => {
+                    at.settle(entry, Fate::Duplicate);
+                    return Ok(());
+                }
+            },
             Some(Awaited::Recv(call)) => Some((call, calls.wish(call, (&at.peer, step, key)))),
         };
         match waiting {
@@ -303,10 +389,7 @@ impl Link {
                     calls.matching().came_by_lane(&at.peer, key);
                     match wish {
                         Wish::Quiet => calls.received_direct(call, meta, bytes, after),
-                        Wish::Asked => {
-                            at.asked_in_vain();
-                            calls.set_aside(call, meta, bytes, after);
-                        }
+                        Wish::Asked => calls.set_aside(call, meta, bytes, after),
                     }
                 }
                 return Ok(());
@@ -316,7 +399,7 @@ impl Link {
             None => {}
         }
         if calls.matching().insert(name, Awaited::Tensor { lane, entry }) {
-            at.kept[usize::from(entry)] = Some(Kept { name, step });
+            at.kept[usize::from(entry)] = Some(Kept { name, step, is_hint: false });
         } else {
             at.settle(entry, Fate::Duplicate);
         }

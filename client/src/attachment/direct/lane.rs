@@ -8,7 +8,7 @@ use super::steps::Steps;
 use crate::{
     attachment::calls::Name,
     clock::Tick,
-    limits::{ASK_AFTER, ASK_AFTER_MAX, ENTRIES_FOR_ENDS},
+    limits::{ASK_AFTER, ENTRIES_FOR_ENDS, LANE_PATIENCE, LANES_LOOK},
 };
 
 /// See the module.
@@ -25,8 +25,11 @@ pub(super) struct Lane {
     pub(super) pending: VecDeque<(Tick, u32)>,
     /// Recvs that wait here, and when the daemon is to be asked.
     pub(super) quiet: VecDeque<(Tick, u32)>,
-    /// How long they wait, in milliseconds.
-    patience: u64,
+    /// Entries that say that a tensor goes by the daemon, and when they are taken back.
+    pub(super) hints: VecDeque<(Tick, u16)>,
+    /// How often the other side had no entry for that, and until when recvs are asked for at once.
+    passed_by: u64,
+    by_daemon_until: Option<Tick>,
     /// Steps that the other side has ended.
     pub(super) ended: Steps,
     /// What went and came since the daemon was told.
@@ -48,13 +51,23 @@ pub(super) struct Sent {
 impl Sent {
     /// In an entry with the end of a step: no call waits for it.
     pub(super) const NO_TENSOR: Sent = Sent { call: u32::MAX, bytes: u32::MAX, step: 0 };
+
+    /// In one that says that a tensor of a step goes by the daemon.
+    fn hint(step: i64) -> Sent {
+        Sent { call: u32::MAX - 1, step, ..Sent::NO_TENSOR }
+    }
+
+    pub(super) fn is_hint(&self) -> bool {
+        self.call == Sent::hint(0).call
+    }
 }
 
-/// A tensor that waits for its recv.
+/// A tensor that waits for its recv, or that the daemon has: then it `is_hint`.
 #[derive(Clone, Copy)]
 pub(super) struct Kept {
     pub(super) name: Name,
     pub(super) step: i64,
+    pub(super) is_hint: bool,
 }
 
 impl Lane {
@@ -67,7 +80,9 @@ impl Lane {
             kept: vec![None; LANE_ENTRIES].into(),
             pending: VecDeque::new(),
             quiet: VecDeque::new(),
-            patience: ASK_AFTER,
+            hints: VecDeque::new(),
+            passed_by: 0,
+            by_daemon_until: None,
             ended: Steps::default(),
             went: Moved::default(),
             came: Moved::default(),
@@ -106,10 +121,68 @@ impl Lane {
         Some(entry)
     }
 
-    /// Sends a tensor, for which the last entries are none: they are for the ends of steps.
+    /// True if there is an entry for a tensor; the last ones are none: they are for the ends of steps.
+    #[inline]
+    pub(super) fn has_entry(&self) -> bool {
+        self.ends.sender.away() < LANE_ENTRIES - ENTRIES_FOR_ENDS
+    }
+
+    /// Sends a tensor, if there is an entry for it.
     #[inline]
     pub(super) fn send_tensor(&mut self, record: &Record) -> Option<u16> {
-        if self.ends.sender.away() < LANE_ENTRIES - ENTRIES_FOR_ENDS { self.send(record) } else { None }
+        if self.has_entry() { self.send(record) } else { None }
+    }
+
+    /// Says, by the record of a recv, that a tensor of a step goes by the daemon.
+    pub(super) fn hint(&mut self, record: &Record, step: i64, due: Tick) {
+        match self.send_tensor(record) {
+            Some(entry) => {
+                self.sent[usize::from(entry)] = Sent::hint(step);
+                self.hints.push_back((due, entry));
+            }
+            None => self.pass_by(),
+        }
+    }
+
+    /// Says that something goes by the daemon, for which there is no entry.
+    pub(super) fn pass_by(&mut self) {
+        self.ends.pass_by();
+        self.has_sent = true;
+    }
+
+    /// True if the other side has said something.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.ends.has_news() || self.ends.passed_by() != self.passed_by
+    }
+
+    /// The recvs that wait here, if any of them may be for what the other side says it has passed by.
+    #[inline]
+    pub(super) fn take_passed_by(&mut self) -> VecDeque<(Tick, u32)> {
+        let passed_by = self.ends.passed_by();
+        if std::mem::replace(&mut self.passed_by, passed_by) == passed_by {
+            return VecDeque::new();
+        }
+        self.by_daemon_until = Some(Tick::now().later(LANE_PATIENCE));
+        std::mem::take(&mut self.quiet)
+    }
+
+    /// True if a recv is asked for at once, as its tensor may have gone by the daemon.
+    #[inline]
+    pub(super) fn is_passed_by(&self, now: Tick) -> bool {
+        self.by_daemon_until.is_some_and(|until| until > now)
+    }
+
+    /// Takes hints back that nobody has needed.
+    pub(super) fn end_hints(&mut self, now: Tick) {
+        while let Some(&(due, entry)) = self.hints.front()
+            && due <= now
+        {
+            self.hints.pop_front();
+            if self.sent[usize::from(entry)].is_hint() {
+                self.ends.sender.withdraw(entry);
+            }
+        }
     }
 
     /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
@@ -119,28 +192,18 @@ impl Lane {
         queue(&mut self.pending, (due, sent.call), is_away);
     }
 
-    /// A recv begins to wait now that must have ended by then. When the daemon is to be asked.
+    /// A recv begins to wait now that must have ended by then. When the daemon is to be asked at the latest.
     #[inline]
     pub(super) fn waits(&mut self, call: u32, now: Tick, deadline: Tick, waits: impl FnMut(u32) -> bool) -> Tick {
-        let due = now.later(self.patience).min(now.halfway(deadline));
+        let due = now.later(ASK_AFTER).min(now.halfway(deadline));
         queue(&mut self.quiet, (due, call), waits);
-        due
+        due.later(LANES_LOOK).min(now.halfway(deadline))
     }
 
     /// A tensor of so many bytes has come.
     #[inline]
     pub(super) fn has_come(&mut self, bytes: usize) {
         (self.came.tensors, self.came.bytes) = (self.came.tensors + 1, self.came.bytes + bytes as u64);
-    }
-
-    /// The daemon was asked for what came by the lane.
-    pub(super) fn asked_in_vain(&mut self) {
-        self.patience = (2 * self.patience).min(ASK_AFTER_MAX);
-    }
-
-    /// What it was asked for came by it.
-    pub(super) fn asked_rightly(&mut self) {
-        self.patience = ASK_AFTER;
     }
 }
 

@@ -20,6 +20,8 @@ mod lane;
 mod opening;
 mod redirect;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -51,6 +53,8 @@ pub(super) struct Lanes {
     ended: Steps,
     /// When somebody will look after recvs that wait here, and sends that are not received.
     attended: Tick,
+    /// How much went and came that the daemon has not been told of, when somebody looked last.
+    moved: u64,
     /// When the daemon is told how much went.
     look_at: Option<Tick>,
 }
@@ -69,6 +73,7 @@ impl Lanes {
             ear: None,
             ended: Steps::default(),
             attended: Tick::NEVER,
+            moved: 0,
             look_at: None,
         }
     }
@@ -117,7 +122,7 @@ impl Lanes {
     /// True if nothing has come.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
-        self.lanes.iter().flatten().all(|lane| !lane.ends.has_news())
+        self.lanes.iter().flatten().all(|lane| !lane.has_news())
     }
 
     /// Wakes those who sleep and were written to.
@@ -154,7 +159,7 @@ impl Link {
     #[inline]
     pub(super) fn drain_lanes(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for lane in 0..self.direct.lanes.len() as u16 {
-            if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(|lane| lane.ends.has_news()) {
+            if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(Lane::has_news) {
                 self.drain_lane(lane, calls, after);
             }
         }

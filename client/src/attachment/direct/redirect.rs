@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     clock::{Tick, timeout_ms},
-    limits::{ASK_AFTER, DIRECT_LOOK, REDIRECTED_PER_LOOK},
+    limits::{ASK_AFTER, DIRECT_LOOK, LANES_LOOK, REDIRECTED_PER_LOOK},
 };
 
 /// A send that was taken back from a lane, and for which the daemon has no room yet.
@@ -87,13 +87,20 @@ impl Held<'_> {
 }
 
 impl super::Lanes {
-    /// When a send is to go by the daemon, or a recv that waits here to be asked for, or the daemon to be told how much went.
-    fn next_due(&self, now: Tick) -> Tick {
+    /// When a send is to go by the daemon, or a recv that waits here to be asked for, or the daemon to be told how much went. While tensors
+    /// go, somebody looks so often that no call has to wake him.
+    fn next_due(&mut self, now: Tick) -> Tick {
+        let moved = self.lanes.iter().flatten().map(|lane| lane.went.tensors + lane.came.tensors).sum();
+        let is_busy = std::mem::replace(&mut self.moved, moved) != moved;
         let lanes = || self.lanes.iter().flatten();
-        let first = |lane: &Lane| lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at).min();
+        let first = |lane: &Lane| {
+            let calls = lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at);
+            calls.chain(lane.hints.front().map(|(at, _)| *at)).min()
+        };
         let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();
         let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0);
+        let due = if is_busy { due.min(now.later(LANES_LOOK)) } else { due };
         let due = if left { due.min(now.later(ASK_AFTER)) } else { due };
         if untold { due.min(self.look_at.unwrap_or(now)) } else { due }
     }
@@ -107,13 +114,9 @@ impl Link {
                 self.direct.unasked.push(call);
             }
         }
-        let all = calls.matching().take_learned();
-        if all {
-            self.direct.iter_mut().for_each(|(_, lane)| lane.asked_rightly());
-        }
         for lane in 0..self.direct.lanes.len() as u16 {
             while let Some(&(at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.front())
-                && (all || at <= now || calls.wants(call).is_none())
+                && (at <= now || calls.wants(call).is_none())
             {
                 if !self.ask(call, calls, after) {
                     break;
@@ -153,6 +156,7 @@ impl Link {
 
     /// Has the daemon carry what the other side of a lane has not received in time.
     fn redirect_pending(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
+        self.direct.iter_mut().for_each(|(_, lane)| lane.end_hints(now));
         for lane in 0..self.direct.lanes.len() as u16 {
             for _ in 0..REDIRECTED_PER_LOOK {
                 let Some(at) = self.direct.get_mut(lane) else { break };

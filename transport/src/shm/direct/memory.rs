@@ -25,6 +25,11 @@ mod at {
         side as u64 * LINE
     }
 
+    /// Beside the other word of that side which is looked at often.
+    pub(super) const fn passed_by(side: Side) -> u64 {
+        standing(side) + 8
+    }
+
     pub(super) const fn sleep(side: Side) -> u64 {
         (2 + side as u64) * LINE
     }
@@ -201,6 +206,17 @@ impl DirectLane {
     /// This side wants no more of this lane. The other is to be rung for.
     pub fn abandon(&self) {
         self.mapping.word(at::standing(self.side)).store(ABANDONED, Ordering::Release);
+    }
+
+    /// Something for the other side goes by the daemon, which no record here says.
+    pub fn pass_by(&self) {
+        self.mapping.word(at::passed_by(self.side)).fetch_add(1, Ordering::Release);
+    }
+
+    /// How often the other side has said so.
+    #[inline]
+    pub fn passed_by(&self) -> u64 {
+        self.mapping.word(at::passed_by(self.side.other())).load(Ordering::Acquire)
     }
 
     /// How things stand with the other side.

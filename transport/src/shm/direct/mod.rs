@@ -2,8 +2,8 @@
 //! daemon, which makes it, gives it to both, and ends it when one of them has gone. Each end on one thread at a time, without locks,
 //! system calls or allocation; bounded by [`LANE_ENTRIES`].
 //!
-//! Each direction has entries, each of which holds one record of a submission ring: a send, or the end of a step. **Whose a record
-//! is, one word decides**: its state, which the receiver changes from *sent* to what became of it, and the sender from *sent* to
+//! Each direction has entries, each of which holds one record of a submission ring: a send, the end of a step, or a recv, by which the
+//! sender says that a tensor of that name goes by the daemon. **Whose a record is, one word decides**: its state, which the receiver changes from *sent* to what became of it, and the sender from *sent* to
 //! *withdrawn*. Who comes first has it, so a deadline, an abort or the death of one end needs no answer from the other: no tensor is
 //! both received and taken back.
 //!

@@ -26,7 +26,7 @@ use crate::system::Client;
 use crate::systems::client::{check_arrival, check_length, pass_gap};
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
-const BATCHES: usize = 4;
+pub(super) const BATCHES: usize = 4;
 
 /// One of the tensors that are in flight at once.
 struct Slot {
@@ -171,13 +171,13 @@ impl Clients {
 }
 
 /// The window's slots, divided.
-fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
     let size = window.div_ceil(BATCHES);
     (0..window).step_by(size).map(move |start| start..window.min(start + size))
 }
 
 /// A call of a client that failed.
-fn unmoved(error: impl ToString) -> BenchError {
+pub(super) fn unmoved(error: impl ToString) -> BenchError {
     BenchError::sealane("move tensors")(error)
 }
 

@@ -2,18 +2,23 @@
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `clients` says what is timed.
 //!
+//! For `direct` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they share.
+//!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
 
 mod clients;
+mod direct;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sealane::{Attach, Polling};
-use sealane_fusion::{Engine, Portion, SpareArenas};
+use sealane::{Attach, Polling, Task};
+use sealane_fusion::{Engine, LaneEnd, Portion, SpareArenas};
 use sealane_transport::shm::attach::{self, Request, RequestError};
 
 use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
@@ -32,20 +37,27 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     let plan = streams::rested(&job);
     System::with_peer(&job, program, |_| {
-        let attach = |task| {
-            let arena_bytes = room_bytes(&lanes(&plan)) as u64;
-            let attach = Attach::new(task).socket(meeting.socket()).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
-            // With polling off a client does what it does unless told otherwise.
-            let attach = if plan.polling { attach.polling(Polling::Spin) } else { attach };
-            attach.attach().map_err(BenchError::sealane("attach"))
-        };
-        let (ps, worker) = (attach(PS)?, attach(WORKER)?);
+        let attach = |task, plan: &Plan| attach_as(task, plan, &meeting.socket());
+        if job.system == SystemName::Direct {
+            let worker = direct::Asker::new(&job.plan, attach(WORKER, &job.plan)?)?;
+            return Ok(System::new(direct::NAME, direct::variant(&job.plan), &job.plan, worker));
+        }
+        let (ps, worker) = (attach(PS, &plan)?, attach(WORKER, &plan)?);
         if job.system == SystemName::Stream {
             return streams::between(&plan, ps, &worker);
         }
         let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
         Ok(System::new(NAME, variant(&plan), &plan, client))
     })
+}
+
+/// Attaches to the engine as a task.
+fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError> {
+    let arena_bytes = room_bytes(&lanes(plan)) as u64;
+    let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
+    // With polling off a client does what it does unless told otherwise.
+    let attach = if plan.polling { attach.polling(Polling::Spin) } else { attach };
+    attach.attach().map_err(BenchError::sealane("attach"))
 }
 
 fn variant(plan: &Plan) -> String {
@@ -68,18 +80,46 @@ const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_
 /// ones lie in the ring, large ones have a destination.
 const AREA_BYTES: u64 = 1 << 20;
 
-/// The engine's process.
+/// The engine's process, which of a direct lane is the ps's, too.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    let (network, port) = engine::listener(&job.plan)?;
+    let plan = streams::rested(job);
+    let (network, port) = engine::listener(&plan)?;
     let links = Links { listener: network, verbs: None, keys: None };
-    let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
+    let engine = engine::start_pair(&plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(&[])?;
     // A queue has at most half of it.
-    let queued = if job.plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&job.plan)) } else { 0 };
-    let area_bytes = AREA_BYTES + (room_bytes(&job.plan.step) + queued) as u64;
+    let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
+    let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
+    if job.system == SystemName::Direct {
+        thread::spawn(move || give_all(&engine, &clients, area_bytes));
+        let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
+        return direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane"));
+    }
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()
+}
+
+/// Lets clients in that may have direct lanes, and gives them those.
+fn give_all(engine: &Engine, listener: &OwnedFd, area_bytes: u64) -> Result<(), BenchError> {
+    let mut attached = Vec::new();
+    loop {
+        match next_request(listener)? {
+            (socket, Request::Attach(wish)) => {
+                admit(engine, &socket, &wish, (area_bytes, true))?;
+                attached.push(socket);
+            }
+            (socket, Request::Lane { task, peer, .. }) => {
+                let asker = attach::credentials(&socket).map_err(failed)?;
+                // One that does not wait any more hears nothing.
+                let _ = match engine.direct_lane(&task, &peer, asker) {
+                    Ok(LaneEnd { lane, side, ear, bell }) => attach::give_lane(&socket, &lane, side, (&ear, &bell)),
+                    Err(error) => attach::refuse(&socket, &error),
+                };
+            }
+            (_, request) => return Err(unexpected(&request)),
+        }
+    }
 }
 
 /// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
@@ -88,39 +128,57 @@ pub(in super::super) fn admit_next(
     listener: &OwnedFd,
     area_bytes: u64,
 ) -> Result<Arc<OwnedFd>, BenchError> {
+    match next_request(listener)? {
+        (socket, Request::Attach(wish)) => admit(engine, &socket, &wish, (area_bytes, false)).map(|()| socket),
+        (_, request) => Err(unexpected(&request)),
+    }
+}
+
+fn next_request(listener: &OwnedFd) -> Result<(Arc<OwnedFd>, Request), BenchError> {
     let socket = loop {
         ready(listener, PollFlags::POLLIN)?;
         if let Some(socket) = attach::accept(listener).map_err(failed)? {
             break Arc::new(socket);
         }
     };
-    let wish = loop {
+    loop {
         ready(&socket, PollFlags::POLLIN)?;
-        match attach::read_request(&socket).map_err(failed)? {
-            Some(Request::Attach(wish)) => break wish,
-            Some(request) => return Err(failed(RequestError::Malformed(format!("{request:?} is not to attach")))),
-            None => {}
+        if let Some(request) = attach::read_request(&socket).map_err(failed)? {
+            return Ok((socket, request));
         }
-    };
+    }
+}
+
+fn admit(
+    engine: &Engine,
+    socket: &Arc<OwnedFd>,
+    wish: &attach::Attach,
+    (area_bytes, direct_lanes): (u64, bool),
+) -> Result<(), BenchError> {
     let portion = Portion {
         shards: engine.shards(),
         area_bytes,
         request_timeout: REQUEST_TIMEOUT,
         tensor_bytes_max: SIZE_BYTES_MAX as u64,
         views: false,
-        direct_lanes: false,
+        direct_lanes,
     };
-    let peer = attach::credentials(&socket).map_err(failed)?;
-    let (ends, mut welcoming) = portion.make(&wish, peer, &socket, &mut SpareArenas::default(), &[]).map_err(failed)?;
+    let peer = attach::credentials(socket).map_err(failed)?;
+    let made = portion.make(wish, peer, socket, &mut SpareArenas::default(), &engine.tasks());
+    let (ends, mut welcoming) = made.map_err(failed)?;
     engine.admit(ends).map_err(|error| {
         // The client may be gone; then nobody needs to be told.
-        let _ = attach::refuse(&socket, &error);
+        let _ = attach::refuse(socket, &error);
         failed(error)
     })?;
-    while !welcoming.step(&socket).map_err(failed)? {
-        ready(&socket, PollFlags::POLLOUT)?;
+    while !welcoming.step(socket).map_err(failed)? {
+        ready(socket, PollFlags::POLLOUT)?;
     }
-    Ok(socket)
+    Ok(())
+}
+
+fn unexpected(request: &Request) -> BenchError {
+    failed(RequestError::Malformed(format!("{request:?} is not to attach")))
 }
 
 /// Waits until a socket can be read or written, which for a stranger's would be too long a wait: these are the harness's.

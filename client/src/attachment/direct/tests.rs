@@ -1,0 +1,123 @@
+use std::os::fd::AsFd;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    RecvOptions, SendOptions, Tensor,
+    shm::{
+        ClientBell, DirectLane, LaneKeeper, Side,
+        attach::GivenLane,
+        limits::{INLINE_BYTES_MAX, LANE_ENTRIES},
+    },
+};
+
+use super::super::{Calls, Purpose, To, With, rig::Rig};
+use crate::limits::ENTRIES_FOR_ENDS;
+
+const SENDER: &str = "sender";
+const RECEIVER: &str = "receiver";
+const LARGE: usize = INLINE_BYTES_MAX + 1;
+
+/// A sender and a receiver with a lane between them, and no threads.
+struct Two {
+    sender: Rig,
+    receiver: Rig,
+    _lane: LaneKeeper,
+}
+
+impl Two {
+    fn new() -> Two {
+        let (sender, receiver, lane) = (Rig::new(SENDER), Rig::new(RECEIVER), LaneKeeper::create().unwrap());
+        for (rig, peer, side) in [(&sender, RECEIVER, Side::First), (&receiver, SENDER, Side::Second)] {
+            let end = DirectLane::open(&lane.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
+            let (bell, ear) = ClientBell::between_clients().unwrap();
+            rig.attachment.open_lane(peer, GivenLane { lane: end, ear, bell });
+        }
+        Two { sender, receiver, _lane: lane }
+    }
+
+    fn send(&self, key: &str, bytes: usize) -> u32 {
+        let tensor = Tensor::from_elements(&[bytes as u64], &vec![7_u8; bytes]).unwrap();
+        let to = To { peer: RECEIVER, purpose: Purpose::Send { step: 1 } };
+        self.sender.attachment.send(to, key, tensor, &SendOptions::default()).unwrap()
+    }
+
+    fn recv(&self, key: &str) -> u32 {
+        let from = With { peer: SENDER, step: 1 };
+        self.receiver.attachment.recv(from, key, RecvOptions::default()).unwrap()
+    }
+
+    /// The receiver takes what has come.
+    fn look(&self) {
+        self.receiver.attachment.lock().pump();
+    }
+
+    /// The tensor of a recv, if it is there.
+    fn arrived(&self, recv: u32) -> Option<Buffer> {
+        let received = self.receiver.attachment.look(recv, Calls::take_received).unwrap()?;
+        Some(received.finish().unwrap().into_buffer())
+    }
+}
+
+#[test]
+fn a_recv_waits_here_until_its_tensor_goes_by_the_daemon() {
+    let mut two = Two::new();
+    let recv = two.recv("w");
+    assert!(two.arrived(recv).is_none());
+    assert_eq!(two.receiver.told(), [""; 0]);
+    two.send("w", LARGE);
+    assert!(two.arrived(recv).is_none());
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send w".into()], vec!["recv w".into()]));
+}
+
+#[test]
+fn a_recv_whose_tensor_went_by_the_daemon_is_asked_for_at_once() {
+    let mut two = Two::new();
+    two.send("w", LARGE);
+    two.look();
+    assert_eq!(two.receiver.told(), [""; 0]);
+    two.recv("w");
+    assert_eq!(two.receiver.told(), ["recv w"]);
+}
+
+#[test]
+fn a_small_tensor_takes_the_place_of_what_was_said_of_a_large_one_before() {
+    let mut two = Two::new();
+    two.send("w", LARGE);
+    two.send("w", 10);
+    two.look();
+    let recv = two.recv("w");
+    assert_eq!(two.arrived(recv).unwrap()[..], [7; 10]);
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send w".into()], vec![]));
+}
+
+#[test]
+fn recvs_are_asked_for_at_once_while_there_is_more_than_a_lane_holds() {
+    let mut two = Two::new();
+    let recv = two.recv("last");
+    for index in 0..LANE_ENTRIES - ENTRIES_FOR_ENDS {
+        two.send(&index.to_string(), 10);
+    }
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec![], vec![]));
+    two.send("last", 10);
+    assert!(two.arrived(recv).is_none());
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send last".into()], vec!["recv last".into()]));
+    two.recv("one more");
+    assert_eq!(two.receiver.told(), ["recv one more"]);
+    let first = two.recv("0");
+    assert_eq!(two.arrived(first).unwrap().len(), 10, "what is in the lane comes by it all the same");
+}
+
+#[test]
+fn entries_that_came_back_are_used_before_a_tensor_goes_by_the_daemon() {
+    let mut two = Two::new();
+    let keys: Vec<String> = (0..LANE_ENTRIES - ENTRIES_FOR_ENDS).map(|index| index.to_string()).collect();
+    for key in &keys {
+        two.send(key, 10);
+    }
+    for key in &keys {
+        let recv = two.recv(key);
+        assert!(two.arrived(recv).is_some());
+    }
+    two.send("one more", 10);
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec![], vec![]));
+}

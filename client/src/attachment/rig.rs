@@ -1,0 +1,67 @@
+//! An attachment whose daemon is the test: what it submits lies in a ring, and nobody answers.
+
+use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
+
+use sealane_transport::shm::{
+    ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, Submission,
+    attach::{Attached, Welcome},
+};
+
+use super::Attachment;
+use crate::{attach::Settings, clock::Tick};
+
+/// Of the arena, and of the area for what is received.
+pub(super) const AREA_BYTES: u64 = 1 << 20;
+
+pub(super) struct Rig {
+    pub(super) attachment: Arc<Attachment>,
+    pub(super) daemon: DaemonEnd,
+    _socket: UnixStream,
+}
+
+impl Rig {
+    pub(super) fn new(task: &str) -> Rig {
+        let (daemon, segment) = DaemonEnd::create(AREA_BYTES, false).unwrap();
+        let (socket, other) = UnixStream::pair().unwrap();
+        let welcome = Welcome {
+            version: 0,
+            shards: 1,
+            arena_bytes: AREA_BYTES,
+            segment_bytes: AREA_BYTES,
+            area_bytes: AREA_BYTES,
+            request_timeout_ms: 60_000,
+            tensor_bytes_max: AREA_BYTES,
+            daemon_pid: 0,
+            neighbours: Vec::new(),
+        };
+        let shards = vec![(ClientEnd::open(&segment, AREA_BYTES, false).unwrap(), Doorbell::create().unwrap())];
+        let arena = SharedMemory::create("test", AREA_BYTES, false).unwrap().0;
+        let settings = Settings {
+            task: task.into(),
+            socket: "nowhere".into(),
+            other_socket: None,
+            arena_bytes: None,
+            timeout: Duration::ZERO,
+            restart_timeout: Duration::ZERO,
+            polling: None,
+            backlog: None,
+        };
+        let attached = Attached { welcome, arena, shards, socket: socket.into() };
+        let attachment = Attachment::over(settings, (attached, "test".into()), Tick::NEVER).unwrap();
+        Rig { attachment, daemon, _socket: other }
+    }
+
+    /// The keys of the sends and recvs that the daemon has been told of since.
+    pub(super) fn told(&mut self) -> Vec<String> {
+        let (mut record, mut told) = (Record::new(), Vec::new());
+        while self.daemon.submissions.pop(&mut record).unwrap() {
+            told.extend(match Submission::decode(&record).unwrap() {
+                Submission::Send { key, .. } => Some(format!("send {key}")),
+                Submission::Recv { key, .. } => Some(format!("recv {key}")),
+                _ => None,
+            });
+        }
+        self.daemon.submissions.publish();
+        told
+    }
+}

@@ -55,6 +55,9 @@ pub(crate) const LANES_LOOK: u64 = 4;
 /// receiver does not want it yet, or does not look. The daemon can wait for either. A recv that comes later is late by [`ASK_AFTER`].
 pub(crate) const LANE_PATIENCE: u64 = 256;
 
+/// Entries of a lane that may say at once that a tensor goes by the daemon: the others are for tensors.
+pub(crate) const HINTS_MAX: usize = sealane_transport::shm::limits::LANE_ENTRIES / 4;
+
 /// Tensors of a lane that go by the daemon after all, at one look: about 0.1 ms in which no other call is made.
 pub(crate) const REDIRECTED_PER_LOOK: usize = 128;
 

@@ -11,7 +11,7 @@ use super::Attachment;
 use crate::{attach::Settings, clock::Tick};
 
 /// Of the arena, and of the area for what is received.
-pub(super) const AREA_BYTES: u64 = 1 << 20;
+pub(super) const AREA_BYTES: u64 = 4 << 20;
 
 pub(super) struct Rig {
     pub(super) attachment: Arc<Attachment>,

@@ -186,7 +186,8 @@ impl Attachment {
             held.chores();
         }
         let deeply = held.wants_answers_alone(waiter);
-        if !matches!(&held.line, Line::Up(link) if link.may_sleep(deeply)) {
+        let State { line, calls, .. } = &mut *held;
+        if !matches!(line, Line::Up(link) if link.may_sleep(deeply, calls)) {
             if let Line::Up(link) = &held.line {
                 link.awake();
             }
@@ -341,8 +342,9 @@ impl Held<'_> {
 
     /// The listener, if one sleeps and nobody looks at the rings meanwhile, is rung for whatever the daemon says.
     pub(super) fn have_all_rung_for(&mut self) {
-        if let (true, 0, Line::Up(link)) = (self.listening, self.spinning, &self.line)
-            && !link.may_sleep(false)
+        let State { line, calls, listening, spinning, .. } = &mut **self;
+        if let (true, 0, Line::Up(link)) = (*listening, *spinning, line)
+            && !link.may_sleep(false, calls)
         {
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);

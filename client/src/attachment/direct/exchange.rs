@@ -57,17 +57,14 @@ impl Held<'_> {
         if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) || !calls.have_room_for(1) {
             return None;
         }
+        link.find_entry(lane, calls, aftermath);
         let (meta, payload) = (tensor.meta().as_wire(), PayloadAt::Inline(tensor.bytes()));
-        let (call, peer, timeout_ms) = (0, 0, 0);
-        Submission::Send { call, peer, step, timeout_ms, key, meta, payload }.encode(&mut link.outgoing).ok()?;
-        if !link.has_entry(lane) {
-            // Those that came back since somebody looked.
-            link.drain_lane(lane, calls, aftermath);
-        }
+        let send = Submission::Send { call: 0, peer: 0, step, timeout_ms: 0, key, meta, payload };
+        send.encode(&mut link.outgoing).ok()?;
         let Link { direct, outgoing, .. } = &mut **link;
         let at = direct.get_mut(lane)?;
         let Some(entry) = at.send_tensor(outgoing) else {
-            at.pass_by();
+            self.say_by_daemon(now, (peer, step), key);
             return None;
         };
         let call = calls.enter_sent((lane, entry), deadline);
@@ -77,23 +74,20 @@ impl Held<'_> {
         Some(call)
     }
 
-    /// A large tensor goes by the daemon, as the lane to its peer says, for its recv may wait there.
+    /// A tensor goes by the daemon that is too large or finds no entry, as the lane to its peer says, for its recv may wait there.
     pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, (peer, step): (&str, i64), key: &str) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let Some(lane) = link.direct.open_lane_of(peer) else { return };
         if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) {
             return;
         }
-        if !link.has_entry(lane) {
-            link.drain_lane(lane, calls, aftermath);
-        }
+        link.find_entry(lane, calls, aftermath);
         let (call, peer, timeout_ms, destination, fused, fail_if_gone) = (0, 0, 0, None, false, false);
         let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
-        let due = now.later(LANE_PATIENCE);
         let said = recv.encode(&mut link.outgoing).is_ok();
         let Link { direct, outgoing, .. } = &mut **link;
         if let (true, Some(at)) = (said, direct.get_mut(lane)) {
-            at.hint(outgoing, step, due);
+            let due = at.hint(outgoing, step, now);
             self.attend_lanes(now, due);
         }
     }
@@ -200,6 +194,12 @@ impl Lane {
         }
     }
 
+    /// What was said of a tensor that goes by the daemon is of no use any more. Nobody is woken for the entry.
+    fn end_kept_hint(&mut self, lane: u16, entry: u16, calls: &mut Calls) {
+        self.forget_kept(lane, entry, calls);
+        self.ends.receiver.settle(entry, Fate::Taken);
+    }
+
     #[inline]
     pub(super) fn settle(&mut self, entry: u16, fate: Fate) -> bool {
         let won = self.ends.receiver.settle(entry, fate);
@@ -209,10 +209,12 @@ impl Lane {
 }
 
 impl Link {
-    /// True if a lane has an entry for a tensor.
+    /// Takes what came back by a lane that has no entry for a tensor.
     #[inline]
-    fn has_entry(&mut self, lane: u16) -> bool {
-        self.direct.get_mut(lane).is_some_and(|lane| lane.has_entry())
+    fn find_entry(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
+        if !self.direct.get_mut(lane).is_some_and(|lane| lane.has_entry()) {
+            self.drain_lane(lane, calls, after);
+        }
     }
 
     /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. What its sender writes meanwhile
@@ -234,8 +236,7 @@ impl Link {
                 Some(bytes.len())
             }
             Ok(Submission::Recv { .. }) if loaded.is_ok() => {
-                at.forget_kept(lane, entry, calls);
-                at.settle(entry, Fate::Taken);
+                at.end_kept_hint(lane, entry, calls);
                 return TakeKept::ByDaemon;
             }
             _ => None,
@@ -275,7 +276,8 @@ impl Link {
         if drained.is_err() || at.ends.has_ended() {
             return self.close_lane(lane, calls, after);
         }
-        at.ring();
+        // The shards as well, for recvs may have been asked for.
+        self.ring();
     }
 
     /// # Errors
@@ -293,16 +295,24 @@ impl Link {
             }
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
-        for (_, call) in at.take_passed_by() {
-            self.ask_or_later(call, calls, after);
+        let mut passed_by = at.take_passed_by();
+        while let Some(&(_, call)) = passed_by.front()
+            && self.ask(call, calls, after)
+        {
+            passed_by.pop_front();
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
+        at.wait_on(passed_by);
         while let Some(Returned { entry, fate }) = at.ends.sender.next_returned()? {
-            let Sent { call, bytes, step } = at.sent[usize::from(entry)];
+            let sent = at.sent[usize::from(entry)];
+            if !sent.is_tensor() {
+                continue;
+            }
+            let Sent { call, bytes, step } = sent;
             // The end of one that was withdrawn was told.
             if fate != Fate::Withdrawn {
                 let error = at.error(fate, step);
-                if error.is_none() && bytes != Sent::NO_TENSOR.bytes {
+                if error.is_none() {
                     (at.went.tensors, at.went.bytes) = (at.went.tensors + 1, at.went.bytes + u64::from(bytes));
                 }
                 calls.end_sent(call, error, after);
@@ -325,9 +335,10 @@ impl Link {
             at.kept[usize::from(entry)] = Some(Kept { name, step, is_hint: true });
             return;
         }
-        at.settle(entry, Fate::Taken);
+        at.ends.receiver.settle(entry, Fate::Taken);
         if let Some(Awaited::Recv(call)) = found {
-            self.ask_or_later(call, calls, after);
+            // Without room it waits on, and is asked for later.
+            let _ = self.ask(call, calls, after);
         }
     }
 
@@ -371,8 +382,7 @@ impl Link {
             Some(Awaited::Tensor { entry: before, .. }) => match at.kept[usize::from(before)] {
                 // The one that it tells of may have ended.
                 Some(Kept { is_hint: true, .. }) => {
-                    at.forget_kept(lane, before, calls);
-                    at.settle(before, Fate::Taken);
+                    at.end_kept_hint(lane, before, calls);
                     None
                 }
                 _ => {

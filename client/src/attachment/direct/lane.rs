@@ -8,7 +8,7 @@ use super::steps::Steps;
 use crate::{
     attachment::calls::Name,
     clock::Tick,
-    limits::{ASK_AFTER, ENTRIES_FOR_ENDS, LANE_PATIENCE, LANES_LOOK},
+    limits::{ASK_AFTER, ENTRIES_FOR_ENDS, HINTS_MAX, LANE_PATIENCE, LANES_LOOK},
 };
 
 /// See the module.
@@ -25,9 +25,12 @@ pub(super) struct Lane {
     pub(super) pending: VecDeque<(Tick, u32)>,
     /// Recvs that wait here, and when the daemon is to be asked.
     pub(super) quiet: VecDeque<(Tick, u32)>,
-    /// Entries that say that a tensor goes by the daemon, and when they are taken back.
-    pub(super) hints: VecDeque<(Tick, u16)>,
-    /// How often the other side had no entry for that, and until when recvs are asked for at once.
+    /// Entries that say that a tensor goes by the daemon, which of all these it is, and when it is taken back.
+    pub(super) hints: VecDeque<(Tick, u16, u32)>,
+    hinted: u32,
+    /// Until when this side does not say again that it has no entry.
+    passes_until: Option<Tick>,
+    /// How often the other side had none, and until when recvs are asked for at once.
     passed_by: u64,
     by_daemon_until: Option<Tick>,
     /// Steps that the other side has ended.
@@ -37,6 +40,8 @@ pub(super) struct Lane {
     pub(super) came: Moved,
     /// The other side has a note to read, or an entry that came back.
     pub(super) has_sent: bool,
+    /// What wakes nobody who does not wait for it.
+    has_hinted: bool,
     pub(super) has_returned: bool,
 }
 
@@ -50,15 +55,20 @@ pub(super) struct Sent {
 
 impl Sent {
     /// In an entry with the end of a step: no call waits for it.
-    pub(super) const NO_TENSOR: Sent = Sent { call: u32::MAX, bytes: u32::MAX, step: 0 };
+    pub(super) const NO_TENSOR: Sent = Sent { call: u32::MAX, bytes: 0, step: 0 };
 
-    /// In one that says that a tensor of a step goes by the daemon.
-    fn hint(step: i64) -> Sent {
-        Sent { call: u32::MAX - 1, step, ..Sent::NO_TENSOR }
+    /// In one that says that a tensor of a step goes by the daemon: which of all these it is, where else there are bytes.
+    fn hint(number: u32, step: i64) -> Sent {
+        Sent { call: u32::MAX - 1, bytes: number, step }
     }
 
     pub(super) fn is_hint(&self) -> bool {
-        self.call == Sent::hint(0).call
+        self.call == u32::MAX - 1
+    }
+
+    /// Whether a call waits for its end.
+    pub(super) fn is_tensor(&self) -> bool {
+        self.call < u32::MAX - 1
     }
 }
 
@@ -81,12 +91,15 @@ impl Lane {
             pending: VecDeque::new(),
             quiet: VecDeque::new(),
             hints: VecDeque::new(),
+            hinted: 0,
+            passes_until: None,
             passed_by: 0,
             by_daemon_until: None,
             ended: Steps::default(),
             went: Moved::default(),
             came: Moved::default(),
             has_sent: false,
+            has_hinted: false,
             has_returned: false,
         }
     }
@@ -95,6 +108,7 @@ impl Lane {
     #[inline]
     pub(super) fn ring(&mut self) {
         let (has_sent, has_returned) = (std::mem::take(&mut self.has_sent), std::mem::take(&mut self.has_returned));
+        let has_sent = has_sent || std::mem::take(&mut self.has_hinted) && self.ends.other_awaits();
         let sleep = self.ends.other_sleep();
         if has_sent && sleep.must_ring() || has_returned && sleep.must_ring_if_light() {
             self.bell.ring();
@@ -133,27 +147,64 @@ impl Lane {
         if self.has_entry() { self.send(record) } else { None }
     }
 
-    /// Says, by the record of a recv, that a tensor of a step goes by the daemon.
-    pub(super) fn hint(&mut self, record: &Record, step: i64, due: Tick) {
+    /// Says, by the record of a recv, that a tensor of a step goes by the daemon. When it is taken back, at the latest.
+    pub(super) fn hint(&mut self, record: &Record, step: i64, now: Tick) -> Tick {
+        let due = now.later(LANE_PATIENCE);
+        while self.hints.len() >= HINTS_MAX || self.hints.front().is_some_and(|hint| !self.is_told(hint)) {
+            self.end_hint();
+        }
         match self.send_tensor(record) {
             Some(entry) => {
-                self.sent[usize::from(entry)] = Sent::hint(step);
-                self.hints.push_back((due, entry));
+                self.hinted = self.hinted.wrapping_add(1);
+                self.sent[usize::from(entry)] = Sent::hint(self.hinted, step);
+                self.hints.push_back((due, entry, self.hinted));
+                self.has_hinted = true;
             }
-            None => self.pass_by(),
+            None => self.pass_by(now),
+        }
+        due
+    }
+
+    /// Says that something goes by the daemon, for which there is no entry. Recvs are asked for at once for a while when that is heard.
+    fn pass_by(&mut self, now: Tick) {
+        if self.passes_until.is_none_or(|until| until <= now) {
+            self.passes_until = Some(now.later(LANE_PATIENCE / 2));
+            self.ends.pass_by();
+            self.has_sent = true;
         }
     }
 
-    /// Says that something goes by the daemon, for which there is no entry.
-    pub(super) fn pass_by(&mut self) {
-        self.ends.pass_by();
-        self.has_sent = true;
+    fn is_told(&self, (_, entry, number): &(Tick, u16, u32)) -> bool {
+        let sent = self.sent[usize::from(*entry)];
+        sent.is_hint() && sent.bytes == *number && self.ends.sender.is_away(*entry)
+    }
+
+    /// Takes back the hint that was given first.
+    fn end_hint(&mut self) {
+        if let Some(hint) = self.hints.pop_front()
+            && self.is_told(&hint)
+        {
+            self.ends.sender.withdraw(hint.1);
+        }
+    }
+
+    /// Takes back those that nobody has needed.
+    pub(super) fn end_hints(&mut self, now: Tick) {
+        while self.hints.front().is_some_and(|(due, ..)| *due <= now) {
+            self.end_hint();
+        }
     }
 
     /// True if the other side has said something.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         self.ends.has_news() || self.ends.passed_by() != self.passed_by
+    }
+
+    /// Recvs that there was no room to ask for wait on.
+    pub(super) fn wait_on(&mut self, mut left: VecDeque<(Tick, u32)>) {
+        left.append(&mut self.quiet);
+        self.quiet = left;
     }
 
     /// The recvs that wait here, if any of them may be for what the other side says it has passed by.
@@ -173,18 +224,6 @@ impl Lane {
         self.by_daemon_until.is_some_and(|until| until > now)
     }
 
-    /// Takes hints back that nobody has needed.
-    pub(super) fn end_hints(&mut self, now: Tick) {
-        while let Some(&(due, entry)) = self.hints.front()
-            && due <= now
-        {
-            self.hints.pop_front();
-            if self.sent[usize::from(entry)].is_hint() {
-                self.ends.sender.withdraw(entry);
-            }
-        }
-    }
-
     /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
     #[inline]
     pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
@@ -197,6 +236,8 @@ impl Lane {
     pub(super) fn waits(&mut self, call: u32, now: Tick, deadline: Tick, waits: impl FnMut(u32) -> bool) -> Tick {
         let due = now.later(ASK_AFTER).min(now.halfway(deadline));
         queue(&mut self.quiet, (due, call), waits);
+        // Another thread of this process may be asleep.
+        self.ends.say_awaits(true);
         due.later(LANES_LOOK).min(now.halfway(deadline))
     }
 

@@ -4,7 +4,8 @@
 //! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened their
 //! ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise. What is not received within [a
 //! moment](LANE_PATIENCE) is taken back and goes by the daemon, too: its receiver does not want it yet, does not look, or has gone. A
-//! **recv** takes what has come, or waits in this process, and the daemon is asked for it after a moment, whose length each lane learns.
+//! **recv** takes what has come, or waits in this process. The daemon is asked for it when the other side says in the lane that a tensor of
+//! its name goes by that, being large; when it says that it has no entry, as for all others; and after [a moment](ASK_AFTER) in any case.
 //! So the two meet at the daemon if not in the lane, whatever either process does meanwhile, and it is the daemon that keeps deadlines.
 //! If the tensor comes by the lane after all, the daemon is told to give the recv up.
 //!
@@ -105,8 +106,9 @@ impl Lanes {
     }
 
     /// This process sleeps, as every lane tells; if deeply, it is not woken for sends that were received.
-    pub(super) fn announce(&self, deeply: bool) {
+    pub(super) fn announce(&self, deeply: bool, calls: &mut Calls) {
         for lane in self.lanes.iter().flatten() {
+            lane.ends.say_awaits(lane.quiet.iter().any(|(_, call)| calls.wants(*call).is_some()));
             if deeply {
                 lane.ends.own_sleep().announce_deep();
             } else {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     clock::{Tick, timeout_ms},
-    limits::{ASK_AFTER, DIRECT_LOOK, LANES_LOOK, REDIRECTED_PER_LOOK},
+    limits::{DIRECT_LOOK, LANES_LOOK, REDIRECTED_PER_LOOK},
 };
 
 /// A send that was taken back from a lane, and for which the daemon has no room yet.
@@ -95,13 +95,12 @@ impl super::Lanes {
         let lanes = || self.lanes.iter().flatten();
         let first = |lane: &Lane| {
             let calls = lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at);
-            calls.chain(lane.hints.front().map(|(at, _)| *at)).min()
+            calls.chain(lane.hints.front().map(|(at, ..)| *at)).min()
         };
         let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();
         let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0);
-        let due = if is_busy { due.min(now.later(LANES_LOOK)) } else { due };
-        let due = if left { due.min(now.later(ASK_AFTER)) } else { due };
+        let due = if left || is_busy { due.min(now.later(LANES_LOOK)) } else { due };
         if untold { due.min(self.look_at.unwrap_or(now)) } else { due }
     }
 }
@@ -109,10 +108,10 @@ impl super::Lanes {
 impl Link {
     /// Asks the daemon for recvs that have waited here long enough.
     fn ask_for_quiet(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
-        for call in std::mem::take(&mut self.direct.unasked) {
-            if !self.ask(call, calls, after) {
-                self.direct.unasked.push(call);
-            }
+        while let Some(&call) = self.direct.unasked.last()
+            && self.ask(call, calls, after)
+        {
+            self.direct.unasked.pop();
         }
         for lane in 0..self.direct.lanes.len() as u16 {
             while let Some(&(at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.front())

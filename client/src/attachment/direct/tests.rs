@@ -121,3 +121,41 @@ fn entries_that_came_back_are_used_before_a_tensor_goes_by_the_daemon() {
     two.send("one more", 10);
     assert_eq!((two.sender.told(), two.receiver.told()), (vec![], vec![]));
 }
+
+#[test]
+fn a_tensor_is_sent_as_it_is_when_what_came_back_had_a_recv_asked_for() {
+    let mut two = Two::new();
+    let keys: Vec<String> = (0..LANE_ENTRIES - ENTRIES_FOR_ENDS).map(|index| index.to_string()).collect();
+    for key in &keys {
+        two.send(key, 10);
+    }
+    // The sender waits for a tensor of the receiver, which goes by the daemon.
+    let from = With { peer: RECEIVER, step: 1 };
+    two.sender.attachment.recv(from, "back", RecvOptions::default()).unwrap();
+    for key in &keys {
+        let recv = two.recv(key);
+        assert!(two.arrived(recv).is_some());
+    }
+    let large = Tensor::from_elements(&[LARGE as u64], &[1_u8; LARGE]).unwrap();
+    let to = To { peer: SENDER, purpose: Purpose::Send { step: 1 } };
+    two.receiver.attachment.send(to, "back", large, &SendOptions::default()).unwrap();
+    two.send("one more", 10);
+    assert_eq!(two.sender.told(), ["recv back"]);
+    let recv = two.recv("one more");
+    assert_eq!(two.arrived(recv).unwrap().len(), 10);
+}
+
+#[test]
+fn what_is_said_of_many_large_tensors_leaves_entries_to_small_ones() {
+    let mut two = Two::new();
+    for index in 0..LANE_ENTRIES {
+        two.send(&index.to_string(), LARGE);
+        two.look();
+        assert_eq!(two.sender.told().len(), 1);
+    }
+    two.send("small", 10);
+    let recv = two.recv("small");
+    assert_eq!((two.arrived(recv).unwrap().len(), two.sender.told()), (10, vec![]));
+    two.recv(&(LANE_ENTRIES - 1).to_string());
+    assert_eq!(two.receiver.told().len(), 1, "the last are remembered");
+}

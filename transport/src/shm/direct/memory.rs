@@ -4,7 +4,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering, fence},
     },
 };
 
@@ -28,6 +28,10 @@ mod at {
     /// Beside the other word of that side which is looked at often.
     pub(super) const fn passed_by(side: Side) -> u64 {
         standing(side) + 8
+    }
+
+    pub(super) const fn awaits(side: Side) -> u64 {
+        standing(side) + 16
     }
 
     pub(super) const fn sleep(side: Side) -> u64 {
@@ -211,6 +215,18 @@ impl DirectLane {
     /// Something for the other side goes by the daemon, which no record here says.
     pub fn pass_by(&self) {
         self.mapping.word(at::passed_by(self.side)).fetch_add(1, Ordering::Release);
+    }
+
+    /// Says, before this side says that it sleeps and when that changes, whether somebody waits here for what the other sends.
+    pub fn say_awaits(&self, awaits: bool) {
+        self.mapping.word(at::awaits(self.side)).store(awaits.into(), Ordering::Release);
+    }
+
+    /// Whether somebody waited there when the other side went to sleep.
+    pub fn other_awaits(&self) -> bool {
+        // After what this side has written, as the other says that it sleeps before it looks for that.
+        fence(Ordering::SeqCst);
+        self.mapping.word(at::awaits(self.side.other())).load(Ordering::Acquire) != 0
     }
 
     /// How often the other side has said so.

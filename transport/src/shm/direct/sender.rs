@@ -66,7 +66,7 @@ impl<M: LaneMemory> LaneSender<M> {
     /// Takes a record back, if the receiver has not decided about it. True if it is back: it was not received and never will be. Its entry
     /// is returned later in either case.
     pub fn withdraw(&mut self, entry: u16) -> bool {
-        if !self.away.get(usize::from(entry)).is_some_and(|is_away| *is_away) {
+        if !self.is_away(entry) {
             return false;
         }
         let state = &self.memory.entry(entry)[0];
@@ -115,6 +115,11 @@ impl<M: LaneMemory> LaneSender<M> {
     pub fn has_returned(&self) -> bool {
         // RETURN: see `next_returned`.
         read(self.memory.returned(self.returns).load(Ordering::Acquire), self.returns, M::ENTRIES).is_some()
+    }
+
+    /// Whether the receiver has an entry.
+    pub fn is_away(&self, entry: u16) -> bool {
+        self.away.get(usize::from(entry)).is_some_and(|is_away| *is_away)
     }
 
     /// Entries that the receiver has.

@@ -260,15 +260,20 @@ impl Link {
         }
     }
 
-    /// Wakes the shards that were written to and sleep.
+    /// Wakes the shards that were written to and sleep, and the processes at the other ends of lanes.
     #[inline]
     pub(super) fn ring(&mut self) {
+        self.ring_shards();
+        self.direct.ring();
+    }
+
+    #[inline]
+    pub(super) fn ring_shards(&mut self) {
         for segment in &mut self.segments {
             if std::mem::take(&mut segment.unannounced) && segment.end.daemon_sleep().must_ring() {
                 segment.doorbell.ring();
             }
         }
-        self.direct.ring();
     }
 
     /// Gives calls up; what finds no room now goes out later.

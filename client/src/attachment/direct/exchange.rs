@@ -276,8 +276,7 @@ impl Link {
         if drained.is_err() || at.ends.has_ended() {
             return self.close_lane(lane, calls, after);
         }
-        // The shards as well, for recvs may have been asked for.
-        self.ring();
+        at.ring();
     }
 
     /// # Errors
@@ -295,14 +294,10 @@ impl Link {
             }
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
-        let mut passed_by = at.take_passed_by();
-        while let Some(&(_, call)) = passed_by.front()
-            && self.ask(call, calls, after)
-        {
-            passed_by.pop_front();
+        if at.was_passed_by() {
+            self.ask_for_waiting(lane, calls, after);
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
-        at.wait_on(passed_by);
         while let Some(Returned { entry, fate }) = at.ends.sender.next_returned()? {
             let sent = at.sent[usize::from(entry)];
             if !sent.is_tensor() {
@@ -319,6 +314,17 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// The other side has had no entry for something, which may be for any recv that waits here.
+    #[cold]
+    fn ask_for_waiting(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
+        while let Some(&(_, call)) = self.direct.get_mut(lane).and_then(|at| at.quiet.front())
+            && self.ask(call, calls, after)
+        {
+            self.direct.get_mut(lane).and_then(|at| at.quiet.pop_front());
+        }
+        self.ring_shards();
     }
 
     /// The other side says that a tensor goes by the daemon. Its recv is asked for if it waits here, or else when it comes.
@@ -339,6 +345,7 @@ impl Link {
         if let Some(Awaited::Recv(call)) = found {
             // Without room it waits on, and is asked for later.
             let _ = self.ask(call, calls, after);
+            self.ring_shards();
         }
     }
 

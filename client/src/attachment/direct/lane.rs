@@ -201,21 +201,15 @@ impl Lane {
         self.ends.has_news() || self.ends.passed_by() != self.passed_by
     }
 
-    /// Recvs that there was no room to ask for wait on.
-    pub(super) fn wait_on(&mut self, mut left: VecDeque<(Tick, u32)>) {
-        left.append(&mut self.quiet);
-        self.quiet = left;
-    }
-
-    /// The recvs that wait here, if any of them may be for what the other side says it has passed by.
+    /// True if the other side has had no entry for something since this was asked. Recvs are asked for at once for a while then.
     #[inline]
-    pub(super) fn take_passed_by(&mut self) -> VecDeque<(Tick, u32)> {
+    pub(super) fn was_passed_by(&mut self) -> bool {
         let passed_by = self.ends.passed_by();
-        if std::mem::replace(&mut self.passed_by, passed_by) == passed_by {
-            return VecDeque::new();
+        let was = std::mem::replace(&mut self.passed_by, passed_by) != passed_by;
+        if was {
+            self.by_daemon_until = Some(Tick::now().later(LANE_PATIENCE));
         }
-        self.by_daemon_until = Some(Tick::now().later(LANE_PATIENCE));
-        std::mem::take(&mut self.quiet)
+        was
     }
 
     /// True if a recv is asked for at once, as its tensor may have gone by the daemon.

@@ -144,8 +144,8 @@ pub(crate) const ROOM_SPINS: u32 = 100;
 /// Bits of a call's number that index the table; those above are its generation.
 pub(crate) const CALL_INDEX_BITS: u32 = 20;
 
-/// Calls in progress, or ended and not yet asked after, at most: as many tensors as an engine keeps.
-pub(crate) const CALLS_MAX: usize = 1 << CALL_INDEX_BITS;
+/// Calls in progress, or ended and not yet asked after, at most: as many tensors as an engine keeps, less two numbers that are no call's.
+pub(crate) const CALLS_MAX: usize = (1 << CALL_INDEX_BITS) - 2;
 
 /// Blocks of a receive area that are kept before they are given back by a record of their own: as many as fill one slot.
 pub(crate) const FREES_PILED_MAX: usize = 14;

@@ -424,7 +424,7 @@ impl Link {
 
     /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
     /// If it sleeps deeply it is not woken for sends that were released and publications that are known.
-    pub(super) fn may_sleep(&self, deeply: bool, calls: &mut Calls) -> bool {
+    pub(super) fn may_sleep(&mut self, deeply: bool, calls: &mut Calls) -> bool {
         let sleeps = self.segments.iter().map(|segment| segment.end.own_sleep());
         if deeply {
             sleeps.for_each(SleepFlag::announce_deep)

@@ -187,7 +187,11 @@ impl Attachment {
         }
         let deeply = held.wants_answers_alone(waiter);
         let State { line, calls, .. } = &mut *held;
-        if !matches!(line, Line::Up(link) if link.may_sleep(deeply, calls)) {
+        let may_sleep = match line {
+            Line::Up(link) => link.may_sleep(deeply, calls),
+            Line::Lost(_) | Line::Closed => false,
+        };
+        if !may_sleep {
             if let Line::Up(link) = &held.line {
                 link.awake();
             }

@@ -286,10 +286,8 @@ impl Link {
             let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
             match at.ends.receiver.next_note()? {
                 Some(Note::Sent(entry)) => self.arrived(lane, entry, calls, after)?,
-                Some(Note::Withdrawn(entry)) => {
-                    at.forget_kept(lane, entry, calls);
-                    at.has_returned = true;
-                }
+                // Nobody waits for an entry that he has taken back.
+                Some(Note::Withdrawn(entry)) => at.forget_kept(lane, entry, calls),
                 None => break,
             }
         }
@@ -301,6 +299,7 @@ impl Link {
         while let Some(Returned { entry, fate }) = at.ends.sender.next_returned()? {
             let sent = at.sent[usize::from(entry)];
             if !sent.is_tensor() {
+                at.hints_away -= usize::from(sent.is_hint());
                 continue;
             }
             let Sent { call, bytes, step } = sent;
@@ -352,7 +351,7 @@ impl Link {
     /// Asks the daemon for a recv that waits here, when there is room to.
     pub(super) fn ask_or_later(&mut self, call: u32, calls: &mut Calls, after: &mut Aftermath) {
         if !self.ask(call, calls, after) {
-            self.direct.unasked.push(call);
+            self.direct.unasked.push_back(call);
         }
     }
 

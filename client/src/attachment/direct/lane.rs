@@ -28,6 +28,8 @@ pub(super) struct Lane {
     /// Entries that say that a tensor goes by the daemon, which of all these it is, and when it is taken back.
     pub(super) hints: VecDeque<(Tick, u16, u32)>,
     hinted: u32,
+    /// How many of them have not come back.
+    pub(super) hints_away: usize,
     /// Until when this side does not say again that it has no entry.
     passes_until: Option<Tick>,
     /// How often the other side had none, and until when recvs are asked for at once.
@@ -38,6 +40,8 @@ pub(super) struct Lane {
     /// What went and came since the daemon was told.
     pub(super) went: Moved,
     pub(super) came: Moved,
+    /// What the other side is told of those who wait here.
+    awaits: bool,
     /// The other side has a note to read, or an entry that came back.
     pub(super) has_sent: bool,
     /// What wakes nobody who does not wait for it.
@@ -92,6 +96,8 @@ impl Lane {
             quiet: VecDeque::new(),
             hints: VecDeque::new(),
             hinted: 0,
+            hints_away: 0,
+            awaits: false,
             passes_until: None,
             passed_by: 0,
             by_daemon_until: None,
@@ -108,7 +114,8 @@ impl Lane {
     #[inline]
     pub(super) fn ring(&mut self) {
         let (has_sent, has_returned) = (std::mem::take(&mut self.has_sent), std::mem::take(&mut self.has_returned));
-        let has_sent = has_sent || std::mem::take(&mut self.has_hinted) && self.ends.other_awaits();
+        let has_hinted = std::mem::take(&mut self.has_hinted);
+        let has_sent = has_sent || has_hinted && self.ends.other_awaits();
         let sleep = self.ends.other_sleep();
         if has_sent && sleep.must_ring() || has_returned && sleep.must_ring_if_light() {
             self.bell.ring();
@@ -159,7 +166,12 @@ impl Lane {
                 self.sent[usize::from(entry)] = Sent::hint(self.hinted, step);
                 self.hints.push_back((due, entry, self.hinted));
                 self.has_hinted = true;
+                self.hints_away += 1;
+                // One who does not look keeps those that were taken back.
+                self.has_sent |= self.hints_away > 2 * HINTS_MAX;
             }
+            // Of a key so long that no entry has it, nothing is said.
+            None if self.has_entry() => {}
             None => self.pass_by(now),
         }
         due
@@ -231,8 +243,16 @@ impl Lane {
         let due = now.later(ASK_AFTER).min(now.halfway(deadline));
         queue(&mut self.quiet, (due, call), waits);
         // Another thread of this process may be asleep.
-        self.ends.say_awaits(true);
+        self.say_awaits(true);
         due.later(LANES_LOOK).min(now.halfway(deadline))
+    }
+
+    /// Tells the other side whether somebody waits here for what it sends.
+    #[inline]
+    pub(super) fn say_awaits(&mut self, awaits: bool) {
+        if std::mem::replace(&mut self.awaits, awaits) != awaits {
+            self.ends.say_awaits(awaits);
+        }
     }
 
     /// A tensor of so many bytes has come.

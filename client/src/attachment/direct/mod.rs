@@ -43,7 +43,7 @@ pub(super) struct Lanes {
     lanes: Vec<Option<Lane>>,
     open: usize,
     /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
-    unasked: Vec<u32>,
+    unasked: VecDeque<u32>,
     /// Sends that were taken back, and for which there was no room.
     unsent: VecDeque<Unsent>,
     /// Peers that the driver is to ask about.
@@ -68,7 +68,7 @@ impl Lanes {
             recent: None,
             lanes: Vec::new(),
             open: 0,
-            unasked: Vec::new(),
+            unasked: VecDeque::new(),
             unsent: VecDeque::new(),
             wanted: Vec::new(),
             ear: None,
@@ -106,9 +106,10 @@ impl Lanes {
     }
 
     /// This process sleeps, as every lane tells; if deeply, it is not woken for sends that were received.
-    pub(super) fn announce(&self, deeply: bool, calls: &mut Calls) {
-        for lane in self.lanes.iter().flatten() {
-            lane.ends.say_awaits(lane.quiet.iter().any(|(_, call)| calls.wants(*call).is_some()));
+    pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
+        for lane in self.lanes.iter_mut().flatten() {
+            let awaits = lane.quiet.iter().any(|(_, call)| calls.wants(*call).is_some());
+            lane.say_awaits(awaits);
             if deeply {
                 lane.ends.own_sleep().announce_deep();
             } else {

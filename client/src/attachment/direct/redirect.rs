@@ -108,10 +108,14 @@ impl super::Lanes {
 impl Link {
     /// Asks the daemon for recvs that have waited here long enough.
     fn ask_for_quiet(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
-        while let Some(&call) = self.direct.unasked.last()
-            && self.ask(call, calls, after)
-        {
-            self.direct.unasked.pop();
+        // Of many, others are tried at the next look: a shard that does not read keeps none back that another serves.
+        let (left, mut failed) = (self.direct.unasked.len(), 0);
+        for _ in 0..left {
+            let Some(call) = self.direct.unasked.pop_front_if(|_| failed < REDIRECTED_PER_LOOK) else { break };
+            if !self.ask(call, calls, after) {
+                self.direct.unasked.push_back(call);
+                failed += 1;
+            }
         }
         for lane in 0..self.direct.lanes.len() as u16 {
             while let Some(&(at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.front())

@@ -31,7 +31,7 @@ mod at {
     }
 
     pub(super) const fn awaits(side: Side) -> u64 {
-        standing(side) + 16
+        (4 + side as u64) * LINE
     }
 
     pub(super) const fn sleep(side: Side) -> u64 {

@@ -10,11 +10,12 @@
 mod clients;
 mod direct;
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{process, thread};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Polling, Task};
@@ -92,7 +93,12 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
     if job.system == SystemName::Direct {
-        thread::spawn(move || give_all(&engine, &clients, area_bytes));
+        thread::spawn(move || {
+            let Err(failure) = give_all(&engine, &clients, area_bytes);
+            // The consumer shows what is written here.
+            eprintln!("the daemon between the clients ended: {failure}");
+            process::exit(1);
+        });
         let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
         return direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane"));
     }
@@ -101,7 +107,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 }
 
 /// Lets clients in that may have direct lanes, and gives them those.
-fn give_all(engine: &Engine, listener: &OwnedFd, area_bytes: u64) -> Result<(), BenchError> {
+fn give_all(engine: &Engine, listener: &OwnedFd, area_bytes: u64) -> Result<Infallible, BenchError> {
     let mut attached = Vec::new();
     loop {
         match next_request(listener)? {

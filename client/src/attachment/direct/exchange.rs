@@ -138,7 +138,7 @@ impl Held<'_> {
             if fail_if_gone || !link.direct.is_read(lane) || calls.matching().comes_by_daemon(peer, key) {
                 break;
             }
-            let Some(at) = link.direct.get_mut(lane).filter(|at| !at.is_passed_by(now)) else { break };
+            let Some(at) = link.direct.get_mut(lane).filter(|at| !at.hints.is_passed_by(now)) else { break };
             let call = calls.enter_recv(place, memory, (deadline, borrowed));
             calls.wait_for_lane(call, name);
             let due = at.waits(call, now, deadline, |call| calls.wants(call).is_some());
@@ -292,14 +292,16 @@ impl Link {
             }
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
-        if at.was_passed_by() {
+        if at.hints.was_passed_by(&at.ends) {
             self.ask_for_waiting(lane, calls, after);
         }
         let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
         while let Some(Returned { entry, fate }) = at.ends.sender.next_returned()? {
             let sent = at.sent[usize::from(entry)];
+            if sent.is_hint() {
+                at.hints.has_returned();
+            }
             if !sent.is_tensor() {
-                at.hints_away -= usize::from(sent.is_hint());
                 continue;
             }
             let Sent { call, bytes, step } = sent;
@@ -345,13 +347,6 @@ impl Link {
             // Without room it waits on, and is asked for later.
             let _ = self.ask(call, calls, after);
             self.ring_shards();
-        }
-    }
-
-    /// Asks the daemon for a recv that waits here, when there is room to.
-    pub(super) fn ask_or_later(&mut self, call: u32, calls: &mut Calls, after: &mut Aftermath) {
-        if !self.ask(call, calls, after) {
-            self.direct.unasked.push_back(call);
         }
     }
 

@@ -17,6 +17,7 @@
 
 mod ends;
 mod exchange;
+mod hints;
 mod lane;
 mod opening;
 mod redirect;
@@ -109,7 +110,7 @@ impl Lanes {
     pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
         for lane in self.lanes.iter_mut().flatten() {
             let awaits = lane.quiet.iter().any(|(_, call)| calls.wants(*call).is_some());
-            lane.say_awaits(awaits);
+            lane.hints.say_awaits(awaits, &lane.ends);
             if deeply {
                 lane.ends.own_sleep().announce_deep();
             } else {

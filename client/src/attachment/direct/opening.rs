@@ -182,8 +182,8 @@ impl Link {
                 // As those hear who wait with the daemon, and before the next process of that task is heard of.
                 let error = Error::Left { task: gone.peer.clone(), reason: "its process is gone".into() };
                 calls.give_up(call, error, after);
-            } else {
-                self.ask_or_later(call, calls, after);
+            } else if !self.ask(call, calls, after) {
+                self.direct.unasked.push_back(call);
             }
         }
         self.ring();

@@ -95,7 +95,7 @@ impl super::Lanes {
         let lanes = || self.lanes.iter().flatten();
         let first = |lane: &Lane| {
             let calls = lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at);
-            calls.chain(lane.hints.front().map(|(at, ..)| *at)).min()
+            calls.chain(lane.hints.due()).min()
         };
         let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();

@@ -1,16 +1,16 @@
-use std::os::fd::AsFd;
+use std::{os::fd::AsFd, sync::Arc};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
     shm::{
-        ClientBell, DirectLane, LaneKeeper, Side,
+        ClientBell, ClientEar, DirectLane, LaneKeeper, Side, Woken,
         attach::GivenLane,
         limits::{INLINE_BYTES_MAX, LANE_ENTRIES},
     },
 };
 
-use super::super::{Calls, Purpose, To, With, rig::Rig};
+use super::super::{Calls, Line, Purpose, State, To, With, nudge, rig::Rig};
 use crate::limits::ENTRIES_FOR_ENDS;
 
 const SENDER: &str = "sender";
@@ -27,10 +27,15 @@ struct Two {
 impl Two {
     fn new() -> Two {
         let (sender, receiver, lane) = (Rig::new(SENDER), Rig::new(RECEIVER), LaneKeeper::create().unwrap());
-        for (rig, peer, side) in [(&sender, RECEIVER, Side::First), (&receiver, SENDER, Side::Second)] {
-            let end = DirectLane::open(&lane.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
-            let (bell, ear) = ClientBell::between_clients().unwrap();
-            rig.attachment.open_lane(peer, GivenLane { lane: end, ear, bell });
+        let bell = || ClientBell::between_clients().unwrap();
+        let ((to_sender, sender_ear), (to_receiver, receiver_ear)) = (bell(), bell());
+        let ends = [
+            (&sender, RECEIVER, Side::First, sender_ear, to_receiver),
+            (&receiver, SENDER, Side::Second, receiver_ear, to_sender),
+        ];
+        for (rig, peer, side, ear, bell) in ends {
+            let lane = DirectLane::open(&lane.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
+            rig.attachment.open_lane(peer, GivenLane { lane, ear, bell });
         }
         Two { sender, receiver, _lane: lane }
     }
@@ -49,6 +54,21 @@ impl Two {
     /// The receiver takes what has come.
     fn look(&self) {
         self.receiver.attachment.lock().pump();
+    }
+
+    /// The receiver sleeps, as others see; where it is rung for.
+    fn sleeps(&self) -> Arc<ClientEar> {
+        let mut held = self.receiver.attachment.lock();
+        let State { line: Line::Up(link), calls, .. } = &mut *held else { panic!("no daemon") };
+        assert!(link.may_sleep(false, calls));
+        link.direct.ear().unwrap()
+    }
+
+    /// Whether a tensor wakes the receiver, which sleeps.
+    fn wakes(&self, key: &str, bytes: usize) -> bool {
+        let ear = self.sleeps();
+        self.send(key, bytes);
+        nudge::now(&ear) == Woken::Rung
     }
 
     /// The tensor of a recv, if it is there.
@@ -158,4 +178,30 @@ fn what_is_said_of_many_large_tensors_leaves_entries_to_small_ones() {
     assert_eq!((two.arrived(recv).unwrap().len(), two.sender.told()), (10, vec![]));
     two.recv(&(LANE_ENTRIES - 1).to_string());
     assert_eq!(two.receiver.told().len(), 1, "the last are remembered");
+}
+
+#[test]
+fn what_is_said_of_a_large_tensor_wakes_one_who_waits_for_it_and_nobody_else() {
+    let mut two = Two::new();
+    assert!(!two.wakes("early", LARGE));
+    two.look();
+    let recv = two.recv("w");
+    assert!(two.wakes("w", LARGE));
+    assert!(two.arrived(recv).is_none());
+    assert_eq!(two.receiver.told(), ["recv w"]);
+    // Asked for, it waits for the daemon.
+    assert!(!two.wakes("late", LARGE));
+    two.look();
+    assert!(two.wakes("small", 10));
+}
+
+#[test]
+fn one_who_does_not_look_is_woken_before_what_is_said_of_large_tensors_takes_all_entries() {
+    let mut two = Two::new();
+    let ear = two.sleeps();
+    for index in 0..LANE_ENTRIES - ENTRIES_FOR_ENDS {
+        two.send(&index.to_string(), LARGE);
+        two.sender.told();
+    }
+    assert_eq!(nudge::now(&ear), Woken::Rung);
 }

@@ -62,6 +62,7 @@ pub mod cuda;
 mod embedded;
 #[cfg(feature = "embedded")]
 mod embedded_plan;
+mod group;
 mod limits;
 mod lives;
 mod memory;
@@ -85,6 +86,7 @@ pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
     attach::{Attach, Backlog, default_socket, socket_in},
+    group::{Group, Message, ReduceOp, Store},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,

@@ -72,10 +72,10 @@ pub(super) const SEGMENT: Purpose = Purpose {
 };
 
 /// An arena, of which others may be made readers later.
-const ARENA: Purpose = Purpose { seals: SEALS, ..SEGMENT };
+pub(super) const ARENA: Purpose = Purpose { seals: SEALS, ..SEGMENT };
 
 /// The arena of another client.
-const OTHERS_ARENA: Purpose = Purpose {
+pub(super) const OTHERS_ARENA: Purpose = Purpose {
     seals: SEALS.union(SEAL_FUTURE_WRITE),
     protection: libc::PROT_READ,
     populating: libc::MADV_POPULATE_READ,
@@ -175,6 +175,13 @@ impl Mapping {
         // SAFETY: eight aligned bytes within the mapping, which lives as long as `self`; every value is legal, and
         // this process accesses them by atomics alone.
         unsafe { self.at(offset, 8).cast().as_ref() }
+    }
+
+    /// The half word at `offset`, a multiple of 4.
+    pub(super) fn word32(&self, offset: u64) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4));
+        // SAFETY: as `word`, with four bytes.
+        unsafe { self.at(offset, 4).cast().as_ref() }
     }
 
     /// The flag at `offset`, a multiple of 4.

@@ -20,6 +20,8 @@
 
 #[cfg(not(loom))]
 pub mod attach;
+#[cfg(not(loom))]
+pub mod group;
 pub mod limits;
 
 #[cfg(not(loom))]
@@ -35,6 +37,8 @@ mod error;
 mod failure;
 #[cfg(not(loom))]
 mod fields;
+#[cfg(not(loom))]
+mod futex;
 #[cfg(not(loom))]
 mod key_list;
 #[cfg(not(loom))]

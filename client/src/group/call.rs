@@ -1,0 +1,85 @@
+//! What a rank calls, as all ranks must call alike: it is compared before anything is made of their tensors.
+
+use std::fmt;
+
+use sealane_transport::{shm::group::CALL_WORDS, tensor::DType};
+
+use super::ReduceOp;
+
+/// A collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    AllReduce = 1,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    Gather,
+    Scatter,
+    Broadcast,
+    AllToAll,
+    /// With parts of any length.
+    AllToAllUneven,
+    Barrier,
+}
+
+const NAMES: [&str; 10] = [
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "all_to_all of uneven parts",
+    "barrier",
+];
+
+/// One call of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    /// The type of its elements, of calls that compute with them.
+    pub(super) arithmetic: Option<(DType, ReduceOp)>,
+    /// Bytes of each rank, or of each part; 0 where they may differ.
+    pub(super) bytes: usize,
+    /// Of calls to or from one rank.
+    pub(super) root: Option<usize>,
+}
+
+impl Call {
+    /// In words, with the number of the call among those of its group.
+    pub(super) fn words(&self, number: u32) -> [u64; CALL_WORDS] {
+        let arithmetic = self.arithmetic.map_or(0, |(dtype, op)| {
+            u64::from(dtype.code as u8) | u64::from(dtype.bits) << 8 | u64::from(dtype.lanes) << 16 | (op as u64) << 32
+        });
+        let root = self.root.map_or(0, |root| root as u64 + 1);
+        [u64::from(number), self.kind as u64, arithmetic, self.bytes as u64, root, 0, 0, 0]
+    }
+}
+
+/// What the words of a rank say, which may be anything.
+pub(super) struct Told(pub(super) [u64; CALL_WORDS]);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [number, kind, arithmetic, bytes, root, ..] = self.0;
+        let name = usize::try_from(kind).ok().and_then(|kind| NAMES.get(kind.wrapping_sub(1)));
+        let Some(name) = name else { return f.write_str("nothing that is known here") };
+        write!(f, "{name} (call {number}")?;
+        if kind != Kind::Barrier as u64 && kind != Kind::AllToAllUneven as u64 {
+            write!(f, ", {bytes} bytes")?;
+        }
+        let [code, bits, ..] = arithmetic.to_le_bytes();
+        if let Ok(dtype) = DType::from_numbers(code, bits, (arithmetic >> 16) as u16)
+            && let Some(op) = ReduceOp::ALL.get((arithmetic >> 32).wrapping_sub(1) as usize)
+        {
+            write!(f, ", {} of {dtype}", op.name())?;
+        }
+        if let Some(root) = root.checked_sub(1) {
+            write!(f, ", root {root}")?;
+        }
+        f.write_str(")")
+    }
+}

@@ -1,0 +1,437 @@
+//! Messages between two ranks: a state machine that moves pieces whenever it is asked to. Under one lock; it never sleeps.
+//!
+//! Each rank has a mailbox of a few pieces for each other rank, in its own memory. A message is pieces in order, each with its tag and its
+//! length; the receiver takes them in order too. What nobody here wants stays in the mailbox, so its sender waits; it is moved out of the
+//! way, into memory of this process, only when a recv waits for another message of that rank.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
+    time::{Duration, Instant},
+};
+
+use sealane_transport::{
+    Error,
+    shm::group::{GroupWords, MAIL_PIECE_BYTES, MAIL_PIECES, Mailboxes, Word},
+};
+
+use super::members::Members;
+use crate::limits::GROUP_UNEXPECTED_BYTES_MAX;
+
+/// What is sent.
+pub(super) type Given = Box<dyn AsRef<[u8]> + Send>;
+
+/// Where a message comes.
+pub(super) type Room = Box<dyn AsMut<[u8]> + Send>;
+
+/// How a message ended: from which rank it came, or to which it went.
+pub(super) type Outcome = Result<usize, Error>;
+
+/// Told of an outcome.
+pub(super) type Then = Box<dyn FnOnce(&Outcome) + Send>;
+
+/// The head of each piece: tag, length of the message, and where the piece is in it.
+const HEAD: usize = 24;
+
+const PIECE: usize = MAIL_PIECE_BYTES - HEAD;
+
+/// See the module.
+pub(super) struct Mail {
+    members: Arc<Members>,
+    boxes: Mailboxes,
+    peers: Vec<Peer>,
+    /// Recvs that nothing has come for, oldest first.
+    wanted: VecDeque<Wanted>,
+    /// Messages that were moved out of the way, oldest first, and their bytes.
+    unexpected: VecDeque<Unexpected>,
+    unexpected_bytes: usize,
+    calls: HashMap<u64, Status>,
+    next: u64,
+    /// Those that have ended since this was last asked.
+    ended: Vec<(Then, Outcome)>,
+}
+
+/// Another rank.
+#[derive(Default)]
+struct Peer {
+    sends: VecDeque<Sending>,
+    /// Pieces sent, pieces taken, and how often it was told of either.
+    sent: u32,
+    taken: u32,
+    told: u32,
+    arriving: Option<Arriving>,
+}
+
+struct Sending {
+    id: u64,
+    tag: i64,
+    given: Given,
+    at: usize,
+}
+
+struct Wanted {
+    id: u64,
+    from: Option<usize>,
+    tag: i64,
+    room: Room,
+}
+
+/// A message of which some pieces have come.
+struct Arriving {
+    tag: i64,
+    total: usize,
+    at: usize,
+    into: Into,
+}
+
+enum Into {
+    Wanted(u64, Room),
+    /// Nobody waits for it.
+    Unexpected(Vec<u8>),
+    /// Its recv has failed.
+    Nothing,
+}
+
+struct Unexpected {
+    from: usize,
+    tag: i64,
+    bytes: Vec<u8>,
+}
+
+enum Status {
+    UnderWay(Option<Then>),
+    Ended(Outcome),
+}
+
+impl Mail {
+    pub(super) fn new(members: Arc<Members>, boxes: Mailboxes) -> Mail {
+        Mail {
+            peers: (0..members.size()).map(|_| Peer::default()).collect(),
+            members,
+            boxes,
+            wanted: VecDeque::new(),
+            unexpected: VecDeque::new(),
+            unexpected_bytes: 0,
+            calls: HashMap::new(),
+            next: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Enters a send; its number.
+    pub(super) fn send(&mut self, given: Given, to: usize, tag: i64) -> u64 {
+        let id = self.enter();
+        self.peers[to].sends.push_back(Sending { id, tag, given, at: 0 });
+        id
+    }
+
+    /// Enters a recv from a rank, or from any; its number.
+    pub(super) fn recv(&mut self, mut room: Room, from: Option<usize>, tag: i64) -> u64 {
+        let id = self.enter();
+        let is_it = |message: &Unexpected| message.tag == tag && from.is_none_or(|from| from == message.from);
+        match self.unexpected.iter().position(is_it).and_then(|index| self.unexpected.remove(index)) {
+            Some(Unexpected { from, bytes, .. }) => {
+                self.unexpected_bytes -= bytes.len();
+                let outcome = check_length(from, bytes.len(), (*room).as_mut().len());
+                if outcome.is_ok() {
+                    (*room).as_mut().copy_from_slice(&bytes);
+                }
+                self.end(id, outcome.map(|()| from));
+            }
+            None => self.wanted.push_back(Wanted { id, from, tag, room }),
+        }
+        id
+    }
+
+    fn enter(&mut self) -> u64 {
+        self.next += 1;
+        self.calls.insert(self.next, Status::UnderWay(None));
+        self.next
+    }
+
+    fn end(&mut self, id: u64, outcome: Outcome) {
+        // It is gone where nobody asks any more.
+        let Some(status) = self.calls.get_mut(&id) else { return };
+        if let Status::UnderWay(then) = mem::replace(status, Status::Ended(outcome.clone()))
+            && let Some(then) = then
+        {
+            self.ended.push((then, outcome));
+        }
+    }
+
+    /// How a call has ended, once.
+    pub(super) fn take(&mut self, id: u64) -> Option<Outcome> {
+        match self.calls.get(&id)? {
+            Status::UnderWay(_) => None,
+            Status::Ended(_) => match self.calls.remove(&id) {
+                Some(Status::Ended(outcome)) => Some(outcome),
+                _ => None,
+            },
+        }
+    }
+
+    /// How it has ended, if it has.
+    pub(super) fn look(&self, id: u64) -> Option<&Outcome> {
+        match self.calls.get(&id)? {
+            Status::UnderWay(_) => None,
+            Status::Ended(outcome) => Some(outcome),
+        }
+    }
+
+    /// Has `then` told how the call ends; at once if it has.
+    pub(super) fn then(&mut self, id: u64, then: Then) {
+        match self.calls.get_mut(&id) {
+            Some(Status::UnderWay(waits)) => *waits = Some(then),
+            Some(Status::Ended(outcome)) => self.ended.push((then, outcome.clone())),
+            None => {}
+        }
+    }
+
+    /// Those who are to be told, without the lock.
+    pub(super) fn take_ended(&mut self) -> Vec<(Then, Outcome)> {
+        mem::take(&mut self.ended)
+    }
+
+    /// The caller of a call is gone: a send goes on, a recv that nothing has come for is none any more.
+    pub(super) fn forget(&mut self, id: u64) {
+        self.calls.remove(&id);
+        self.wanted.retain(|wanted| wanted.id != id);
+    }
+
+    /// True while something is to be sent or received.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.wanted.is_empty() || self.peers.iter().any(|peer| !peer.sends.is_empty() || peer.arriving.is_some())
+    }
+
+    /// Moves what can be moved. True if anything was.
+    pub(super) fn advance(&mut self) -> bool {
+        if !self.is_busy() {
+            return false;
+        }
+        let mut moved = false;
+        for rank in self.members.others() {
+            let told = self.advance_sends(rank) | self.advance_recvs(rank);
+            if told {
+                self.tell(rank);
+            }
+            moved |= told;
+        }
+        moved
+    }
+
+    fn advance_sends(&mut self, to: usize) -> bool {
+        let Mail { members, boxes, peers, .. } = self;
+        let (Peer { sends, sent, .. }, theirs) = (&mut peers[to], &members.other(to).words);
+        let mut over = Vec::new();
+        let before = *sent;
+        while let Some(sending) = sends.front_mut()
+            && sent.wrapping_sub(theirs.load(Word::Taken(members.rank))) < MAIL_PIECES as u32
+        {
+            let bytes = (*sending.given).as_ref();
+            let piece = boxes.piece(to, *sent);
+            let part = &bytes[sending.at..bytes.len().min(sending.at + PIECE)];
+            piece[..8].copy_from_slice(&sending.tag.to_ne_bytes());
+            piece[8..16].copy_from_slice(&(bytes.len() as u64).to_ne_bytes());
+            piece[16..HEAD].copy_from_slice(&(sending.at as u64).to_ne_bytes());
+            piece[HEAD..][..part.len()].copy_from_slice(part);
+            sending.at += part.len();
+            *sent = sent.wrapping_add(1);
+            members.own().store(Word::Sent(to), *sent);
+            if sending.at == bytes.len() {
+                over.extend(sends.pop_front().map(|sending| sending.id));
+            }
+        }
+        let moved = *sent != before;
+        over.into_iter().for_each(|id| self.end(id, Ok(to)));
+        moved
+    }
+
+    fn advance_recvs(&mut self, from: usize) -> bool {
+        let members = self.members.clone();
+        let theirs = members.other(from);
+        let before = self.peers[from].taken;
+        while self.peers[from].taken != theirs.words.load(Word::Sent(members.rank)) {
+            let taken = self.peers[from].taken;
+            let piece = theirs.piece(members.rank, taken);
+            let word = |at: usize| u64::from_ne_bytes(piece[at..at + 8].try_into().expect("eight bytes"));
+            // Each is read once, before it is checked.
+            let (tag, total, at) = (word(0) as i64, word(8), word(16));
+            let total = usize::try_from(total).unwrap_or(usize::MAX);
+            if self.peers[from].arriving.is_none() {
+                match self.meet(from, tag, total) {
+                    Some(into) => self.peers[from].arriving = Some(Arriving { tag, total, at: 0, into }),
+                    None => break,
+                }
+            }
+            let Some(arriving) = &mut self.peers[from].arriving else { break };
+            if (arriving.tag, arriving.total, arriving.at as u64) != (tag, total, at) {
+                let error = Error::unavailable(
+                    &format!("rank {from}"),
+                    "it sends pieces of messages that do not belong together",
+                );
+                members.fail(error);
+                break;
+            }
+            let part = &piece[HEAD..][..PIECE.min(arriving.total - arriving.at)];
+            match &mut arriving.into {
+                Into::Wanted(_, room) => (**room).as_mut()[arriving.at..][..part.len()].copy_from_slice(part),
+                Into::Unexpected(bytes) => bytes.extend_from_slice(part),
+                Into::Nothing => {}
+            }
+            arriving.at += part.len();
+            let is_whole = arriving.at == arriving.total;
+            let taken = taken.wrapping_add(1);
+            self.peers[from].taken = taken;
+            members.own().store(Word::Taken(from), taken);
+            if is_whole && let Some(Arriving { tag, into, .. }) = self.peers[from].arriving.take() {
+                match into {
+                    Into::Wanted(id, room) => {
+                        drop(room);
+                        self.end(id, Ok(from));
+                    }
+                    Into::Unexpected(bytes) => self.unexpected.push_back(Unexpected { from, tag, bytes }),
+                    Into::Nothing => {}
+                }
+            }
+        }
+        self.peers[from].taken != before
+    }
+
+    /// Where a message goes that begins to arrive; `None` if it stays where it is.
+    fn meet(&mut self, from: usize, tag: i64, total: usize) -> Option<Into> {
+        let waits_for = |wanted: &Wanted| wanted.from.is_none_or(|wanted| wanted == from);
+        if let Some(index) = self.wanted.iter().position(|wanted| wanted.tag == tag && waits_for(wanted)) {
+            let Wanted { id, mut room, .. } = self.wanted.remove(index)?;
+            return Some(match check_length(from, total, (*room).as_mut().len()) {
+                Ok(()) => Into::Wanted(id, room),
+                Err(error) => {
+                    self.end(id, Err(error));
+                    Into::Nothing
+                }
+            });
+        }
+        let may_move = self.wanted.iter().any(waits_for)
+            && self.unexpected_bytes.checked_add(total).is_some_and(|bytes| bytes <= GROUP_UNEXPECTED_BYTES_MAX);
+        may_move.then(|| {
+            self.unexpected_bytes += total;
+            Into::Unexpected(Vec::new())
+        })
+    }
+
+    fn tell(&mut self, rank: usize) {
+        let peer = &mut self.peers[rank];
+        peer.told = peer.told.wrapping_add(1);
+        self.members.own().store(Word::Told(rank), peer.told);
+        // SLEEP: see `Members::tell`.
+        fence(Ordering::SeqCst);
+        if self.members.other(rank).words.load(Word::Listens) != 0 {
+            self.members.own().wake(Word::Told(rank));
+        }
+    }
+
+    /// What others have told so far, to sleep by.
+    pub(super) fn told(&self) -> Vec<(GroupWords, Word, u32)> {
+        let word = Word::Told(self.members.rank);
+        let words = |rank: usize| {
+            let words = self.members.other(rank).words.clone();
+            let seen = words.load(word);
+            (words, word, seen)
+        };
+        self.members.others().map(words).collect()
+    }
+
+    /// Ends what can end no more: all if the group has ended, else what needs a rank that is gone.
+    pub(super) fn look_around(&mut self) {
+        if let Err(error) = self.members.check().and_then(|()| self.members.check_others()) {
+            return self.end_all(&error);
+        }
+        if !self.is_busy() {
+            return;
+        }
+        let gone: HashMap<usize, Error> =
+            self.members.others().filter_map(|rank| Some((rank, self.members.has_gone(rank)?))).collect();
+        if gone.is_empty() {
+            return;
+        }
+        // What they said before they went counts.
+        self.advance();
+        for (rank, error) in &gone {
+            let peer = &mut self.peers[*rank];
+            let sends: Vec<u64> = peer.sends.drain(..).map(|sending| sending.id).collect();
+            let arriving = peer.arriving.take();
+            sends.into_iter().for_each(|id| self.end(id, Err(error.clone())));
+            if let Some(Arriving { into: Into::Wanted(id, _), .. }) = arriving {
+                self.end(id, Err(error.clone()));
+            }
+        }
+        let others = self.members.size() - 1;
+        for wanted in mem::take(&mut self.wanted) {
+            let error = match wanted.from {
+                Some(from) => gone.get(&from),
+                None => gone.values().next().filter(|_| gone.len() == others),
+            };
+            match error {
+                Some(error) => self.end(wanted.id, Err(error.clone())),
+                None => self.wanted.push_back(wanted),
+            }
+        }
+    }
+
+    /// Ends all that is under way.
+    pub(super) fn end_all(&mut self, error: &Error) {
+        let mut ids: Vec<u64> = self.wanted.drain(..).map(|wanted| wanted.id).collect();
+        for peer in &mut self.peers {
+            ids.extend(peer.sends.drain(..).map(|sending| sending.id));
+            if let Some(Arriving { into: Into::Wanted(id, _), .. }) = peer.arriving.take() {
+                ids.push(id);
+            }
+        }
+        ids.into_iter().for_each(|id| self.end(id, Err(error.clone())));
+    }
+
+    /// The time of a call is over. What has begun to move cannot be taken back: then the group is over.
+    pub(super) fn give_up(&mut self, id: u64, after: Duration) {
+        let Some(Status::UnderWay(_)) = self.calls.get(&id) else { return };
+        let mut reason = format!("Timed out after {after:?}");
+        if let Some(index) = self.wanted.iter().position(|wanted| wanted.id == id) {
+            let from = self.wanted.remove(index).and_then(|wanted| wanted.from);
+            reason += &match from {
+                Some(from) => format!(": rank {from} has sent nothing of that tag"),
+                None => ": no rank has sent anything of that tag".into(),
+            };
+            return self.end(id, Err(Error::TimedOut { reason: reason.into() }));
+        }
+        let untouched = self.peers.iter_mut().enumerate().find_map(|(rank, peer)| {
+            let index = peer.sends.iter().position(|sending| sending.id == id && sending.at == 0)?;
+            peer.sends.remove(index).map(|_| rank)
+        });
+        match untouched {
+            Some(rank) => {
+                reason += &format!(": rank {rank} does not receive");
+                self.end(id, Err(Error::TimedOut { reason: reason.into() }));
+            }
+            None => {
+                reason += " in the middle of a message, which ends the group";
+                let error = self.members.fail(Error::TimedOut { reason: reason.into() });
+                self.end_all(&error);
+            }
+        }
+    }
+}
+
+fn check_length(from: usize, given: usize, room: usize) -> Result<(), Error> {
+    if given == room {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("rank {from} has sent {given} bytes to a recv of {room}: both must be of one size")))
+}
+
+/// Until when a call may take that begins now.
+pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    // A time that the clock cannot hold is as good as none.
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}

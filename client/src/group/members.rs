@@ -1,0 +1,223 @@
+//! The ranks of a group as one of them sees them: what they say, whether they live, and how the group ended. Any thread.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{Ordering, fence},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use sealane_transport::{
+    Error,
+    shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Witness, Word},
+};
+
+use crate::{
+    limits::{GROUP_LOOK, GROUP_SPINS, GROUP_SPINS_CROWDED},
+    memory::ForkMark,
+};
+
+/// Values of [`Word::State`].
+mod state {
+    pub(super) const LEFT: u32 = 1;
+    pub(super) const FAILED: u32 = 2;
+}
+
+/// See the module.
+pub(super) struct Members {
+    pub(super) rank: usize,
+    own: OwnWords,
+    others: Vec<Option<(OthersSegment, Witness)>>,
+    /// Why this rank can do no more in its group.
+    ended: Mutex<Option<Error>>,
+    /// How often a word is looked at before sleeping.
+    spins: u32,
+    mark: ForkMark,
+}
+
+/// What a rank waits for.
+#[derive(Clone, Copy)]
+pub(super) struct Awaited {
+    pub(super) rank: usize,
+    pub(super) word: Word,
+    /// That, or one that follows it, going round.
+    pub(super) least: u32,
+}
+
+/// True if `word` is `least` or follows it, where both go round.
+#[inline]
+pub(super) fn reaches(word: u32, least: u32) -> bool {
+    word.wrapping_sub(least) < 1 << 31
+}
+
+impl Members {
+    pub(super) fn new(rank: usize, joined: Joined) -> Result<(Members, Slots, Mailboxes), Error> {
+        let Joined { segment: OwnSegment { words, slots, mailboxes }, others } = joined;
+        let mark =
+            ForkMark::new().map_err(|error| Error::unavailable("a page that forks are known by", error.to_string()))?;
+        // Where ranks outnumber CPUs, who spins may keep the one from running that he waits for.
+        let cpus = thread::available_parallelism().map_or(usize::MAX, usize::from);
+        let spins = if others.len() <= cpus { GROUP_SPINS } else { GROUP_SPINS_CROWDED };
+        let members = Members { rank, own: words, others, ended: Mutex::new(None), spins, mark };
+        Ok((members, slots, mailboxes))
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.others.len()
+    }
+
+    /// All ranks but this one.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank;
+        (0..self.size()).filter(move |rank| *rank != own)
+    }
+
+    /// The segment of another rank.
+    ///
+    /// # Panics
+    /// If it is this one, or none.
+    #[inline]
+    pub(super) fn other(&self, rank: usize) -> &OthersSegment {
+        &self.others[rank].as_ref().expect("it is another rank").0
+    }
+
+    #[inline]
+    pub(super) fn own(&self) -> &OwnWords {
+        &self.own
+    }
+
+    /// # Errors
+    /// Why the group can do no more, or that this is a child of the process which joined it.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.mark.forked() {
+            return Err(Error::invalid(
+                "this process was forked after its parent joined the group: make a group of its own in the child",
+            ));
+        }
+        match &*self.ended.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn is_forked(&self) -> bool {
+        self.mark.forked()
+    }
+
+    /// Has a word say something, and wakes who sleeps.
+    #[inline]
+    pub(super) fn tell(&self, word: Word, value: u32) {
+        self.own.store(word, value);
+        // SLEEP: who sleeps says so before it looks at the word, with the same fence between; so one of the two is seen.
+        fence(Ordering::SeqCst);
+        if self.others.iter().flatten().any(|(segment, _)| segment.words.load(Word::Sleeps) != 0) {
+            self.own.wake(word);
+        }
+    }
+
+    /// Waits until a word of another rank says what is awaited.
+    ///
+    /// # Errors
+    /// The group has ended: by this rank, by another that says why, or because that rank has gone. DeadlineExceeded at `until`. In all
+    /// cases the group is over.
+    #[inline]
+    pub(super) fn wait(&self, awaited: Awaited, until: Option<Instant>) -> Result<(), Error> {
+        let words = &self.other(awaited.rank).words;
+        for _ in 0..self.spins {
+            if reaches(words.load(awaited.word), awaited.least) {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.sleep(words, awaited, until)
+    }
+
+    #[cold]
+    fn sleep(&self, words: &GroupWords, awaited: Awaited, until: Option<Instant>) -> Result<(), Error> {
+        loop {
+            self.own.store(Word::Sleeps, 1);
+            // SLEEP: see `tell`.
+            fence(Ordering::SeqCst);
+            let seen = words.load(awaited.word);
+            if !reaches(seen, awaited.least) {
+                let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(Instant::now()));
+                words.wait(awaited.word, seen, left.min(GROUP_LOOK).max(Duration::from_micros(1)));
+            }
+            self.own.store(Word::Sleeps, 0);
+            if reaches(words.load(awaited.word), awaited.least) {
+                return Ok(());
+            }
+            self.check()?;
+            self.check_others()?;
+            if let Some(error) = self.has_gone(awaited.rank)
+                // What it said before it went counts.
+                && !reaches(words.load(awaited.word), awaited.least)
+            {
+                return Err(self.fail(error));
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Err(self.fail(self.late(awaited)));
+            }
+        }
+    }
+
+    /// # Errors
+    /// That of the first rank that says that the group is over.
+    pub(super) fn check_others(&self) -> Result<(), Error> {
+        let failed = |(_, segment): &(usize, &OthersSegment)| segment.words.load(Word::State) == state::FAILED;
+        let segments = self.others.iter().enumerate().filter_map(|(rank, other)| Some((rank, &other.as_ref()?.0)));
+        match { segments }.find(failed) {
+            Some((rank, segment)) => {
+                let reason = format!("it has ended the group: {}", segment.words.reason());
+                Err(self.fail(Error::unavailable(&format!("rank {rank}"), reason)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The error of a call that needs a rank which has left, or whose process has ended.
+    pub(super) fn has_gone(&self, rank: usize) -> Option<Error> {
+        let (segment, witness) = self.others[rank].as_ref()?;
+        let reason = if segment.words.load(Word::State) == state::LEFT {
+            "it has left the group".to_owned()
+        } else {
+            Witness::first_gone(std::iter::once((rank, witness)))?;
+            match witness.process() {
+                0 => "its process has ended".to_owned(),
+                process => format!("its process {process} has ended"),
+            }
+        };
+        Some(Error::Left { task: format!("rank {rank}").into(), reason: reason.into() })
+    }
+
+    /// The error of a call whose time is over: who is late with what it waits for.
+    fn late(&self, awaited: Awaited) -> Error {
+        let is_late = |rank: &usize| !reaches(self.other(*rank).words.load(awaited.word), awaited.least);
+        let late: Vec<String> = self.others().filter(is_late).map(|rank| rank.to_string()).collect();
+        let (ranks, have) = if late.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+        Error::TimedOut { reason: format!("Timed out: {ranks} {} {have} not arrived", late.join(", ")).into() }
+    }
+
+    /// Ends the group for all, unless it has ended. The error that it has ended with.
+    pub(super) fn fail(&self, error: Error) -> Error {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &*ended {
+            return error.clone();
+        }
+        self.own.say_reason(&error.to_string());
+        self.own.store(Word::State, state::FAILED);
+        *ended = Some(error.clone());
+        error
+    }
+
+    /// This rank does no more.
+    pub(super) fn leave(&self) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.is_none() {
+            *ended = Some(Error::invalid("this rank has left the group"));
+            self.own.store(Word::State, state::LEFT);
+        }
+    }
+}

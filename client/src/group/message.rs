@@ -1,0 +1,245 @@
+//! Sends and recvs under way: whoever waits for one moves the messages of all. While nobody waits, a thread does, which is started when it
+//! is first needed and sleeps while nothing is under way.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering, fence},
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use sealane_transport::{
+    Error,
+    shm::group::{GroupWords, Mailboxes, Word},
+};
+
+use super::{
+    mail::{Given, Mail, Room, deadline},
+    members::Members,
+};
+use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS};
+
+/// The messages of one rank.
+pub(super) struct Post {
+    members: Arc<Members>,
+    mail: Mutex<Mail>,
+    /// Threads that move messages because they wait for one.
+    movers: AtomicUsize,
+    /// Threads that sleep until others tell them something.
+    sleepers: Mutex<u32>,
+    postman: Mutex<Option<Thread>>,
+}
+
+/// A send or a recv of a [`Group`](super::Group). One that is dropped goes on, if it is a send; a recv is given up.
+#[must_use = "wait for it"]
+pub struct Message {
+    post: Arc<Post>,
+    id: u64,
+    is_over: bool,
+}
+
+impl Post {
+    pub(super) fn new(members: Arc<Members>, boxes: Mailboxes) -> Arc<Post> {
+        Arc::new(Post {
+            mail: Mutex::new(Mail::new(members.clone(), boxes)),
+            members,
+            movers: AtomicUsize::new(0),
+            sleepers: Mutex::new(0),
+            postman: Mutex::new(None),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of the lock, then tells those whose messages have ended.
+    fn unlock(mut mail: MutexGuard<'_, Mail>) {
+        let ended = mail.take_ended();
+        drop(mail);
+        ended.into_iter().for_each(|(then, outcome)| then(&outcome));
+    }
+
+    pub(super) fn send(self: &Arc<Self>, given: Given, to: usize, tag: i64) -> Result<Message, Error> {
+        self.start(to, |mail| mail.send(given, to, tag))
+    }
+
+    pub(super) fn recv(self: &Arc<Self>, room: Room, from: Option<usize>, tag: i64) -> Result<Message, Error> {
+        self.start(from.unwrap_or_else(|| usize::from(self.members.rank == 0)), |mail| mail.recv(room, from, tag))
+    }
+
+    fn start(self: &Arc<Self>, peer: usize, enter: impl FnOnce(&mut Mail) -> u64) -> Result<Message, Error> {
+        self.members.check()?;
+        let (own, size) = (self.members.rank, self.members.size());
+        if peer >= size || peer == own {
+            return Err(Error::invalid(format!("rank {own} of {size} exchanges no messages with rank {peer}")));
+        }
+        let mut mail = self.lock();
+        let id = enter(&mut mail);
+        mail.advance();
+        let is_over = mail.look(id).is_some();
+        Post::unlock(mail);
+        if !is_over {
+            self.call_postman();
+        }
+        Ok(Message { post: self.clone(), id, is_over: false })
+    }
+
+    /// Moves messages until `is_over` says so, or `until`. False at that time.
+    fn attend(&self, is_over: impl Fn(&Mail) -> bool, until: Option<Instant>) -> bool {
+        loop {
+            for _ in 0..GROUP_SPINS {
+                let mut mail = self.lock();
+                let moved = mail.advance();
+                let over = is_over(&mail);
+                Post::unlock(mail);
+                if over {
+                    return true;
+                }
+                if !moved {
+                    std::hint::spin_loop();
+                }
+            }
+            let now = Instant::now();
+            let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(now));
+            if left.is_zero() {
+                return false;
+            }
+            self.sleep(left.min(GROUP_LOOK), &is_over);
+            let mut mail = self.lock();
+            mail.look_around();
+            Post::unlock(mail);
+        }
+    }
+
+    /// Sleeps until another rank says something.
+    fn sleep(&self, limit: Duration, is_over: impl Fn(&Mail) -> bool) {
+        self.count_sleepers(1);
+        // SLEEP: see `Members::tell`.
+        fence(Ordering::SeqCst);
+        let mut mail = self.lock();
+        let told = mail.told();
+        let moved = mail.advance() || is_over(&mail);
+        Post::unlock(mail);
+        if !moved {
+            GroupWords::wait_any(told.iter().map(|(words, word, seen)| (words, *word, *seen)), limit);
+        }
+        self.count_sleepers(-1);
+    }
+
+    fn count_sleepers(&self, change: i32) {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleepers = sleepers.wrapping_add_signed(change);
+        self.members.own().store(Word::Listens, *sleepers);
+    }
+
+    /// Something is under way that nobody may wait for.
+    fn call_postman(self: &Arc<Self>) {
+        let mut postman = self.postman.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*postman {
+            Some(thread) => thread.unpark(),
+            None => {
+                let post = Arc::downgrade(self);
+                let started = thread::Builder::new().name("sealane-mail".into()).spawn(move || deliver(&post));
+                // Without a thread, messages move while somebody waits for one.
+                *postman = started.ok().map(|started| started.thread().clone());
+            }
+        }
+    }
+
+    /// Ends all: the group is left.
+    pub(super) fn close(&self, error: &Error) {
+        let mut mail = self.lock();
+        mail.end_all(error);
+        Post::unlock(mail);
+        if let Some(postman) = &*self.postman.lock().unwrap_or_else(PoisonError::into_inner) {
+            postman.unpark();
+        }
+    }
+}
+
+/// The thread that moves messages nobody waits for.
+fn deliver(post: &Weak<Post>) {
+    let mut idle_since = Instant::now();
+    loop {
+        // Those who are about to wait are faster.
+        thread::park_timeout(GROUP_POSTMAN_TICK);
+        let Some(post) = post.upgrade() else { return };
+        if post.movers.load(Ordering::SeqCst) > 0 {
+            idle_since = Instant::now();
+            continue;
+        }
+        if post.lock().is_busy() {
+            let is_needed = |mail: &Mail| !mail.is_busy() || post.movers.load(Ordering::SeqCst) > 0;
+            post.attend(is_needed, deadline(Some(GROUP_LOOK)));
+            idle_since = Instant::now();
+        } else if idle_since.elapsed() > GROUP_POSTMAN_IDLE {
+            drop(post);
+            thread::park();
+            idle_since = Instant::now();
+        }
+    }
+}
+
+impl Message {
+    /// Waits until a send's bytes are not needed any more, or a recv has its message; the rank from which it came, or to which it went.
+    ///
+    /// # Errors
+    /// [`Error::Left`] if the other rank has left the group or its process has ended; [`Error::TimedOut`]; InvalidArgument if the message
+    /// has another size than the recv; and as the group has ended.
+    pub fn wait(mut self, timeout: Option<Duration>) -> Result<usize, Error> {
+        self.wait_on(timeout)?;
+        self.is_over = true;
+        self.post.lock().take(self.id).unwrap_or_else(|| Err(Error::invalid("its outcome was taken before")))
+    }
+
+    /// The same, and the outcome can be asked for again.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_on(&self, timeout: Option<Duration>) -> Result<usize, Error> {
+        if self.post.members.is_forked() {
+            self.post.members.check()?;
+        }
+        let (id, until) = (self.id, deadline(timeout));
+        self.post.movers.fetch_add(1, Ordering::SeqCst);
+        let in_time = self.post.attend(|mail| mail.look(id).is_some(), until);
+        self.post.movers.fetch_sub(1, Ordering::SeqCst);
+        let mut mail = self.post.lock();
+        if !in_time {
+            mail.give_up(id, timeout.unwrap_or_default());
+        }
+        let outcome = mail.look(id).cloned().unwrap_or_else(|| Err(Error::invalid("its outcome was taken before")));
+        Post::unlock(mail);
+        outcome
+    }
+
+    /// How it has ended, if it has.
+    pub fn outcome(&self) -> Option<Result<usize, Error>> {
+        let mut mail = self.post.lock();
+        mail.advance();
+        let outcome = mail.look(self.id).cloned();
+        Post::unlock(mail);
+        outcome
+    }
+
+    /// Has `then` told how it ends: on whichever thread finds out, and at once if it has ended. The last one counts.
+    pub fn then(&self, then: impl FnOnce(&Result<usize, Error>) + Send + 'static) {
+        let mut mail = self.post.lock();
+        mail.then(self.id, Box::new(then));
+        Post::unlock(mail);
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if self.is_over || self.post.members.is_forked() {
+            return;
+        }
+        let mut mail = self.post.lock();
+        mail.forget(self.id);
+        Post::unlock(mail);
+    }
+}

@@ -1,0 +1,144 @@
+//! Rounds of collectives: in each, every rank writes something into its own slot, says so, and reads what it wants of the others'. A slot
+//! is written again two rounds later, when all have read it. So a rank is never more than two rounds ahead of another, and the next round
+//! is written while the others still read the last.
+//!
+//! All ranks take part in every round, with or without something to write, so that rounds have the same numbers everywhere. One thread at
+//! a time.
+
+use std::{sync::Arc, time::Instant};
+
+use sealane_transport::{
+    Error,
+    shm::group::{CALL_WORDS, SLOT_BYTES, Slots, Stage, Word},
+};
+
+use super::{
+    call::{Call, Told},
+    members::{Awaited, Members},
+};
+
+/// See the module.
+pub(super) struct Rounds {
+    reader: Reader,
+    slots: Slots,
+    /// The round of each stage that is written next; the first is 1.
+    next: [u32; 2],
+}
+
+/// Reads what the others write in the rounds of a call.
+pub(super) struct Reader {
+    members: Arc<Members>,
+    /// Calls so far, and the last.
+    calls: u32,
+    call: [u64; CALL_WORDS],
+    /// The round of the tensors given with which it began.
+    began: u32,
+    until: Option<Instant>,
+}
+
+impl Rounds {
+    pub(super) fn new(members: Arc<Members>, slots: Slots) -> Rounds {
+        let reader = Reader { members, calls: 0, call: [0; CALL_WORDS], began: 0, until: None };
+        Rounds { reader, slots, next: [1, 1] }
+    }
+
+    pub(super) fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    pub(super) fn members(&self) -> &Members {
+        &self.reader.members
+    }
+
+    /// A call begins, which is to end by `until`.
+    pub(super) fn begin(&mut self, call: &Call, until: Option<Instant>) -> Result<(), Error> {
+        let Reader { members, calls, .. } = &self.reader;
+        members.check()?;
+        // Also where all that this call waits for was said before.
+        members.check_others()?;
+        let calls = calls.wrapping_add(1);
+        let (members, began) = (members.clone(), self.next[Stage::Given as usize]);
+        self.reader = Reader { members, calls, call: call.words(calls), began, until };
+        Ok(())
+    }
+
+    /// The slot to write next, once all have read what it had.
+    #[inline]
+    pub(super) fn slot(&mut self, stage: Stage) -> Result<&mut [u8], Error> {
+        Ok(self.slot_and_reader(stage)?.0)
+    }
+
+    /// The same, to be filled with what the others have written.
+    pub(super) fn slot_and_reader(&mut self, stage: Stage) -> Result<(&mut [u8], &Reader), Error> {
+        let round = self.next[stage as usize];
+        let Reader { members, calls, call, began, until } = &self.reader;
+        // What it had was round - 2; that of the first two, before 1, counts as read.
+        let least = round.wrapping_sub(2);
+        for rank in members.others() {
+            members.wait(Awaited { rank, word: Word::Read(stage), least }, *until)?;
+        }
+        if (stage, round) == (Stage::Given, *began) {
+            // All have compared the call before the last: its first round was at least two before this one.
+            members.own().say_call(*calls, call);
+        }
+        Ok((self.slots.slot(stage, round), &self.reader))
+    }
+
+    /// The slot is written. The number of the round.
+    pub(super) fn post(&mut self, stage: Stage) -> u32 {
+        let round = self.next[stage as usize];
+        self.next[stage as usize] = round.wrapping_add(1);
+        self.members().tell(Word::Posted(stage), round);
+        round
+    }
+
+    /// What this rank has written in a round that the others have not all read, and what they have.
+    pub(super) fn own_and_reader(&mut self, stage: Stage, round: u32) -> (&[u8], &Reader) {
+        (self.slots.slot(stage, round), &self.reader)
+    }
+
+    /// This rank has read all that it wants of a round.
+    pub(super) fn done(&self, stage: Stage, round: u32) {
+        self.members().tell(Word::Read(stage), round);
+    }
+}
+
+impl Reader {
+    /// What another rank has written in a round, once it has.
+    pub(super) fn read(&self, stage: Stage, rank: usize, round: u32) -> Result<&[u8], Error> {
+        self.members.wait(Awaited { rank, word: Word::Posted(stage), least: round }, self.until)?;
+        let segment = self.members.other(rank);
+        if (stage, round) == (Stage::Given, self.began) {
+            let theirs = segment.words.call(self.calls);
+            if theirs != self.call {
+                return Err(self.members.fail(self.differs(rank, theirs)));
+            }
+        }
+        Ok(segment.slot(stage, round))
+    }
+
+    /// The other ranks, beginning with the next: so not all read the same one's slot at once.
+    pub(super) fn others_from_next(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, size) = (self.members.rank, self.members.size());
+        (1..size).map(move |ahead| (rank + ahead) % size)
+    }
+
+    fn differs(&self, rank: usize, theirs: [u64; CALL_WORDS]) -> Error {
+        let own = self.members.rank;
+        Error::invalid(format!(
+            "the ranks of a group must make the same calls in the same order: rank {own} calls {}, rank {rank} calls {}",
+            Told(self.call),
+            Told(theirs)
+        ))
+    }
+}
+
+/// How many rounds it takes to move so many bytes by `part` bytes each: at least one, in which the ranks compare their calls.
+pub(super) fn rounds_of(bytes: usize, part: usize) -> usize {
+    bytes.div_ceil(part).max(1)
+}
+
+/// The largest part of a slot that each of so many ranks can have, in whole elements of any type.
+pub(super) fn part_of_slot(ranks: usize) -> usize {
+    SLOT_BYTES / ranks / 64 * 64
+}

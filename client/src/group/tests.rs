@@ -1,0 +1,398 @@
+//! Groups whose ranks are threads of this process.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Condvar, Mutex},
+    thread,
+    time::Duration,
+};
+
+use sealane_transport::{
+    Code, Error,
+    shm::group::{MAIL_PIECE_BYTES, MAIL_PIECES, SLOT_BYTES},
+    tensor::DType,
+};
+
+use super::{Group, ReduceOp, Store};
+
+mod interleavings;
+
+/// No test comes near it.
+const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+
+#[derive(Default)]
+struct InMemory(Mutex<HashMap<String, Vec<u8>>>, Condvar);
+
+impl Store for InMemory {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        self.0.lock().unwrap().insert(key.into(), value.into());
+        self.1.notify_all();
+        Ok(())
+    }
+
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
+        let all = self.0.lock().unwrap();
+        let (all, _) = self.1.wait_timeout_while(all, limit, |all| !all.contains_key(key)).unwrap();
+        all.get(key).cloned().ok_or_else(|| Error::unavailable("the store", "nobody has set the key"))
+    }
+}
+
+/// What each rank of a group does, on a thread of its own; what they return, by rank.
+fn ranks<T: Send>(size: usize, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let store = InMemory::default();
+    thread::scope(|scope| {
+        let run = |rank| each(Group::new(&store, rank, size, LIMIT.unwrap()).unwrap());
+        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Bytes that a rank gives in the call of that number.
+fn bytes(len: usize, rank: usize, call: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 31 + index / 251 + rank * 17 + call * 5) as u8).collect()
+}
+
+fn sum(len: usize, size: usize, call: usize) -> Vec<u8> {
+    let add = |mut sum: Vec<u8>, rank: usize| {
+        sum.iter_mut().zip(bytes(len, rank, call)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
+        sum
+    };
+    (0..size).fold(vec![0; len], add)
+}
+
+/// Does the collective of that number with tensors, or parts, of `len` bytes, and looks at what comes of it.
+fn collective(group: &Group, number: usize, len: usize) {
+    let (rank, size, root) = (group.rank(), group.size(), number / 9 % group.size());
+    let own = bytes(len, rank, number);
+    let all: Vec<u8> = (0..size).flat_map(|rank| bytes(len, rank, number)).collect();
+    // What a rank gives to another.
+    let to = |from: usize, to: usize| bytes(len, from * size + to, number);
+    match number % 9 {
+        0 => group.barrier(LIMIT).unwrap(),
+        1 => {
+            let mut data = own;
+            group.broadcast(&mut data, root, LIMIT).unwrap();
+            assert_eq!(data, bytes(len, root, number));
+        }
+        2 => {
+            let mut data = own;
+            group.all_reduce(&mut data, DType::U8, ReduceOp::Sum, LIMIT).unwrap();
+            assert_eq!(data, sum(len, size, number));
+        }
+        3 => {
+            let mut data = own.clone();
+            group.reduce(&mut data, DType::U8, ReduceOp::Sum, root, LIMIT).unwrap();
+            assert_eq!(data, if rank == root { sum(len, size, number) } else { own });
+        }
+        4 => {
+            let from: Vec<u8> = (0..size).flat_map(|other| to(rank, other)).collect();
+            let mut data = vec![0; len];
+            group.reduce_scatter(&from, &mut data, DType::U8, ReduceOp::Max, LIMIT).unwrap();
+            let given: Vec<Vec<u8>> = (0..size).map(|other| to(other, rank)).collect();
+            assert!((0..len).all(|index| Some(data[index]) == given.iter().map(|given| given[index]).max()));
+        }
+        5 => {
+            let mut whole = vec![0; len * size];
+            whole[rank * len..][..len].copy_from_slice(&own);
+            group.all_gather(&mut whole, LIMIT).unwrap();
+            assert_eq!(whole, all);
+        }
+        6 => {
+            let mut whole = (rank == root).then(|| vec![0; len * size]);
+            group.gather(&own, whole.as_deref_mut(), root, LIMIT).unwrap();
+            assert!(whole.is_none_or(|whole| whole == all));
+        }
+        7 => {
+            let mut part = vec![0; len];
+            group.scatter((rank == root).then_some(&all[..]), &mut part, root, LIMIT).unwrap();
+            assert_eq!(part, own);
+        }
+        _ => {
+            let from: Vec<u8> = (0..size).flat_map(|other| to(rank, other)).collect();
+            let mut data = vec![0; len * size];
+            group.all_to_all(&from, &mut data, LIMIT).unwrap();
+            assert!((0..size).all(|other| data[other * len..][..len] == to(other, rank)));
+        }
+    }
+}
+
+const SIZES: [usize; 8] = [0, 1, 63, 16 << 10, (16 << 10) + 1, SLOT_BYTES, SLOT_BYTES + 1, 5 * SLOT_BYTES + 333];
+
+#[test]
+fn every_collective_of_every_size_gives_what_it_should() {
+    for size in 1..=5 {
+        ranks(size, |group| {
+            for (index, len) in SIZES.into_iter().enumerate() {
+                (0..9).for_each(|kind| collective(&group, 9 * index + kind, len));
+            }
+        });
+    }
+}
+
+#[test]
+fn collectives_follow_each_other_in_any_order_and_ranks_are_late_by_turns() {
+    ranks(3, |group| {
+        let mut random = 12345_usize;
+        for call in 0..600 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            if (random >> 40) % 4 == group.rank() {
+                (0..(random >> 50) % 50).for_each(|_| thread::yield_now());
+            }
+            let len = [0, 8, 1000, 20_000, 300_000][(random >> 33) % 5];
+            collective(&group, 9 * (call / 9) + (random >> 20) % 9, len);
+        }
+    });
+}
+
+#[test]
+fn parts_of_any_length_go_to_all_and_who_expects_another_length_is_named() {
+    let lengths = |from: usize, to: usize| [0, 100, SLOT_BYTES, 7][(from * 3 + to) % 4];
+    let places = |lengths: Vec<usize>| -> Vec<Range<usize>> {
+        let starts = lengths.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len)));
+        starts.zip(&lengths).map(|(start, len)| start..start + len).collect()
+    };
+    let errors = ranks(4, |group| {
+        let rank = group.rank();
+        let given = places((0..4).map(|to| lengths(rank, to)).collect());
+        let mut wanted = places((0..4).map(|from| lengths(from, rank)).collect());
+        let from: Vec<u8> = (0..4).flat_map(|to| bytes(lengths(rank, to), rank, to)).collect();
+        let mut to = vec![0; wanted[3].end];
+        group.all_to_all_uneven(&from, &given, &mut to, &wanted, LIMIT).unwrap();
+        for (other, place) in wanted.iter().enumerate() {
+            assert_eq!(to[place.clone()], bytes(lengths(other, rank), other, rank));
+        }
+        if rank == 2 {
+            wanted[1].end -= 1;
+        }
+        group.all_to_all_uneven(&from, &given, &mut to, &wanted, LIMIT).and_then(|()| group.barrier(LIMIT)).unwrap_err()
+    });
+    for error in errors {
+        assert!(error.to_string().contains("rank 1 gives rank 2"), "{error}");
+    }
+}
+
+#[test]
+fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
+    let run = |elements: usize| {
+        ranks(5, |group| {
+            let value = |index: usize| ((index * 7919 + group.rank() * 104_729) % 1_000_003) as f32 * 1.000_1e-3;
+            let mut data: Vec<u8> = (0..elements).flat_map(|index| value(index).to_ne_bytes()).collect();
+            group.all_reduce(&mut data, DType::F32, ReduceOp::Average, LIMIT).unwrap();
+            data
+        })
+    };
+    for elements in [100, 100_000] {
+        let first = run(elements);
+        assert!(first.iter().all(|rank| *rank == first[0]));
+        assert_eq!(first, run(elements));
+    }
+}
+
+#[test]
+fn ranks_that_call_differently_all_hear_what_both_call() {
+    type Differs = fn(&Group) -> Result<(), Error>;
+    let all_reduce: Differs = |group| group.all_reduce(&mut [0; 64], DType::F32, ReduceOp::Sum, LIMIT);
+    let others: [(Differs, &str); 5] = [
+        (|group| group.all_reduce(&mut [0; 128], DType::F32, ReduceOp::Sum, LIMIT), "128 bytes"),
+        (|group| group.all_reduce(&mut vec![0; 1 << 20], DType::F32, ReduceOp::Sum, LIMIT), "1048576 bytes"),
+        (|group| group.all_reduce(&mut [0; 64], DType::I32, ReduceOp::Sum, LIMIT), "sum of i32"),
+        (|group| group.all_reduce(&mut [0; 64], DType::F32, ReduceOp::Max, LIMIT), "max of f32"),
+        (|group| group.barrier(LIMIT), "barrier"),
+    ];
+    for (other, what) in others {
+        let errors = ranks(3, |group| {
+            let call = if group.rank() == 1 { other } else { all_reduce };
+            // A rank that needs nothing of who differs hears at its next call.
+            call(&group).and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(error.contains(what) && error.contains("all_reduce (call 1, 64 bytes, sum of f32)"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_ends_what_waits_for_it_and_is_named() {
+    let errors = ranks(3, |group| {
+        group.barrier(LIMIT).unwrap();
+        if group.rank() == 2 {
+            return None;
+        }
+        // Not only rank 2 goes: of the others, who hears first leaves too.
+        let error = group.barrier(LIMIT).unwrap_err();
+        assert_eq!(group.error(), Some(error.clone()));
+        assert_eq!(group.send(vec![0; 8], 2, 0).map(drop).unwrap_err(), error);
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.to_string().contains("rank 2 has left (it has left the group)"), "{error}");
+    }
+}
+
+#[test]
+fn a_call_whose_time_is_over_names_who_is_late_and_ends_the_group() {
+    let (met, over) = (std::sync::Barrier::new(4), std::sync::Barrier::new(4));
+    let errors = ranks(4, |group| {
+        met.wait();
+        let error = match group.rank() {
+            1 | 3 => None,
+            _ => group.barrier(Some(Duration::from_millis(30))).err(),
+        };
+        over.wait();
+        error.unwrap_or_else(|| group.barrier(LIMIT).unwrap_err()).to_string()
+    });
+    for error in errors {
+        assert!(error.contains("Timed out: ranks 1, 3 have not arrived"), "{error}");
+    }
+}
+
+#[test]
+fn who_aborts_ends_calls_that_wait_everywhere() {
+    let errors = ranks(3, |group| {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| group.recv(vec![0; 8], None, 7).and_then(|recv| recv.wait(LIMIT)).map(drop));
+            match group.rank() {
+                0 => group.abort("as the test says"),
+                _ => drop(group.barrier(LIMIT).unwrap_err()),
+            }
+            waits.join().unwrap().unwrap_err().to_string()
+        })
+    });
+    for error in errors {
+        assert!(error.contains("it was aborted: as the test says"), "{error}");
+    }
+}
+
+/// Memory that is looked at after a message has come.
+#[derive(Clone)]
+struct Shared(std::sync::Arc<Mutex<Vec<u8>>>);
+
+impl Shared {
+    fn new(len: usize) -> Shared {
+        Shared(std::sync::Arc::new(Mutex::new(vec![0; len])))
+    }
+}
+
+struct Room(Shared, Vec<u8>);
+
+impl AsMut<[u8]> for Room {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.1
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = std::mem::take(&mut self.1);
+    }
+}
+
+fn receive(group: &Group, len: usize, from: Option<usize>, tag: i64) -> (usize, Vec<u8>) {
+    let shared = Shared::new(len);
+    let message = group.recv(Room(shared.clone(), vec![0; len]), from, tag).unwrap();
+    let from = message.wait(LIMIT).unwrap();
+    let bytes = shared.0.lock().unwrap().clone();
+    (from, bytes)
+}
+
+const MESSAGES: [usize; 5] = [0, 1, 4096, MAIL_PIECE_BYTES * MAIL_PIECES, 1 << 20];
+
+#[test]
+fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
+    ranks(3, |group| {
+        let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
+        let mut sends = Vec::new();
+        for (number, len) in MESSAGES.into_iter().enumerate() {
+            for tag in [1, 2] {
+                sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
+            }
+        }
+        // Those of the other tag have to wait in memory meanwhile.
+        for tag in [2, 1] {
+            for (number, len) in MESSAGES.into_iter().enumerate() {
+                let (from, came) = receive(&group, len, Some(before), tag);
+                assert!(from == before && came == bytes(len, before, number * 2 + tag as usize), "{len} of {tag}");
+            }
+        }
+        sends.into_iter().for_each(|send| assert_eq!(send.wait(LIMIT), Ok(next)));
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn a_recv_from_any_rank_says_from_which_it_came() {
+    ranks(4, |group| {
+        if group.rank() == 0 {
+            let mut from: Vec<usize> = (0..3)
+                .map(|_| {
+                    let (from, came) = receive(&group, 100, None, 5);
+                    assert_eq!(came, bytes(100, from, 0));
+                    from
+                })
+                .collect();
+            from.sort_unstable();
+            assert_eq!(from, [1, 2, 3]);
+        } else {
+            group.send(bytes(100, group.rank(), 0), 0, 5).unwrap().wait(LIMIT).unwrap();
+        }
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn messages_move_while_nobody_waits_for_them() {
+    ranks(2, |group| {
+        let other = 1 - group.rank();
+        let send = group.send(bytes(1 << 20, group.rank(), 0), other, 0).unwrap();
+        let (told, hears) = std::sync::mpsc::channel();
+        let recv = group.recv(vec![0; 1 << 20], Some(other), 0).unwrap();
+        recv.then(move |outcome| told.send(outcome.clone()).unwrap());
+        // Neither rank waits for either.
+        assert_eq!(hears.recv().unwrap(), Ok(other));
+        while send.outcome().is_none() {
+            thread::yield_now();
+        }
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn messages_that_do_not_fit_or_do_not_come_fail_alone() {
+    ranks(2, |group| {
+        if group.rank() == 0 {
+            group.send(vec![1; 10], 1, 0).unwrap().wait(LIMIT).unwrap();
+        } else {
+            let error = group.recv(vec![0; 12], Some(0), 0).unwrap().wait(LIMIT).unwrap_err();
+            assert!(error.to_string().contains("rank 0 has sent 10 bytes to a recv of 12"), "{error}");
+            let error = group.recv(vec![0; 12], Some(0), 9).unwrap().wait(Some(Duration::from_millis(1))).unwrap_err();
+            assert!(error.to_string().contains("rank 0 has sent nothing of that tag"), "{error}");
+            assert_eq!(error.code(), Code::DeadlineExceeded);
+            drop(group.recv(vec![0; 4], None, 3).unwrap());
+        }
+        for (to, why) in [(group.rank(), "with rank"), (5, "with rank 5")] {
+            assert!(group.send(vec![0; 1], to, 0).map(drop).unwrap_err().to_string().contains(why));
+        }
+        group.barrier(LIMIT).unwrap();
+        let (from, came) = if group.rank() == 0 {
+            group.send(vec![7; 3], 1, 3).unwrap().wait(LIMIT).unwrap();
+            return;
+        } else {
+            receive(&group, 3, None, 3)
+        };
+        assert_eq!((from, came), (0, vec![7; 3]));
+    });
+}
+
+#[test]
+fn a_thousand_groups_leave_nothing_behind() {
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("sealane-group").count();
+    // Other tests run beside this one, in which groups come and go: those of this one would be thousands.
+    for _ in 0..1000 {
+        ranks(2, |group| group.barrier(LIMIT).unwrap());
+    }
+    assert!(open() < 1000, "{} descriptors are open", open());
+    assert!(mapped() < 1000, "{} segments are mapped", mapped());
+}

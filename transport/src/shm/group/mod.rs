@@ -1,0 +1,43 @@
+//! Memory by which the processes of one host work on tensors together: collectives and messages between the ranks of a group.
+//!
+//! Each rank has a segment that it alone writes, and maps those of the others read-only; the kernel enforces it
+//! (`F_SEAL_FUTURE_WRITE`). So a rank that goes wrong can give the others wrong bytes, and cannot change theirs. What a rank says is in
+//! 32-bit words, which the others wait for by futexes.
+//!
+//! A segment holds those words; four *slots*, two for each [`Stage`] of a collective; and for each other rank a *mailbox* of a few pieces
+//! of messages. [`Seat`] is how ranks that know each other's addresses exchange their segments, without a daemon.
+//!
+//! Numbers and lengths that others write are checked before they are used. Their tensors' bytes may change while they are read; no
+//! decision depends on them.
+
+mod memory;
+mod seat;
+mod witness;
+
+pub use self::{
+    memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word},
+    seat::{JoinError, Joined, Seat},
+    witness::Witness,
+};
+
+/// Version of the segment's layout, of what its words say, and of [`Seat`]'s conversation. All ranks of a group must have the same.
+pub const GROUP_VERSION: u32 = 1;
+
+/// Most ranks of one group on one host.
+pub const RANKS_MAX: usize = 256;
+
+/// Bytes of a slot. A tensor larger than that goes in pieces, of which one is written while the one before is read: a few of them fit a
+/// core's second-level cache. (Measured with 64 KiB, 256 KiB and 1 MiB: the middle one was the fastest for all sizes.)
+pub const SLOT_BYTES: usize = 256 << 10;
+
+/// Words of the description of a call.
+pub const CALL_WORDS: usize = 8;
+
+/// Longest reason for which a rank has ended its group.
+pub const REASON_BYTES: usize = 504;
+
+/// Pieces of a mailbox: one is read while the next is written.
+pub const MAIL_PIECES: usize = 4;
+
+/// Bytes of a piece. Less than a slot, for there are as many mailboxes as pairs.
+pub const MAIL_PIECE_BYTES: usize = 32 << 10;

@@ -1,0 +1,76 @@
+//! Whether another rank's process lives. A descriptor of the process says so, whoever else has inherited its files; where it is not
+//! visible from here (another PID namespace), the connection by which the two ranks met does, as long as no child of it has inherited
+//! that. The ranks of many groups are few processes, of which each has one descriptor here. Any thread; never blocks.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{getsockopt, sockopt},
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Processes whose descriptors are open here.
+static PROCESSES: Mutex<Option<HashMap<i32, Weak<OwnedFd>>>> = Mutex::new(None);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Witness {
+    descriptor: Arc<OwnedFd>,
+    process: i32,
+}
+
+impl Witness {
+    /// Of the process at the other end of a connection, which it holds.
+    pub(super) fn new(connection: OwnedFd) -> Witness {
+        let process = getsockopt(&connection, sockopt::PeerCredentials).map_or(0, |known| known.pid());
+        let descriptor = process_descriptor(process).unwrap_or_else(|| Arc::new(connection));
+        Witness { descriptor, process }
+    }
+
+    /// The process's number, 0 if it is not visible from here.
+    pub fn process(&self) -> i32 {
+        self.process
+    }
+
+    /// The first of some processes that has ended.
+    pub fn first_gone<'w>(witnesses: impl Iterator<Item = (usize, &'w Witness)>) -> Option<usize> {
+        let (ranks, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
+            witnesses.map(|(rank, witness)| (rank, PollFd::new(witness.as_fd(), PollFlags::POLLIN))).unzip();
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(1..) => polled.iter().position(|polled| polled.any() == Some(true)).map(|index| ranks[index]),
+            // Another look follows.
+            _ => None,
+        }
+    }
+}
+
+impl AsFd for Witness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn process_descriptor(process: i32) -> Option<Arc<OwnedFd>> {
+    let pid = Pid::from_raw(process)?;
+    let mut processes = PROCESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    let processes = processes.get_or_insert_default();
+    processes.retain(|_, descriptor| descriptor.strong_count() > 0);
+    if let Some(known) = processes.get(&process).and_then(Weak::upgrade)
+        && !has_ended(&known)
+    {
+        return Some(known);
+    }
+    // It lives: it holds the other end of the connection and waits for an answer. So this is no later process of that number.
+    let opened = Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?);
+    processes.insert(process, Arc::downgrade(&opened));
+    Some(opened)
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}

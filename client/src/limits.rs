@@ -330,6 +330,9 @@ pub(crate) const GROUP_SPINS: u32 = 2000;
 /// The same where ranks outnumber CPUs.
 pub(crate) const GROUP_SPINS_CROWDED: u32 = 50;
 
+/// Spins for a message between two looks at the clock.
+pub(crate) const GROUP_SPINS_PER_CLOCK: u32 = 64;
+
 /// Tensors up to this size are reduced by every rank, in one round; larger ones by parts, in two.
 pub(crate) const GROUP_ONE_SHOT_BYTES: usize = 16 << 10;
 
@@ -341,3 +344,6 @@ pub(crate) const GROUP_POSTMAN_TICK: Duration = Duration::from_millis(1);
 
 /// How long it goes on looking when there are none.
 pub(crate) const GROUP_POSTMAN_IDLE: Duration = Duration::from_millis(100);
+
+/// How often a thread looks whether another one has ended its collective.
+pub(crate) const GROUP_LOCK_LOOK: Duration = Duration::from_micros(50);

@@ -18,6 +18,7 @@ mod dlpack;
 mod dtype;
 mod errors;
 mod fork;
+mod group;
 mod input;
 mod memory;
 mod numpy;
@@ -42,6 +43,7 @@ mod _sealane {
         call::{Receiving, Sending},
         connect::{attach, embedded},
         fork::forked,
+        group::{Group, GroupCall},
         plan::Plan,
         rows::{ShardedTable, Table},
         slicing::Slicing,

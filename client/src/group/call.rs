@@ -49,14 +49,22 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// In words, with the number of the call among those of its group.
-    pub(super) fn words(&self, number: u32) -> [u64; CALL_WORDS] {
+    /// In words, with the number of the call among those of its group, the round with which it begins, and a digest of the calls before:
+    /// calls that nobody compares, as no rank reads another, are compared by the next.
+    pub(super) fn words(&self, number: u32, began: u32, before: u64) -> [u64; CALL_WORDS] {
         let arithmetic = self.arithmetic.map_or(0, |(dtype, op)| {
             u64::from(dtype.code as u8) | u64::from(dtype.bits) << 8 | u64::from(dtype.lanes) << 16 | (op as u64) << 32
         });
         let root = self.root.map_or(0, |root| root as u64 + 1);
-        [u64::from(number), self.kind as u64, arithmetic, self.bytes as u64, root, 0, 0, 0]
+        [u64::from(number), self.kind as u64, arithmetic, self.bytes as u64, root, began.into(), before, 0]
     }
+}
+
+/// A digest of a call and those before it.
+pub(super) fn digest(call: &[u64; CALL_WORDS]) -> u64 {
+    // FNV-1a, by words: it is no defence, only different for calls that differ.
+    call.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |digest, word| (digest ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29))
 }
 
 /// What the words of a rank say, which may be anything.

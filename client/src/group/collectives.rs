@@ -246,19 +246,10 @@ impl Rounds {
         let round = self.post(Stage::Given);
         if root.is_none_or(|root| root == own) {
             let (mine, reader) = self.own_and_reader(Stage::Given, round);
-            // Two ranks give the same whichever is first.
-            if size == 2 {
-                reduction.fold(data, &reader.read(Stage::Given, 1 - own, round)?[..len]);
-            } else {
-                for rank in 0..size {
-                    let slot = if rank == own { mine } else { reader.read(Stage::Given, rank, round)? };
-                    match rank {
-                        0 => data.copy_from_slice(&slot[..len]),
-                        _ => reduction.fold(data, &slot[..len]),
-                    }
-                }
-            }
-            reduction.finish(data, size);
+            fold_all(data, size, reduction, |rank| {
+                let slot = if rank == own { mine } else { reader.read(Stage::Given, rank, round)? };
+                Ok(&slot[..len])
+            })?;
         }
         self.done(Stage::Given, round);
         Ok(())

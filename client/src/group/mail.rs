@@ -7,6 +7,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     mem,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
         atomic::{Ordering, fence},
@@ -51,8 +52,30 @@ pub(super) struct Mail {
     unexpected_bytes: usize,
     calls: HashMap<u64, Status>,
     next: u64,
-    /// Those that have ended since this was last asked.
+    /// What is to be done without the lock.
+    aftermath: Aftermath,
+}
+
+/// What runs code of the callers', and so is left to whoever lets go of the lock.
+#[derive(Default)]
+pub(super) struct Aftermath {
+    /// Those to be told how calls ended.
     ended: Vec<(Then, Outcome)>,
+    given: Vec<Given>,
+    rooms: Vec<Room>,
+    /// Nobody calls them any more.
+    unheard: Vec<Then>,
+}
+
+impl Aftermath {
+    /// Drops what is not needed any more, and tells how calls ended. What panics then has done so alone.
+    pub(super) fn run(self) {
+        let Aftermath { ended, given, rooms, unheard } = self;
+        drop((given, rooms, unheard));
+        for (then, outcome) in ended {
+            let _panicked = panic::catch_unwind(AssertUnwindSafe(|| then(&outcome)));
+        }
+    }
 }
 
 /// Another rank.
@@ -104,6 +127,8 @@ struct Unexpected {
 
 enum Status {
     UnderWay(Option<Then>),
+    /// The same of a send whose caller is gone.
+    Unasked(Then),
     Ended(Outcome),
 }
 
@@ -118,33 +143,77 @@ impl Mail {
             unexpected_bytes: 0,
             calls: HashMap::new(),
             next: 0,
-            ended: Vec::new(),
+            aftermath: Aftermath::default(),
         }
     }
 
-    /// Enters a send; its number.
+    /// Enters a send; its number. One to this very rank is copied at once.
     pub(super) fn send(&mut self, given: Given, to: usize, tag: i64) -> u64 {
         let id = self.enter();
-        self.peers[to].sends.push_back(Sending { id, tag, given, at: 0 });
+        if to == self.members.rank {
+            let outcome = self.send_to_self((*given).as_ref(), tag);
+            self.aftermath.given.push(given);
+            self.end(id, outcome.map(|()| to));
+        } else {
+            self.peers[to].sends.push_back(Sending { id, tag, given, at: 0 });
+        }
         id
+    }
+
+    fn send_to_self(&mut self, bytes: &[u8], tag: i64) -> Result<(), Error> {
+        let from = self.members.rank;
+        match self.meet(from, tag, bytes.len()) {
+            Some(Into::Wanted(id, mut room)) => {
+                (*room).as_mut().copy_from_slice(bytes);
+                self.aftermath.rooms.push(room);
+                self.end(id, Ok(from));
+            }
+            Some(Into::Nothing) => {}
+            // It may also wait for a recv that is yet to come.
+            Some(Into::Unexpected(_)) | None if self.has_room_for(bytes.len()) => {
+                self.unexpected_bytes += bytes.len() + HEAD;
+                self.unexpected.push_back(Unexpected { from, tag, bytes: bytes.into() });
+            }
+            Some(Into::Unexpected(_)) | None => {
+                let reason = format!("{} bytes of messages wait for their recvs here", self.unexpected_bytes);
+                return Err(Error::full("messages to this rank itself", reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn has_room_for(&self, bytes: usize) -> bool {
+        let with_head = bytes.checked_add(HEAD).and_then(|bytes| bytes.checked_add(self.unexpected_bytes));
+        with_head.is_some_and(|bytes| bytes <= GROUP_UNEXPECTED_BYTES_MAX)
     }
 
     /// Enters a recv from a rank, or from any; its number.
-    pub(super) fn recv(&mut self, mut room: Room, from: Option<usize>, tag: i64) -> u64 {
+    pub(super) fn recv(&mut self, room: Room, from: Option<usize>, tag: i64) -> u64 {
         let id = self.enter();
         let is_it = |message: &Unexpected| message.tag == tag && from.is_none_or(|from| from == message.from);
         match self.unexpected.iter().position(is_it).and_then(|index| self.unexpected.remove(index)) {
-            Some(Unexpected { from, bytes, .. }) => {
-                self.unexpected_bytes -= bytes.len();
-                let outcome = check_length(from, bytes.len(), (*room).as_mut().len());
-                if outcome.is_ok() {
-                    (*room).as_mut().copy_from_slice(&bytes);
-                }
-                self.end(id, outcome.map(|()| from));
-            }
+            Some(message) => self.hand_over(message, id, room),
             None => self.wanted.push_back(Wanted { id, from, tag, room }),
         }
         id
+    }
+
+    /// Gives a message that was moved out of the way to a recv.
+    fn hand_over(&mut self, Unexpected { from, bytes, .. }: Unexpected, id: u64, mut room: Room) {
+        self.unexpected_bytes -= bytes.len() + HEAD;
+        let outcome = check_length(from, bytes.len(), (*room).as_mut().len());
+        if outcome.is_ok() {
+            (*room).as_mut().copy_from_slice(&bytes);
+        }
+        self.aftermath.rooms.push(room);
+        self.end(id, outcome.map(|()| from));
+    }
+
+    /// What begins to arrive, or is here, goes to the first recv that is for it.
+    fn take_wanted(&mut self, from: usize, tag: i64) -> Option<Wanted> {
+        let is_for = |wanted: &Wanted| wanted.tag == tag && wanted.from.is_none_or(|wanted| wanted == from);
+        let index = self.wanted.iter().position(is_for)?;
+        self.wanted.remove(index)
     }
 
     fn enter(&mut self) -> u64 {
@@ -154,30 +223,28 @@ impl Mail {
     }
 
     fn end(&mut self, id: u64, outcome: Outcome) {
-        // It is gone where nobody asks any more.
-        let Some(status) = self.calls.get_mut(&id) else { return };
-        if let Status::UnderWay(then) = mem::replace(status, Status::Ended(outcome.clone()))
-            && let Some(then) = then
-        {
-            self.ended.push((then, outcome));
+        match self.calls.remove(&id) {
+            Some(Status::UnderWay(then)) => {
+                self.aftermath.ended.extend(then.map(|then| (then, outcome.clone())));
+                self.calls.insert(id, Status::Ended(outcome));
+            }
+            Some(Status::Unasked(then)) => self.aftermath.ended.push((then, outcome)),
+            // Nobody asks any more.
+            Some(Status::Ended(_)) | None => {}
         }
     }
 
     /// How a call has ended, once.
     pub(super) fn take(&mut self, id: u64) -> Option<Outcome> {
-        match self.calls.get(&id)? {
-            Status::UnderWay(_) => None,
-            Status::Ended(_) => match self.calls.remove(&id) {
-                Some(Status::Ended(outcome)) => Some(outcome),
-                _ => None,
-            },
-        }
+        let outcome = self.look(id)?.clone();
+        self.calls.remove(&id);
+        Some(outcome)
     }
 
     /// How it has ended, if it has.
     pub(super) fn look(&self, id: u64) -> Option<&Outcome> {
         match self.calls.get(&id)? {
-            Status::UnderWay(_) => None,
+            Status::UnderWay(_) | Status::Unasked(_) => None,
             Status::Ended(outcome) => Some(outcome),
         }
     }
@@ -185,21 +252,34 @@ impl Mail {
     /// Has `then` told how the call ends; at once if it has.
     pub(super) fn then(&mut self, id: u64, then: Then) {
         match self.calls.get_mut(&id) {
-            Some(Status::UnderWay(waits)) => *waits = Some(then),
-            Some(Status::Ended(outcome)) => self.ended.push((then, outcome.clone())),
-            None => {}
+            Some(Status::UnderWay(waits)) => self.aftermath.unheard.extend(waits.replace(then)),
+            Some(Status::Ended(outcome)) => self.aftermath.ended.push((then, outcome.clone())),
+            Some(Status::Unasked(_)) | None => self.aftermath.unheard.push(then),
         }
     }
 
-    /// Those who are to be told, without the lock.
-    pub(super) fn take_ended(&mut self) -> Vec<(Then, Outcome)> {
-        mem::take(&mut self.ended)
+    pub(super) fn take_aftermath(&mut self) -> Aftermath {
+        mem::take(&mut self.aftermath)
     }
 
-    /// The caller of a call is gone: a send goes on, a recv that nothing has come for is none any more.
+    /// The caller of a call is gone: a send goes on, and is told of; a recv is none any more, and what arrives for it is nobody's.
     pub(super) fn forget(&mut self, id: u64) {
-        self.calls.remove(&id);
-        self.wanted.retain(|wanted| wanted.id != id);
+        let Some(Status::UnderWay(then)) = self.calls.remove(&id) else { return };
+        if let Some(index) = self.wanted.iter().position(|wanted| wanted.id == id) {
+            self.aftermath.rooms.extend(self.wanted.remove(index).map(|wanted| wanted.room));
+        }
+        for arriving in self.peers.iter_mut().filter_map(|peer| peer.arriving.as_mut()) {
+            if matches!(&arriving.into, Into::Wanted(wanted, _) if *wanted == id)
+                && let Into::Wanted(_, room) = mem::replace(&mut arriving.into, Into::Nothing)
+            {
+                self.aftermath.rooms.push(room);
+            }
+        }
+        let is_send = self.peers.iter().any(|peer| peer.sends.iter().any(|sending| sending.id == id));
+        match then {
+            Some(then) if is_send => drop(self.calls.insert(id, Status::Unasked(then))),
+            then => self.aftermath.unheard.extend(then),
+        }
     }
 
     /// True while something is to be sent or received.
@@ -228,7 +308,9 @@ impl Mail {
         let (Peer { sends, sent, .. }, theirs) = (&mut peers[to], &members.other(to).words);
         let mut over = Vec::new();
         let before = *sent;
-        while let Some(sending) = sends.front_mut()
+        // Not more than fit at once, so that the lock is held for a moment.
+        while sent.wrapping_sub(before) < MAIL_PIECES as u32
+            && let Some(sending) = sends.front_mut()
             && sent.wrapping_sub(theirs.load(Word::Taken(members.rank))) < MAIL_PIECES as u32
         {
             let bytes = (*sending.given).as_ref();
@@ -242,11 +324,14 @@ impl Mail {
             *sent = sent.wrapping_add(1);
             members.own().store(Word::Sent(to), *sent);
             if sending.at == bytes.len() {
-                over.extend(sends.pop_front().map(|sending| sending.id));
+                over.extend(sends.pop_front());
             }
         }
         let moved = *sent != before;
-        over.into_iter().for_each(|id| self.end(id, Ok(to)));
+        for Sending { id, given, .. } in over {
+            self.aftermath.given.push(given);
+            self.end(id, Ok(to));
+        }
         moved
     }
 
@@ -254,7 +339,15 @@ impl Mail {
         let members = self.members.clone();
         let theirs = members.other(from);
         let before = self.peers[from].taken;
-        while self.peers[from].taken != theirs.words.load(Word::Sent(members.rank)) {
+        let sent = theirs.words.load(Word::Sent(members.rank));
+        if sent.wrapping_sub(before) > MAIL_PIECES as u32 {
+            members.fail(Error::unavailable(
+                &format!("rank {from}"),
+                "it says that it has sent more than there is room for",
+            ));
+            return false;
+        }
+        while self.peers[from].taken != sent {
             let taken = self.peers[from].taken;
             let piece = theirs.piece(members.rank, taken);
             let word = |at: usize| u64::from_ne_bytes(piece[at..at + 8].try_into().expect("eight bytes"));
@@ -262,10 +355,11 @@ impl Mail {
             let (tag, total, at) = (word(0) as i64, word(8), word(16));
             let total = usize::try_from(total).unwrap_or(usize::MAX);
             if self.peers[from].arriving.is_none() {
-                match self.meet(from, tag, total) {
-                    Some(into) => self.peers[from].arriving = Some(Arriving { tag, total, at: 0, into }),
-                    None => break,
+                let Some(into) = self.meet(from, tag, total) else { break };
+                if matches!(into, Into::Unexpected(_)) {
+                    self.unexpected_bytes += total + HEAD;
                 }
+                self.peers[from].arriving = Some(Arriving { tag, total, at: 0, into });
             }
             let Some(arriving) = &mut self.peers[from].arriving else { break };
             if (arriving.tag, arriving.total, arriving.at as u64) != (tag, total, at) {
@@ -290,10 +384,17 @@ impl Mail {
             if is_whole && let Some(Arriving { tag, into, .. }) = self.peers[from].arriving.take() {
                 match into {
                     Into::Wanted(id, room) => {
-                        drop(room);
+                        self.aftermath.rooms.push(room);
                         self.end(id, Ok(from));
                     }
-                    Into::Unexpected(bytes) => self.unexpected.push_back(Unexpected { from, tag, bytes }),
+                    Into::Unexpected(bytes) => {
+                        let message = Unexpected { from, tag, bytes };
+                        // Its recv may have come while it arrived.
+                        match self.take_wanted(from, tag) {
+                            Some(Wanted { id, room, .. }) => self.hand_over(message, id, room),
+                            None => self.unexpected.push_back(message),
+                        }
+                    }
                     Into::Nothing => {}
                 }
             }
@@ -303,23 +404,18 @@ impl Mail {
 
     /// Where a message goes that begins to arrive; `None` if it stays where it is.
     fn meet(&mut self, from: usize, tag: i64, total: usize) -> Option<Into> {
-        let waits_for = |wanted: &Wanted| wanted.from.is_none_or(|wanted| wanted == from);
-        if let Some(index) = self.wanted.iter().position(|wanted| wanted.tag == tag && waits_for(wanted)) {
-            let Wanted { id, mut room, .. } = self.wanted.remove(index)?;
+        if let Some(Wanted { id, mut room, .. }) = self.take_wanted(from, tag) {
             return Some(match check_length(from, total, (*room).as_mut().len()) {
                 Ok(()) => Into::Wanted(id, room),
                 Err(error) => {
+                    self.aftermath.rooms.push(room);
                     self.end(id, Err(error));
                     Into::Nothing
                 }
             });
         }
-        let may_move = self.wanted.iter().any(waits_for)
-            && self.unexpected_bytes.checked_add(total).is_some_and(|bytes| bytes <= GROUP_UNEXPECTED_BYTES_MAX);
-        may_move.then(|| {
-            self.unexpected_bytes += total;
-            Into::Unexpected(Vec::new())
-        })
+        let waits_for = |wanted: &Wanted| wanted.from.is_none_or(|wanted| wanted == from);
+        (self.wanted.iter().any(waits_for) && self.has_room_for(total)).then(|| Into::Unexpected(Vec::new()))
     }
 
     fn tell(&mut self, rank: usize) {
@@ -360,13 +456,7 @@ impl Mail {
         // What they said before they went counts.
         self.advance();
         for (rank, error) in &gone {
-            let peer = &mut self.peers[*rank];
-            let sends: Vec<u64> = peer.sends.drain(..).map(|sending| sending.id).collect();
-            let arriving = peer.arriving.take();
-            sends.into_iter().for_each(|id| self.end(id, Err(error.clone())));
-            if let Some(Arriving { into: Into::Wanted(id, _), .. }) = arriving {
-                self.end(id, Err(error.clone()));
-            }
+            self.end_peer(*rank, error);
         }
         let others = self.members.size() - 1;
         for wanted in mem::take(&mut self.wanted) {
@@ -375,30 +465,48 @@ impl Mail {
                 None => gone.values().next().filter(|_| gone.len() == others),
             };
             match error {
-                Some(error) => self.end(wanted.id, Err(error.clone())),
+                Some(error) => {
+                    self.aftermath.rooms.push(wanted.room);
+                    self.end(wanted.id, Err(error.clone()));
+                }
                 None => self.wanted.push_back(wanted),
             }
         }
     }
 
+    /// Ends what is under way to and from a rank.
+    fn end_peer(&mut self, rank: usize, error: &Error) {
+        for Sending { id, given, .. } in mem::take(&mut self.peers[rank].sends) {
+            self.aftermath.given.push(given);
+            self.end(id, Err(error.clone()));
+        }
+        match self.peers[rank].arriving.take() {
+            Some(Arriving { into: Into::Wanted(id, room), .. }) => {
+                self.aftermath.rooms.push(room);
+                self.end(id, Err(error.clone()));
+            }
+            Some(Arriving { into: Into::Unexpected(_), total, .. }) => self.unexpected_bytes -= total + HEAD,
+            Some(Arriving { into: Into::Nothing, .. }) | None => {}
+        }
+    }
+
     /// Ends all that is under way.
     pub(super) fn end_all(&mut self, error: &Error) {
-        let mut ids: Vec<u64> = self.wanted.drain(..).map(|wanted| wanted.id).collect();
-        for peer in &mut self.peers {
-            ids.extend(peer.sends.drain(..).map(|sending| sending.id));
-            if let Some(Arriving { into: Into::Wanted(id, _), .. }) = peer.arriving.take() {
-                ids.push(id);
-            }
+        (0..self.peers.len()).for_each(|rank| self.end_peer(rank, error));
+        for Wanted { id, room, .. } in mem::take(&mut self.wanted) {
+            self.aftermath.rooms.push(room);
+            self.end(id, Err(error.clone()));
         }
-        ids.into_iter().for_each(|id| self.end(id, Err(error.clone())));
     }
 
     /// The time of a call is over. What has begun to move cannot be taken back: then the group is over.
     pub(super) fn give_up(&mut self, id: u64, after: Duration) {
         let Some(Status::UnderWay(_)) = self.calls.get(&id) else { return };
-        let mut reason = format!("Timed out after {after:?}");
+        let mut reason = format!("the message has Timed out after {after:?}");
         if let Some(index) = self.wanted.iter().position(|wanted| wanted.id == id) {
-            let from = self.wanted.remove(index).and_then(|wanted| wanted.from);
+            let wanted = self.wanted.remove(index);
+            let from = wanted.as_ref().and_then(|wanted| wanted.from);
+            self.aftermath.rooms.extend(wanted.map(|wanted| wanted.room));
             reason += &match from {
                 Some(from) => format!(": rank {from} has sent nothing of that tag"),
                 None => ": no rank has sent anything of that tag".into(),
@@ -407,10 +515,11 @@ impl Mail {
         }
         let untouched = self.peers.iter_mut().enumerate().find_map(|(rank, peer)| {
             let index = peer.sends.iter().position(|sending| sending.id == id && sending.at == 0)?;
-            peer.sends.remove(index).map(|_| rank)
+            peer.sends.remove(index).map(|sending| (rank, sending.given))
         });
         match untouched {
-            Some(rank) => {
+            Some((rank, given)) => {
+                self.aftermath.given.push(given);
                 reason += &format!(": rank {rank} does not receive");
                 self.end(id, Err(Error::TimedOut { reason: reason.into() }));
             }

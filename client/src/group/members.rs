@@ -11,19 +11,13 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Witness, Word},
+    shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Witness, Word, state},
 };
 
 use crate::{
     limits::{GROUP_LOOK, GROUP_SPINS, GROUP_SPINS_CROWDED},
     memory::ForkMark,
 };
-
-/// Values of [`Word::State`].
-mod state {
-    pub(super) const LEFT: u32 = 1;
-    pub(super) const FAILED: u32 = 2;
-}
 
 /// See the module.
 pub(super) struct Members {
@@ -53,15 +47,13 @@ pub(super) fn reaches(word: u32, least: u32) -> bool {
 }
 
 impl Members {
-    pub(super) fn new(rank: usize, joined: Joined) -> Result<(Members, Slots, Mailboxes), Error> {
+    pub(super) fn new(rank: usize, joined: Joined, mark: ForkMark) -> (Members, Slots, Mailboxes) {
         let Joined { segment: OwnSegment { words, slots, mailboxes }, others } = joined;
-        let mark =
-            ForkMark::new().map_err(|error| Error::unavailable("a page that forks are known by", error.to_string()))?;
         // Where ranks outnumber CPUs, who spins may keep the one from running that he waits for.
         let cpus = thread::available_parallelism().map_or(usize::MAX, usize::from);
         let spins = if others.len() <= cpus { GROUP_SPINS } else { GROUP_SPINS_CROWDED };
         let members = Members { rank, own: words, others, ended: Mutex::new(None), spins, mark };
-        Ok((members, slots, mailboxes))
+        (members, slots, mailboxes)
     }
 
     pub(super) fn size(&self) -> usize {
@@ -157,7 +149,7 @@ impl Members {
             {
                 return Err(self.fail(error));
             }
-            if until.is_some_and(|until| until <= Instant::now()) {
+            if until.is_some_and(|until| until <= Instant::now()) && !reaches(words.load(awaited.word), awaited.least) {
                 return Err(self.fail(self.late(awaited)));
             }
         }
@@ -194,10 +186,13 @@ impl Members {
 
     /// The error of a call whose time is over: who is late with what it waits for.
     fn late(&self, awaited: Awaited) -> Error {
-        let is_late = |rank: &usize| !reaches(self.other(*rank).words.load(awaited.word), awaited.least);
+        let is_late =
+            |rank: &usize| *rank == awaited.rank || !reaches(self.other(*rank).words.load(awaited.word), awaited.least);
         let late: Vec<String> = self.others().filter(is_late).map(|rank| rank.to_string()).collect();
         let (ranks, have) = if late.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
-        Error::TimedOut { reason: format!("Timed out: {ranks} {} {have} not arrived", late.join(", ")).into() }
+        let reason =
+            format!("the call has Timed out waiting for {ranks} {}, which {have} not arrived", late.join(", "));
+        Error::TimedOut { reason: reason.into() }
     }
 
     /// Ends the group for all, unless it has ended. The error that it has ended with.
@@ -206,8 +201,7 @@ impl Members {
         if let Some(error) = &*ended {
             return error.clone();
         }
-        self.own.say_reason(&error.to_string());
-        self.own.store(Word::State, state::FAILED);
+        self.own.fail(&error.to_string());
         *ended = Some(error.clone());
         error
     }

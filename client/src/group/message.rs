@@ -19,7 +19,7 @@ use super::{
     mail::{Given, Mail, Room, deadline},
     members::Members,
 };
-use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS};
+use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS, GROUP_SPINS_PER_CLOCK};
 
 /// The messages of one rank.
 pub(super) struct Post {
@@ -57,9 +57,9 @@ impl Post {
 
     /// Lets go of the lock, then tells those whose messages have ended.
     fn unlock(mut mail: MutexGuard<'_, Mail>) {
-        let ended = mail.take_ended();
+        let aftermath = mail.take_aftermath();
         drop(mail);
-        ended.into_iter().for_each(|(then, outcome)| then(&outcome));
+        aftermath.run();
     }
 
     pub(super) fn send(self: &Arc<Self>, given: Given, to: usize, tag: i64) -> Result<Message, Error> {
@@ -67,14 +67,13 @@ impl Post {
     }
 
     pub(super) fn recv(self: &Arc<Self>, room: Room, from: Option<usize>, tag: i64) -> Result<Message, Error> {
-        self.start(from.unwrap_or_else(|| usize::from(self.members.rank == 0)), |mail| mail.recv(room, from, tag))
+        self.start(from.unwrap_or(0), |mail| mail.recv(room, from, tag))
     }
 
     fn start(self: &Arc<Self>, peer: usize, enter: impl FnOnce(&mut Mail) -> u64) -> Result<Message, Error> {
         self.members.check()?;
-        let (own, size) = (self.members.rank, self.members.size());
-        if peer >= size || peer == own {
-            return Err(Error::invalid(format!("rank {own} of {size} exchanges no messages with rank {peer}")));
+        if peer >= self.members.size() {
+            return Err(Error::invalid(format!("there is no rank {peer} in a group of {}", self.members.size())));
         }
         let mut mail = self.lock();
         let id = enter(&mut mail);
@@ -90,7 +89,7 @@ impl Post {
     /// Moves messages until `is_over` says so, or `until`. False at that time.
     fn attend(&self, is_over: impl Fn(&Mail) -> bool, until: Option<Instant>) -> bool {
         loop {
-            for _ in 0..GROUP_SPINS {
+            for spin in 1..=GROUP_SPINS {
                 let mut mail = self.lock();
                 let moved = mail.advance();
                 let over = is_over(&mail);
@@ -98,19 +97,24 @@ impl Post {
                 if over {
                     return true;
                 }
+                if spin % GROUP_SPINS_PER_CLOCK == 0 && until.is_some_and(|until| until <= Instant::now()) {
+                    break;
+                }
                 if !moved {
                     std::hint::spin_loop();
                 }
             }
-            let now = Instant::now();
-            let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(now));
-            if left.is_zero() {
-                return false;
+            let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(Instant::now()));
+            if !left.is_zero() {
+                self.sleep(left.min(GROUP_LOOK), &is_over);
             }
-            self.sleep(left.min(GROUP_LOOK), &is_over);
             let mut mail = self.lock();
             mail.look_around();
+            let over = is_over(&mail);
             Post::unlock(mail);
+            if over || left.is_zero() {
+                return over;
+            }
         }
     }
 
@@ -160,6 +164,31 @@ impl Post {
     }
 }
 
+impl Drop for Post {
+    fn drop(&mut self) {
+        // It finds that there is nothing to do any more.
+        if let Some(postman) = &*self.postman.lock().unwrap_or_else(PoisonError::into_inner) {
+            postman.unpark();
+        }
+    }
+}
+
+/// A thread moves messages as long as this lives.
+struct Moves<'p>(&'p AtomicUsize);
+
+impl<'p> Moves<'p> {
+    fn begin(movers: &'p AtomicUsize) -> Self {
+        movers.fetch_add(1, Ordering::SeqCst);
+        Moves(movers)
+    }
+}
+
+impl Drop for Moves<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The thread that moves messages nobody waits for.
 fn deliver(post: &Weak<Post>) {
     let mut idle_since = Instant::now();
@@ -204,9 +233,9 @@ impl Message {
             self.post.members.check()?;
         }
         let (id, until) = (self.id, deadline(timeout));
-        self.post.movers.fetch_add(1, Ordering::SeqCst);
+        let moves = Moves::begin(&self.post.movers);
         let in_time = self.post.attend(|mail| mail.look(id).is_some(), until);
-        self.post.movers.fetch_sub(1, Ordering::SeqCst);
+        drop(moves);
         let mut mail = self.post.lock();
         if !in_time {
             mail.give_up(id, timeout.unwrap_or_default());
@@ -218,6 +247,9 @@ impl Message {
 
     /// How it has ended, if it has.
     pub fn outcome(&self) -> Option<Result<usize, Error>> {
+        if self.post.members.is_forked() {
+            return self.post.members.check().err().map(Err);
+        }
         let mut mail = self.post.lock();
         mail.advance();
         let outcome = mail.look(self.id).cloned();
@@ -227,6 +259,9 @@ impl Message {
 
     /// Has `then` told how it ends: on whichever thread finds out, and at once if it has ended. The last one counts.
     pub fn then(&self, then: impl FnOnce(&Result<usize, Error>) + Send + 'static) {
+        if let (true, Err(error)) = (self.post.members.is_forked(), self.post.members.check()) {
+            return then(&Err(error));
+        }
         let mut mail = self.post.lock();
         mail.then(self.id, Box::new(then));
         Post::unlock(mail);

@@ -37,8 +37,9 @@ mod tests;
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, TryLockError},
+    thread,
+    time::{Duration, Instant},
 };
 
 use sealane_transport::{
@@ -56,6 +57,7 @@ use self::{
     rounds::Rounds,
 };
 pub use self::{message::Message, reduce::ReduceOp, store::Store};
+use crate::{limits::GROUP_LOCK_LOOK, memory::ForkMark};
 
 /// One rank of a group. Any thread may call it; collectives of several threads wait for each other, and must come in the same order on
 /// all ranks all the same. Dropping it leaves the group, which ends it for ranks that still need this one.
@@ -76,12 +78,15 @@ impl Group {
     /// Unimplemented if ranks are on different hosts, in different network namespaces, or of different users. Unavailable, naming a rank
     /// that does not come within `limit`, has another version, or goes meanwhile; or what this process is short of. As the store fails.
     pub fn new(store: &dyn Store, rank: usize, size: usize, limit: Duration) -> Result<Group, Error> {
+        let began = Instant::now();
+        let mark =
+            ForkMark::new().map_err(|error| Error::unavailable("a page that forks are known by", error.to_string()))?;
         let seat = Seat::new(rank, size).map_err(join_error)?;
         store.set(&format!("sealane/{rank}"), seat.address().as_bytes())?;
-        let address = |rank: usize| store.get(&format!("sealane/{rank}"), limit);
+        let address = |rank: usize| store.get(&format!("sealane/{rank}"), limit.saturating_sub(began.elapsed()));
         let addresses = (0..size).map(address).collect::<Result<Vec<_>, _>>()?;
-        let joined = seat.join(&addresses, limit).map_err(join_error)?;
-        let (members, slots, boxes) = Members::new(rank, joined)?;
+        let joined = seat.join(&addresses, limit.saturating_sub(began.elapsed())).map_err(join_error)?;
+        let (members, slots, boxes) = Members::new(rank, joined, mark);
         let members = Arc::new(members);
         let rounds = Mutex::new(Rounds::new(members.clone(), slots));
         Ok(Group { rounds, post: Post::new(members.clone(), boxes), members })
@@ -261,15 +266,17 @@ impl Group {
         })
     }
 
-    /// Sends a message to another rank, which receives it by the same `tag`. Messages of one tag arrive in order.
+    /// Sends a message to a rank, which receives it by the same `tag`. Messages of one tag arrive in order. One to this rank itself is copied
+    /// at once.
     ///
     /// # Errors
-    /// InvalidArgument if there is no such other rank; as the group has ended.
+    /// InvalidArgument if there is no such rank; as the group has ended.
     pub fn send(&self, data: impl AsRef<[u8]> + Send + 'static, to: usize, tag: i64) -> Result<Message, Error> {
         self.post.send(Box::new(data), to, tag)
     }
 
-    /// Receives a message of a tag, from a rank or from any, into memory of exactly its size.
+    /// Receives a message of a tag, from a rank or from any, into memory of exactly its size. It waits behind messages of other tags that
+    /// nobody receives once these have more than 1 GiB together.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -296,9 +303,24 @@ impl Group {
         }
         self.members.check()?;
         let until = deadline(timeout);
-        let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rounds = self.lock_rounds(until)?;
         rounds.begin(&Call { kind, arithmetic, bytes, root }, until)?;
         run(&mut rounds)
+    }
+
+    /// Waits until no other thread is in a collective.
+    fn lock_rounds(&self, until: Option<Instant>) -> Result<MutexGuard<'_, Rounds>, Error> {
+        loop {
+            match self.rounds.try_lock() {
+                Ok(rounds) => return Ok(rounds),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if until.is_some_and(|until| until <= Instant::now()) => {
+                    let reason = "the call has Timed out waiting for a collective that another thread has called";
+                    return Err(Error::TimedOut { reason: reason.into() });
+                }
+                Err(TryLockError::WouldBlock) => thread::sleep(GROUP_LOCK_LOOK),
+            }
+        }
     }
 
     fn check_parts(&self, whole: usize, part: usize) -> Result<(), Error> {
@@ -323,8 +345,9 @@ impl Drop for Group {
         if self.members.is_forked() {
             return;
         }
-        self.members.leave();
+        // Nothing more is sent once it is said that this rank has left.
         self.post.close(&Error::invalid("this rank has left the group"));
+        self.members.leave();
     }
 }
 

@@ -13,7 +13,7 @@ use sealane_transport::{
 };
 
 use super::{
-    call::{Call, Told},
+    call::{Call, Told, digest},
     members::{Awaited, Members},
 };
 
@@ -52,13 +52,14 @@ impl Rounds {
 
     /// A call begins, which is to end by `until`.
     pub(super) fn begin(&mut self, call: &Call, until: Option<Instant>) -> Result<(), Error> {
-        let Reader { members, calls, .. } = &self.reader;
+        let Reader { members, calls, call: before, .. } = &self.reader;
         members.check()?;
         // Also where all that this call waits for was said before.
         members.check_others()?;
         let calls = calls.wrapping_add(1);
         let (members, began) = (members.clone(), self.next[Stage::Given as usize]);
-        self.reader = Reader { members, calls, call: call.words(calls), began, until };
+        let call = call.words(calls, began, digest(before));
+        self.reader = Reader { members, calls, call, began, until };
         Ok(())
     }
 
@@ -124,11 +125,11 @@ impl Reader {
     }
 
     fn differs(&self, rank: usize, theirs: [u64; CALL_WORDS]) -> Error {
-        let own = self.members.rank;
+        let (own, mine, theirs) = (self.members.rank, Told(self.call).to_string(), Told(theirs).to_string());
+        let before = if mine == theirs { ", and they called differently before" } else { "" };
         Error::invalid(format!(
-            "the ranks of a group must make the same calls in the same order: rank {own} calls {}, rank {rank} calls {}",
-            Told(self.call),
-            Told(theirs)
+            "the ranks of a group must make the same calls in the same order: rank {own} calls {mine}, rank {rank} calls \
+             {theirs}{before}"
         ))
     }
 }

@@ -3,6 +3,8 @@
 
 mod borrowed;
 mod owned;
+mod raw;
 
 pub(crate) use borrowed::{Borrowed, Layout, Strides};
 pub(crate) use owned::Owned;
+pub(crate) use raw::Raw;

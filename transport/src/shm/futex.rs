@@ -21,9 +21,12 @@ pub(super) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     let _ = futex::wait(word, Flags::empty(), seen, Some(&timespec(limit)));
 }
 
-/// Sleeps while each word is what was seen of it, for at most `limit`. It may return early. Words beyond the first 128 wake nobody.
+/// Sleeps while each word is what was seen of it, for at most `limit`. It may return early. Words beyond the
+/// first 128 wake nobody: where there are more, it returns soon.
 pub(super) fn wait_any<'w>(words: impl Iterator<Item = (&'w AtomicU32, u32)>, limit: Duration) {
+    let mut words = words;
     let waits: Vec<Wait> = words
+        .by_ref()
         .take(WORDS_MAX)
         .map(|(word, seen)| {
             let mut wait = Wait::new();
@@ -32,10 +35,12 @@ pub(super) fn wait_any<'w>(words: impl Iterator<Item = (&'w AtomicU32, u32)>, li
             wait
         })
         .collect();
+    let limit = if words.next().is_some() { limit.min(BLIND_SLEEP) } else { limit };
     let now = clock_gettime(ClockId::Monotonic);
     let until = Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_add(limit);
     let woken = futex::waitv(&waits, WaitvFlags::empty(), Some(&timespec(until)), futex::ClockId::Monotonic);
-    if let Err(Errno::NOSYS | Errno::INVAL) = woken {
+    // Some sandboxes refuse it by another error than kernels that do not have it.
+    if woken.is_err_and(|error| ![Errno::AGAIN, Errno::INTR, Errno::TIMEDOUT].contains(&error)) {
         thread::sleep(limit.min(BLIND_SLEEP));
     }
 }

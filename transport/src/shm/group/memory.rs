@@ -49,6 +49,14 @@ pub enum Stage {
     Made = 1,
 }
 
+/// Values of [`Word::State`] but 0, which a rank has that takes part.
+pub mod state {
+    /// It has left the group.
+    pub const LEFT: u32 = 1;
+    /// It has ended the group for all.
+    pub const FAILED: u32 = 2;
+}
+
 /// A word of a segment.
 #[derive(Debug, Clone, Copy)]
 pub enum Word {
@@ -212,8 +220,8 @@ impl OwnWords {
         }
     }
 
-    /// Says why this rank ends its group, as far as there is room for it.
-    pub fn say_reason(&self, reason: &str) {
+    /// Says that this rank ends its group, and why, as far as there is room for it.
+    pub fn fail(&self, reason: &str) {
         let bytes = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
         for (index, part) in bytes.chunks(8).enumerate() {
             let mut word = [0; 8];
@@ -221,6 +229,7 @@ impl OwnWords {
             self.0.0.word((at::REASON + 8 + index * 8) as u64).store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
         self.0.0.word(at::REASON as u64).store(bytes.len() as u64, Ordering::Release);
+        self.store(Word::State, state::FAILED);
     }
 }
 

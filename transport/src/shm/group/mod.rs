@@ -15,7 +15,7 @@ mod seat;
 mod witness;
 
 pub use self::{
-    memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word},
+    memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word, state},
     seat::{JoinError, Joined, Seat},
     witness::Witness,
 };

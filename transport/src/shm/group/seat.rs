@@ -7,7 +7,7 @@
 
 use std::{
     fs,
-    hash::{BuildHasher, RandomState},
+    io::Read,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -33,6 +33,9 @@ use crate::shm::{descriptors, error::ShmError};
 
 /// How often it is looked whether others have come, if none comes.
 const LOOK_MAX: Duration = Duration::from_millis(100);
+
+/// How often it is tried again what the kernel had no room for.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// Where a rank is met, and what it speaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,9 +134,7 @@ impl Seat {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
             .map_err(ShmError::system("making a group's socket"))?;
-        // Two keys of the system's randomness: no two names are equal.
-        let [first, second] = [(); 2].map(|()| RandomState::new().hash_one(rank));
-        let name = format!("sealane-group-{first:016x}{second:016x}");
+        let name = format!("sealane-group-{:032x}", u128::from_ne_bytes(random()?));
         let place = UnixAddr::new_abstract(name.as_bytes()).map_err(ShmError::system("naming a group's socket"))?;
         bind(listener.as_raw_fd(), &place).map_err(ShmError::system("naming a group's socket"))?;
         let backlog = Backlog::new(size as i32).unwrap_or(Backlog::MAXCONN);
@@ -161,76 +162,104 @@ impl Seat {
         if let Some(rank) = known.iter().position(|address| address.host != known[self.rank].host) {
             return Err(JoinError::Elsewhere { rank });
         }
+        let uncalled = known.into_iter().enumerate().take(self.rank).collect();
         let mut meeting = Meeting {
             rank: self.rank,
             descriptor: self.descriptor,
+            listener: self.listener,
+            uncalled,
+            unsaid: Vec::new(),
+            called: Vec::new(),
             callers: Vec::new(),
             others: (0..self.size).map(|_| None).collect(),
-            called: Vec::new(),
         };
-        for (rank, address) in known.iter().enumerate().take(self.rank) {
-            meeting.call(rank, address)?;
-        }
-        let started = Instant::now();
-        while let Some(rank) = meeting.first_missing() {
-            let waited = started.elapsed();
-            if waited >= limit {
-                return Err(JoinError::Late { rank, waited: limit });
+        match meeting.meet(limit) {
+            Ok(()) => Ok(Joined { segment: self.segment, others: meeting.others }),
+            Err(error) => {
+                // Some may have met all.
+                self.segment.words.fail(&format!("it has not met all ranks: {error}"));
+                Err(error)
             }
-            meeting.wait(&self.listener, (limit - waited).min(LOOK_MAX));
-            while let Ok(connection) = descriptors::accept(&self.listener) {
-                meeting.callers.push(connection);
-            }
-            meeting.hear_callers()?;
-            meeting.hear_called()?;
         }
-        Ok(Joined { segment: self.segment, others: meeting.others })
     }
 }
 
-/// Connections whose other ends have not said everything yet.
+/// Ranks on their way to meet this one.
 struct Meeting {
     rank: usize,
     descriptor: OwnedFd,
+    listener: OwnedFd,
+    /// Earlier ranks that this one has not connected to.
+    uncalled: Vec<(usize, Address)>,
+    /// Ranks that have not been told who this is, and the segment of those who have said it.
+    unsaid: Vec<(usize, Witness, Option<OthersSegment>)>,
+    /// Earlier ranks that have not answered.
+    called: Vec<(usize, Witness)>,
     /// Who has connected, and not said who it is.
     callers: Vec<OwnedFd>,
-    /// Whom this rank has connected to, and who has not answered.
-    called: Vec<(usize, OwnedFd)>,
     others: Vec<Option<(OthersSegment, Witness)>>,
 }
 
 impl Meeting {
-    fn first_missing(&self) -> Option<usize> {
-        (0..self.others.len()).find(|rank| *rank != self.rank && self.others[*rank].is_none())
-    }
-
-    fn call(&mut self, rank: usize, address: &Address) -> Result<(), JoinError> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
-            .map_err(ShmError::system("making a group's socket"))?;
-        let malformed = |errno: Errno| JoinError::Malformed { rank, reason: errno.to_string() };
-        let place = UnixAddr::new_abstract(address.name.as_bytes()).map_err(malformed)?;
-        // Its queue has room for all: whoever has an address listens, or is gone.
-        connect(connection.as_raw_fd(), &place).map_err(|_| JoinError::Left { rank })?;
-        if !is_of_this_user(&connection) {
-            return Err(JoinError::Elsewhere { rank });
+    fn meet(&mut self, limit: Duration) -> Result<(), JoinError> {
+        let started = Instant::now();
+        loop {
+            self.call()?;
+            self.accept()?;
+            self.hear_callers()?;
+            self.say()?;
+            self.hear_called()?;
+            let Some(rank) = (0..self.others.len()).find(|rank| *rank != self.rank && self.others[*rank].is_none())
+            else {
+                return Ok(());
+            };
+            let waited = started.elapsed();
+            if waited >= limit {
+                return Err(JoinError::Late { rank, waited: limit });
+            }
+            self.wait((limit - waited).min(LOOK_MAX));
         }
-        self.say(&connection).map_err(|_| JoinError::Left { rank })?;
-        self.called.push((rank, connection));
-        Ok(())
     }
 
-    /// Says who this is, and gives its segment.
-    fn say(&self, connection: &OwnedFd) -> Result<(), Errno> {
-        descriptors::send(connection, &(self.rank as u32).to_ne_bytes(), &[self.descriptor.as_raw_fd()])
-    }
-
-    fn wait(&self, listener: &OwnedFd, limit: Duration) {
-        let all =
-            [listener].into_iter().chain(&self.callers).chain(self.called.iter().map(|(_, connection)| connection));
+    fn wait(&self, limit: Duration) {
+        // What the kernel has had no room for is tried again soon.
+        let limit = if self.uncalled.is_empty() && self.unsaid.is_empty() { limit } else { limit.min(RETRY) };
+        let called = self.called.iter().map(|(_, witness)| &witness.connection);
+        let all = [&self.listener].into_iter().chain(&self.callers).chain(called);
         let mut polled: Vec<PollFd<'_>> = all.map(|each| PollFd::new(each.as_fd(), PollFlags::POLLIN)).collect();
         // Whatever comes of it, all are looked at.
         let _ = poll(&mut polled, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+    }
+
+    /// Connects to earlier ranks, whose queues may be full for a moment.
+    fn call(&mut self) -> Result<(), JoinError> {
+        for (rank, address) in std::mem::take(&mut self.uncalled) {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+                .map_err(ShmError::system("making a group's socket"))?;
+            let malformed = |errno: Errno| JoinError::Malformed { rank, reason: errno.to_string() };
+            let place = UnixAddr::new_abstract(address.name.as_bytes()).map_err(malformed)?;
+            match connect(connection.as_raw_fd(), &place) {
+                Ok(()) if is_of_this_user(&connection) => self.unsaid.push((rank, Witness::new(connection), None)),
+                Ok(()) => return Err(JoinError::Elsewhere { rank }),
+                Err(Errno::EAGAIN | Errno::EINTR) => self.uncalled.push((rank, address)),
+                // Whoever has an address listens, or is gone.
+                Err(_) => return Err(JoinError::Left { rank }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in whoever connects, of this user.
+    fn accept(&mut self) -> Result<(), JoinError> {
+        loop {
+            match descriptors::accept(&self.listener) {
+                Ok(connection) if is_of_this_user(&connection) => self.callers.push(connection),
+                Ok(_) | Err(Errno::ECONNABORTED | Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(errno) => return Err(ShmError::system("accepting a group's ranks")(errno).into()),
+            }
+        }
     }
 
     /// Later ranks say who they are. Who says something else is a stranger, and is sent away.
@@ -241,10 +270,10 @@ impl Meeting {
                 Heard::Rank(rank, descriptor)
                     if rank > self.rank
                         && self.others.get(rank).is_some_and(Option::is_none)
-                        && is_of_this_user(&connection) =>
+                        && self.unsaid.iter().all(|(known, ..)| *known != rank) =>
                 {
-                    self.say(&connection).map_err(|_| JoinError::Left { rank })?;
-                    self.seat(rank, &descriptor, connection)?;
+                    let segment = OthersSegment::open(&descriptor, self.others.len())?;
+                    self.unsaid.push((rank, Witness::new(connection), Some(segment)));
                 }
                 Heard::Rank(..) | Heard::Gone => {}
             }
@@ -252,21 +281,36 @@ impl Meeting {
         Ok(())
     }
 
-    /// Earlier ranks answer.
-    fn hear_called(&mut self) -> Result<(), JoinError> {
-        for (rank, connection) in std::mem::take(&mut self.called) {
-            match hear(&connection) {
-                Heard::Nothing => self.called.push((rank, connection)),
-                Heard::Rank(said, descriptor) if said == rank => self.seat(rank, &descriptor, connection)?,
-                Heard::Rank(..) | Heard::Gone => return Err(JoinError::Left { rank }),
+    /// Says who this is, and gives its segment. The kernel has room for so many descriptors under way, of all processes of a user.
+    fn say(&mut self) -> Result<(), JoinError> {
+        let name = (self.rank as u32).to_ne_bytes();
+        for (rank, witness, segment) in std::mem::take(&mut self.unsaid) {
+            match descriptors::send(&witness.connection, &name, &[self.descriptor.as_raw_fd()]) {
+                Err(Errno::ETOOMANYREFS | Errno::EAGAIN | Errno::ENOBUFS | Errno::EINTR) => {
+                    self.unsaid.push((rank, witness, segment));
+                }
+                Err(_) => return Err(JoinError::Left { rank }),
+                Ok(()) => match segment {
+                    Some(segment) => self.others[rank] = Some((segment, witness)),
+                    None => self.called.push((rank, witness)),
+                },
             }
         }
         Ok(())
     }
 
-    fn seat(&mut self, rank: usize, descriptor: &OwnedFd, connection: OwnedFd) -> Result<(), JoinError> {
-        let segment = OthersSegment::open(descriptor, self.others.len())?;
-        self.others[rank] = Some((segment, Witness::new(connection)));
+    /// Earlier ranks answer.
+    fn hear_called(&mut self) -> Result<(), JoinError> {
+        for (rank, witness) in std::mem::take(&mut self.called) {
+            match hear(&witness.connection) {
+                Heard::Nothing => self.called.push((rank, witness)),
+                Heard::Rank(said, descriptor) if said == rank => {
+                    let segment = OthersSegment::open(&descriptor, self.others.len())?;
+                    self.others[rank] = Some((segment, witness));
+                }
+                Heard::Rank(..) | Heard::Gone => return Err(JoinError::Left { rank }),
+            }
+        }
         Ok(())
     }
 }
@@ -305,6 +349,13 @@ fn read_address(rank: usize, text: &[u8]) -> Result<Address, JoinError> {
         return Err(JoinError::Version { rank, theirs: version });
     }
     serde_json::from_slice(text).map_err(malformed)
+}
+
+/// Of the system's randomness.
+fn random() -> Result<[u8; 16], ShmError> {
+    let mut bytes = [0; 16];
+    let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));
+    read.map(|()| bytes).map_err(|source| ShmError::System { operation: "naming a group's socket", source })
 }
 
 /// What is equal for processes that can share memory, as far as that can be known.
@@ -361,6 +412,7 @@ mod tests {
         let error = first.join(&addresses, Duration::from_millis(20)).unwrap_err();
         assert!(matches!(error, JoinError::Late { rank: 1, .. }), "{error}");
         drop(late);
+        // Its segment was seen by nobody; whoever had met it would hear from it.
         let error = seats.remove(0).join(&addresses, LIMIT).unwrap_err();
         assert!(matches!(error, JoinError::Left { rank: 0 }), "{error}");
     }

@@ -20,16 +20,17 @@ static PROCESSES: Mutex<Option<HashMap<i32, Weak<OwnedFd>>>> = Mutex::new(None);
 /// See the module.
 #[derive(Debug)]
 pub struct Witness {
-    descriptor: Arc<OwnedFd>,
+    descriptor: Option<Arc<OwnedFd>>,
+    /// Held also where it is not asked: the other side may have nothing else.
+    pub(super) connection: OwnedFd,
     process: i32,
 }
 
 impl Witness {
-    /// Of the process at the other end of a connection, which it holds.
+    /// Of the process at the other end of a connection, which waits for an answer by it.
     pub(super) fn new(connection: OwnedFd) -> Witness {
         let process = getsockopt(&connection, sockopt::PeerCredentials).map_or(0, |known| known.pid());
-        let descriptor = process_descriptor(process).unwrap_or_else(|| Arc::new(connection));
-        Witness { descriptor, process }
+        Witness { descriptor: process_descriptor(process), connection, process }
     }
 
     /// The process's number, 0 if it is not visible from here.
@@ -51,7 +52,7 @@ impl Witness {
 
 impl AsFd for Witness {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+        self.descriptor.as_deref().unwrap_or(&self.connection).as_fd()
     }
 }
 
@@ -65,7 +66,7 @@ fn process_descriptor(process: i32) -> Option<Arc<OwnedFd>> {
     {
         return Some(known);
     }
-    // It lives: it holds the other end of the connection and waits for an answer. So this is no later process of that number.
+    // It lives, for it is to answer or waits for an answer. So this is no later process of that number.
     let opened = Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?);
     processes.insert(process, Arc::downgrade(&opened));
     Some(opened)

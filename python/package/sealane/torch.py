@@ -1,0 +1,588 @@
+"""PyTorch's collectives through Sealane: ``torch.distributed.init_process_group("sealane")``, without an import.
+
+The ranks of a group are on one host: they reduce and copy tensors in memory that they share, without a daemon. Collectives that the
+caller waits for run in its thread; others run in a thread of the group, in order.
+"""
+
+import atexit
+import datetime
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from ._errors import Error
+from ._sealane import Group
+
+_log = logging.getLogger(__name__)
+
+# C++ keeps a backend, but not always its Python half.
+_open: set["Backend"] = set()
+
+_OPERATIONS = [
+    (ReduceOp.SUM, "sum"),
+    (ReduceOp.AVG, "average"),
+    (ReduceOp.PRODUCT, "product"),
+    (ReduceOp.MIN, "min"),
+    (ReduceOp.MAX, "max"),
+    (ReduceOp.BAND, "and"),
+    (ReduceOp.BOR, "or"),
+    (ReduceOp.BXOR, "xor"),
+]
+
+# The tags of monitored_barrier's messages begin here, where no user's are.
+_BARRIER_TAG = -1 << 62
+
+
+def register() -> None:
+    """Makes the backend known to PyTorch, which calls this for the entry point ``sealane``."""
+    if "SEALANE" not in dist.Backend._plugins:
+        dist.Backend.register_backend("sealane", Backend, devices=["cpu", "cuda"])
+        for name in ("send", "recv", "recv_anysource"):
+            _call_directly(name)
+
+
+def _call_directly(name: str) -> None:
+    """Has a group's messages go to its backend without C++ between. PyTorch hides from callers what a backend in Python says of them: from
+    which rank one came, and whether it has ended (`PyWorkHolder` in 2.14 and 2.15 knows of `wait` and `get_future` alone)."""
+    through_cpp = getattr(dist.ProcessGroup, name)
+
+    @functools.wraps(through_cpp)
+    def directly(group: dist.ProcessGroup, tensors: list[torch.Tensor], *arguments: Any, **named: Any) -> Any:
+        backend = group._get_backend(tensors[0].device)
+        if isinstance(backend, Backend) and not named:
+            return getattr(backend, name)(tensors, *arguments)
+        return through_cpp(group, tensors, *arguments, **named)
+
+    setattr(dist.ProcessGroup, name, directly)
+
+
+class _Store:
+    """PyTorch's store, as ``Group`` asks for it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, seconds: float) -> bytes:
+        self._store.wait([key], datetime.timedelta(seconds=seconds))
+        return self._store.get(key)
+
+
+def _told(error: Exception) -> Exception:
+    """The error as callers of ``torch.distributed`` expect it."""
+    return dist.DistBackendError(str(error)) if isinstance(error, Error) else error
+
+
+class _Work(dist._Work):
+    """A call that goes on, or has ended if ``call`` is None. ``after`` puts the result where it belongs."""
+
+    def __init__(
+        self,
+        result: Any,
+        call: Any = None,
+        after: Callable[[], None] | None = None,
+        limit: float | None = None,
+        *,
+        is_recv: bool = False,
+    ) -> None:
+        super().__init__()
+        self._result, self._call, self._after, self._limit = result, call, after, limit
+        self._source = -1
+        self._is_recv = is_recv
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        if call is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            after, self._after = self._after, None
+            if after is not None:
+                with torch.no_grad():
+                    after()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        if self._call is not None:
+            seconds = timeout.total_seconds() if timeout is not None else 0
+            try:
+                rank = self._call.wait(seconds if seconds > 0 else self._limit)
+            except Error as error:
+                raise _told(error) from None
+            if self._is_recv:
+                self._source = rank
+        self._finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._call is None or self._call.succeeded() is not None
+
+    def is_success(self) -> bool:
+        return self._call is None or self._call.succeeded() is True
+
+    def exception(self) -> Exception | None:
+        error = self._call and self._call.error()
+        return _told(error) if error is not None else None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        return self._result
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = torch.futures.Future()
+        if self._call is None:
+            future.set_result(self._result)
+            return future
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                self._finish()
+                future.set_result(self._result)
+            else:
+                future.set_exception(_told(error))
+
+        self._call.then(ended)
+        return future
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    return tensor.data_ptr(), tensor.nbytes, tensor
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _given(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as contiguous memory of the host."""
+    if tensor.layout != torch.strided:
+        raise RuntimeError(f"Sealane's collectives take dense tensors, and this one's layout is {tensor.layout}")
+    if _is_plain(tensor):
+        return tensor
+    return _staged(tensor).detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _into(tensor: torch.Tensor, *, keeps: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Memory of the host for a result, and what puts it into the tensor; it has the tensor's elements if it ``keeps`` them."""
+    if tensor.layout == torch.strided and _is_plain(tensor):
+        return tensor, None
+    if keeps:
+        place = _given(tensor)
+        place = place.clone() if place.data_ptr() == tensor.data_ptr() else place
+    else:
+        place = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return place, lambda: tensor.detach().copy_(place) and None
+
+
+_staging_told = threading.Event()
+
+
+def _staged(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    if not _staging_told.is_set():
+        _staging_told.set()
+        _log.warning(
+            "Sealane copies tensors of %s through the host's memory: for GPUs, init_process_group('cpu:sealane,cuda:nccl') is faster",
+            tensor.device,
+        )
+    return tensor.cpu()
+
+
+def _both(first: Callable[[], None] | None, then: Callable[[], None] | None) -> Callable[[], None] | None:
+    if first is None or then is None:
+        return first or then
+
+    def both() -> None:
+        first()
+        then()
+
+    return both
+
+
+def _split_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """What puts the parts of contiguous memory into tensors."""
+
+    def split() -> None:
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
+
+    return split
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([_given(tensor).detach().reshape(-1) for tensor in tensors])
+
+
+def _operation(op: ReduceOp) -> str:
+    for known, name in _OPERATIONS:
+        if op == known:
+            return name
+    raise RuntimeError(f"Sealane has no reduction {op}")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise RuntimeError(f"a rank has one tensor in a call, and not {len(tensors)}")
+    return tensors[0]
+
+
+class Backend(dist._Backend):
+    """One rank's part in a process group."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        super().__init__(rank, size)
+        self._timeout = timeout.total_seconds()
+        self._options = dist._Backend.Options("sealane", timeout=timeout)
+        self._sequence = 0
+        self._barriers = 0
+        try:
+            self._group = Group(_Store(store), rank, size, self._timeout)
+        except Error as error:
+            raise _told(error) from None
+        _open.add(self)
+
+    # What PyTorch asks. Each `supports_` must be here: of one that is not, PyTorch 2.15 calls itself without end.
+
+    supports_splitting = property(lambda self: False)
+    supports_coalescing = property(lambda self: False)
+    supports_time_estimate = property(lambda self: False)
+    supports_shrinking = property(lambda self: False)
+    supports_reconfigure = property(lambda self: False)
+    supports_window = property(lambda self: False)
+    supports_abort_hooks = property(lambda self: False)
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "sealane"
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def abort(self) -> None:
+        self._group.abort(f"rank {self.rank()} said so")
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        _open.discard(self)
+        self._group.leave()
+
+    def _run(
+        self,
+        call: Callable[..., Any],
+        *arguments: Any,
+        opts: Any,
+        result: Any,
+        after: Callable[[], None] | None = None,
+    ) -> _Work:
+        self._sequence += 1
+        try:
+            going_on = call(*arguments, self._limit(opts), not getattr(opts, "asyncOp", True))
+        except Error as error:
+            raise _told(error) from None
+        return _Work(result, going_on, after)
+
+    def _limit(self, opts: Any) -> float:
+        timeout = getattr(opts, "timeout", None)
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        return seconds if seconds > 0 else self._timeout
+
+    # Collectives.
+
+    def barrier(self, opts: Any) -> _Work:
+        return self._run(self._group.barrier, opts=opts, result=None)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
+        place, after = _into(_only(tensors), keeps=opts.rootRank == self.rank())
+        return self._run(self._group.broadcast, _memory(place), opts.rootRank, opts=opts, result=tensors, after=after)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
+        tensor = _only(tensors)
+        if tensor.layout == torch.sparse_coo:
+            return self.allreduce_sparse(tensors, opts)
+        place, after = _into(tensor, keeps=True)
+        return self._reduce(place, opts, None, tensors, after)
+
+    def _reduce(
+        self, place: torch.Tensor, opts: Any, root: int | None, result: Any, after: Callable[[], None] | None
+    ) -> _Work:
+        arguments = (_memory(place), _dtype(place), _operation(opts.reduceOp), root)
+        return self._run(self._group.reduce, *arguments, opts=opts, result=result, after=after)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
+        flat = _joined(tensors)
+        return self._reduce(flat, opts, None, tensors, _split_back(flat, tensors))
+
+    def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
+        """All ranks' elements, added up where they are at one place."""
+        tensor = _only(tensors)
+        if _operation(opts.reduceOp) != "sum":
+            raise RuntimeError("sparse tensors are reduced by sums alone")
+        given = tensor.detach().coalesce()
+        indices, values = given.indices(), given.values()
+        counts = torch.empty(self.size(), dtype=torch.int64)
+        counts[self.rank()] = values.shape[0]
+        self._group.all_gather(None, _memory(counts), self._timeout, True)
+        most = int(counts.max())
+        gathered = []
+        for part in (indices.t(), values):
+            whole = torch.zeros((self.size(), most, *part.shape[1:]), dtype=part.dtype)
+            whole[self.rank(), : part.shape[0]] = part
+            self._group.all_gather(None, _memory(whole), self._timeout, True)
+            gathered.append(torch.cat([whole[rank, : int(count)] for rank, count in enumerate(counts)]))
+        total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], tensor.shape).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+        return _Work(tensors)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
+        place, after = _into(_only(tensors), keeps=True)
+        return self._reduce(place, opts, opts.rootRank, tensors, after)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> _Work:
+        given, (parts,) = _given(_only(inputs)), outputs
+        self._check_parts(parts, given)
+        whole = torch.empty(self.size() * given.numel(), dtype=given.dtype)
+        arguments = (_memory(given), _memory(whole))
+        return self._run(
+            self._group.all_gather, *arguments, opts=opts, result=outputs, after=_split_back(whole, parts)
+        )
+
+    def _check_parts(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> None:
+        if len(parts) != self.size():
+            raise RuntimeError(f"there are {len(parts)} tensors for {self.size()} ranks")
+        if any(part.numel() != like.numel() or part.dtype != like.dtype for part in parts):
+            raise RuntimeError("the tensors of all ranks must have one type and one size")
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+        given, (whole, after) = _given(tensor), _into(output)
+        if output.dtype != tensor.dtype or output.numel() != tensor.numel() * self.size():
+            raise RuntimeError("the output must have the input's type, and its size for each rank")
+        is_in_place = given.data_ptr() == whole.data_ptr() + self.rank() * given.nbytes
+        part = None if is_in_place else _memory(given)
+        return self._run(self._group.all_gather, part, _memory(whole), opts=opts, result=output, after=after)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> _Work:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, tensor, opts).wait()
+        return _Work(outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
+    ) -> _Work:
+        for number, tensor in enumerate(inputs):
+            self.allgather([[rank[number] for rank in outputs]], [tensor], opts).wait()
+        return _Work(outputs)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> _Work:
+        given, whole, after = _given(_only(inputs)), None, None
+        if opts.rootRank == self.rank():
+            (parts,) = outputs
+            self._check_parts(parts, given)
+            flat = torch.empty(self.size() * given.numel(), dtype=given.dtype)
+            whole, after = _memory(flat), _split_back(flat, parts)
+        arguments = (_memory(given), whole, opts.rootRank)
+        return self._run(self._group.gather, *arguments, opts=opts, result=outputs, after=after)
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> _Work:
+        (place, after), whole = _into(_only(outputs)), None
+        if opts.rootRank == self.rank():
+            (parts,) = inputs
+            self._check_parts(parts, place)
+            whole = _memory(_joined(parts))
+        arguments = (whole, _memory(place), opts.rootRank)
+        return self._run(self._group.scatter, *arguments, opts=opts, result=outputs, after=after)
+
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> _Work:
+        output, (parts,) = _only(outputs), inputs
+        self._check_parts(parts, output)
+        return self._reduce_scatter(output, _joined(parts), opts, outputs)
+
+    def _reduce_scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any, result: Any) -> _Work:
+        place, after = _into(output)
+        arguments = (_memory(given), _memory(place), _dtype(place), _operation(opts.reduceOp))
+        return self._run(self._group.reduce_scatter, *arguments, opts=opts, result=result, after=after)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+        if output.dtype != tensor.dtype or tensor.numel() != output.numel() * self.size():
+            raise RuntimeError("the input must have the output's type, and its size for each rank")
+        given = _given(tensor)
+        if _overlap(given, output):
+            given = given.clone()
+        return self._reduce_scatter(output, given, opts, output)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> _Work:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, tensor, opts).wait()
+        return _Work(outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> _Work:
+        given = _joined(inputs)
+        place = torch.empty(sum(output.numel() for output in outputs), dtype=given.dtype)
+        sizes = [[tensor.nbytes for tensor in tensors] for tensors in (inputs, outputs)]
+        arguments = (_memory(given), sizes[0], _memory(place), sizes[1])
+        after = _split_back(place, outputs)
+        return self._run(self._group.all_to_all_uneven, *arguments, opts=opts, result=outputs, after=after)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any,
+    ) -> _Work:
+        if output.dtype != tensor.dtype:
+            raise RuntimeError("the input and the output must have one type")
+        given, (place, after) = _given(tensor), _into(output)
+        if _overlap(given, place):
+            given = given.clone()
+        if not output_splits and not input_splits:
+            arguments = (_memory(given), _memory(place))
+            return self._run(self._group.all_to_all, *arguments, opts=opts, result=output, after=after)
+        sizes = [self._sizes(given, input_splits), self._sizes(place, output_splits)]
+        arguments = (_memory(given), sizes[0], _memory(place), sizes[1])
+        return self._run(self._group.all_to_all_uneven, *arguments, opts=opts, result=output, after=after)
+
+    alltoall_base = all_to_all_single
+
+    def _sizes(self, tensor: torch.Tensor, splits: list[int]) -> list[int]:
+        """The bytes of the parts of a tensor, in whole rows."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not splits:
+            if rows % self.size():
+                raise RuntimeError(f"{rows} rows are not a part for each of {self.size()} ranks: give split sizes")
+            splits = [rows // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != rows:
+            raise RuntimeError(f"split sizes {splits} are not those of {rows} rows for {self.size()} ranks")
+        return [split * (tensor.nbytes // rows if rows else 0) for split in splits]
+
+    # Messages.
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> _Work:
+        return self._message(lambda: self._group.send(_memory(_given(_only(tensors))), to, tag), tensors)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> _Work:
+        return self._recv(tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> _Work:
+        return self._recv(tensors, None, tag)
+
+    def _recv(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> _Work:
+        place, after = _into(_only(tensors))
+        return self._message(lambda: self._group.recv(_memory(place), source, tag), tensors, after, is_recv=True)
+
+    def _message(
+        self,
+        start: Callable[[], Any],
+        tensors: list[torch.Tensor],
+        after: Callable[[], None] | None = None,
+        *,
+        is_recv: bool = False,
+    ) -> _Work:
+        self._sequence += 1
+        try:
+            return _Work(tensors, start(), after, self._timeout, is_recv=is_recv)
+        except Error as error:
+            raise _told(error) from None
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        """Rank 0 waits for each of the others and tells them whether all came; its error, and theirs, are worded as gloo's."""
+        self._barriers += 1
+        own, tag = self.rank(), _BARRIER_TAG + self._barriers
+        limit = 0.0 if opts.timeout == datetime.timedelta(0) else self._limit(opts)
+        mark = torch.zeros(1, dtype=torch.uint8)
+        if own != 0:
+            try:
+                self._group.send(_memory(mark), 0, tag).wait(limit)
+                self._group.recv(_memory(mark), 0, tag).wait(limit)
+                reason = "which some rank has not passed" if mark.item() else None
+            except Error as error:
+                reason = str(error)
+            if reason is not None:
+                raise RuntimeError(
+                    f"Rank {own} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                    f"from rank 0: {reason}"
+                )
+            return
+        until, late = time.monotonic() + limit, []
+        for rank in range(1, self.size()):
+            left = until - time.monotonic()
+            if left <= 0 and not late:
+                raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {int(limit * 1000)} ms")
+            try:
+                self._group.recv(_memory(mark), rank, tag).wait(max(left, 0))
+            except Error:
+                late.append(rank)
+                if not wait_all_ranks:
+                    break
+        mark.fill_(bool(late))
+        for rank in set(range(1, self.size())).difference(late):
+            try:
+                self._group.send(_memory(mark), rank, tag).wait(1)
+            except Error:
+                late.append(rank)
+        if late:
+            ranks = ", ".join(map(str, sorted(late)))
+            raise RuntimeError(f"Rank {ranks} failed to pass monitoredBarrier in {int(limit * 1000)} ms")
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    start, end = one.data_ptr(), one.data_ptr() + one.nbytes
+    return start < other.data_ptr() + other.nbytes and other.data_ptr() < end
+
+
+def _leave_all() -> None:
+    for backend in list(_open):
+        backend.shutdown()
+
+
+atexit.register(_leave_all)

@@ -1,0 +1,430 @@
+//! Groups of processes, for ``sealane.Group`` and PyTorch's backend. Collectives run without the GIL: in the caller's thread if it is to
+//! wait for them anyway and none is under way, else in a thread of the group, in order.
+
+use std::{
+    mem,
+    ops::Range,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use pyo3::{prelude::*, types::PyBytes};
+use sealane::{DType, Error, Message, ReduceOp, Store};
+
+use crate::{
+    dtype,
+    errors::{OrRaise, exception, invalid},
+    fork::Generation,
+    memory::Raw,
+};
+
+type Outcome = Result<usize, Error>;
+type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
+/// What the group's thread runs, and who is told.
+type Job = (Run, Arc<Ending>);
+
+/// A store in Python: ``set(key, bytes)`` and ``get(key, seconds)``.
+struct InPython(Py<PyAny>);
+
+impl Store for InPython {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        let set = |py: Python<'_>| self.0.call_method1(py, "set", (key, PyBytes::new(py, value))).map(drop);
+        Python::attach(set).map_err(|error| Error::unavailable("the store", error.to_string()))
+    }
+
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
+        let get = |py: Python<'_>| self.0.call_method1(py, "get", (key, limit.as_secs_f64()))?.extract::<Vec<u8>>(py);
+        Python::attach(get).map_err(|error| Error::unavailable("the store", error.to_string()))
+    }
+}
+
+/// One rank of a group; ``sealane.Group`` and ``sealane.torch`` call it with addresses of memory.
+#[pyclass(frozen, module = "sealane._sealane")]
+pub(crate) struct Group {
+    inner: Mutex<Option<Arc<sealane::Group>>>,
+    /// Collectives that have not ended, of the group's thread or of a caller's.
+    pending: Arc<AtomicUsize>,
+    queue: Mutex<Option<mpsc::Sender<Job>>>,
+    made: Generation,
+}
+
+/// A call that goes on.
+#[pyclass(frozen, module = "sealane._sealane")]
+pub(crate) struct GroupCall {
+    kind: CallKind,
+    made: Generation,
+}
+
+enum CallKind {
+    Collective(Arc<Ending>),
+    Message(Message),
+}
+
+/// How a collective ends.
+#[derive(Default)]
+struct Ending {
+    state: Mutex<(Option<Outcome>, Vec<Py<PyAny>>)>,
+    ended: Condvar,
+}
+
+impl Ending {
+    fn end(&self, outcome: Outcome) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 = Some(outcome.clone());
+        let callbacks = mem::take(&mut state.1);
+        drop(state);
+        self.ended.notify_all();
+        call_back(callbacks, &outcome);
+    }
+}
+
+/// Calls each with the error, or with None. What they raise is printed: nobody is there to hear it.
+fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
+    if callbacks.is_empty() {
+        return;
+    }
+    Python::attach(|py| {
+        for callback in callbacks {
+            let error = outcome.as_ref().err().map(|error| exception(py, error).into_value(py));
+            if let Err(raised) = callback.call1(py, (error,)) {
+                raised.print(py);
+            }
+        }
+    });
+}
+
+fn seconds(timeout: Option<f64>) -> Option<Duration> {
+    // What is no time, or longer than any process lives, is no limit.
+    timeout.and_then(|timeout| Duration::try_from_secs_f64(timeout).ok())
+}
+
+fn operation(py: Python<'_>, op: &str) -> PyResult<ReduceOp> {
+    let names = ["sum", "product", "min", "max", "average", "and", "or", "xor"];
+    let found = names.iter().position(|name| *name == op).map(|index| ReduceOp::ALL[index]);
+    found.ok_or_else(|| invalid(py, format!("there is no reduction '{op}', only {}", names.join(", "))))
+}
+
+fn element(py: Python<'_>, name: &str) -> PyResult<DType> {
+    dtype::by_name(name).ok_or_else(|| invalid(py, format!("elements of type {name} are not reduced")))
+}
+
+fn ranges(py: Python<'_>, parts: Vec<usize>) -> PyResult<Vec<Range<usize>>> {
+    let mut end = 0_usize;
+    let place = |len: usize| {
+        let start = end;
+        end = end.checked_add(len)?;
+        Some(start..end)
+    };
+    let places: Option<Vec<Range<usize>>> = parts.into_iter().map(place).collect();
+    places.ok_or_else(|| invalid(py, "parts of so many bytes are in no memory"))
+}
+
+impl Group {
+    fn get(&self, py: Python<'_>) -> PyResult<Arc<sealane::Group>> {
+        self.made.check("a rank of this group").or_raise(py)?;
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        inner.ok_or_else(|| invalid(py, "this rank has left the group"))
+    }
+
+    /// Runs a collective; the call if it goes on.
+    fn run(
+        &self,
+        py: Python<'_>,
+        wait: bool,
+        run: impl FnOnce(&sealane::Group) -> Result<(), Error> + Send + 'static,
+    ) -> PyResult<Option<GroupCall>> {
+        let group = self.get(py)?;
+        let is_alone = self.pending.fetch_add(1, Ordering::SeqCst) == 0;
+        if wait && is_alone {
+            let outcome = py.detach(|| run(&group));
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+            return outcome.or_raise(py).map(|()| None);
+        }
+        let ending = Arc::new(Ending::default());
+        self.enqueue(py, group, (Box::new(run), ending.clone()))?;
+        Ok(Some(GroupCall { kind: CallKind::Collective(ending), made: self.made }))
+    }
+
+    fn enqueue(&self, py: Python<'_>, group: Arc<sealane::Group>, job: Job) -> PyResult<()> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.is_none() {
+            let (sender, jobs) = mpsc::channel::<Job>();
+            let pending = self.pending.clone();
+            let serve = move || {
+                for (run, ending) in jobs {
+                    let outcome = run(&group).map(|()| group.rank());
+                    pending.fetch_sub(1, Ordering::SeqCst);
+                    ending.end(outcome);
+                }
+            };
+            let started = thread::Builder::new().name("sealane-group".into()).spawn(serve);
+            started.map_err(|error| invalid(py, format!("no thread could be started: {error}")))?;
+            *queue = Some(sender);
+        }
+        // The thread ends when this sender is dropped.
+        queue.as_ref().map(|queue| queue.send(job));
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Group {
+    #[new]
+    fn new(py: Python<'_>, store: Py<PyAny>, rank: usize, size: usize, timeout: f64) -> PyResult<Group> {
+        let limit = seconds(Some(timeout)).unwrap_or(Duration::MAX);
+        let inner = py.detach(|| sealane::Group::new(&InPython(store), rank, size, limit)).or_raise(py)?;
+        Ok(Group {
+            inner: Mutex::new(Some(Arc::new(inner))),
+            pending: Arc::default(),
+            queue: Mutex::default(),
+            made: Generation::now(),
+        })
+    }
+
+    /// Raises why the group is over, if it is.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.get(py)?.error().map_or(Ok(()), Err).or_raise(py)
+    }
+
+    /// Ends the group for all ranks.
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let group = self.get(py)?;
+        py.detach(|| group.abort(reason));
+        Ok(())
+    }
+
+    /// Leaves the group, once what is under way here has ended. May be called twice.
+    fn leave(&self, py: Python<'_>) {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(move || {
+            drop(queue);
+            drop(inner);
+        });
+    }
+
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>, wait: bool) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| group.barrier(timeout))
+    }
+
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        mut data: Raw,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| group.broadcast(data.as_mut(), root, timeout))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as many as the call has in Python")]
+    #[pyo3(signature = (data, dtype, op, root, timeout, wait))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        mut data: Raw,
+        dtype: &str,
+        op: &str,
+        root: Option<usize>,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let (dtype, op, timeout) = (element(py, dtype)?, operation(py, op)?, seconds(timeout));
+        self.run(py, wait, move |group| match root {
+            Some(root) => group.reduce(data.as_mut(), dtype, op, root, timeout),
+            None => group.all_reduce(data.as_mut(), dtype, op, timeout),
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as many as the call has in Python")]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        given: Raw,
+        mut into: Raw,
+        dtype: &str,
+        op: &str,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let (dtype, op, timeout) = (element(py, dtype)?, operation(py, op)?, seconds(timeout));
+        self.run(py, wait, move |group| group.reduce_scatter(given.as_ref(), into.as_mut(), dtype, op, timeout))
+    }
+
+    /// ``part`` is this rank's, unless it is in its place already.
+    #[pyo3(signature = (part, whole, timeout, wait))]
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        part: Option<Raw>,
+        mut whole: Raw,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| {
+            if let Some(part) = part {
+                let (part, place) = (part.as_ref(), group.rank() * part.as_ref().len());
+                let place = whole.as_mut().get_mut(place..place + part.len());
+                place
+                    .ok_or_else(|| Error::invalid("the whole has no place for this rank's part"))?
+                    .copy_from_slice(part);
+            }
+            group.all_gather(whole.as_mut(), timeout)
+        })
+    }
+
+    #[pyo3(signature = (part, whole, root, timeout, wait))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        part: Raw,
+        mut whole: Option<Raw>,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| {
+            group.gather(part.as_ref(), whole.as_mut().map(|whole| whole.as_mut()), root, timeout)
+        })
+    }
+
+    #[pyo3(signature = (whole, part, root, timeout, wait))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        whole: Option<Raw>,
+        mut part: Raw,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| {
+            group.scatter(whole.as_ref().map(|whole| whole.as_ref()), part.as_mut(), root, timeout)
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        given: Raw,
+        mut into: Raw,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let timeout = seconds(timeout);
+        self.run(py, wait, move |group| group.all_to_all(given.as_ref(), into.as_mut(), timeout))
+    }
+
+    /// Of parts of so many bytes each, which follow each other.
+    #[expect(clippy::too_many_arguments, reason = "as many as the call has in Python")]
+    fn all_to_all_uneven(
+        &self,
+        py: Python<'_>,
+        given: Raw,
+        given_parts: Vec<usize>,
+        mut into: Raw,
+        into_parts: Vec<usize>,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Option<GroupCall>> {
+        let (given_parts, into_parts, timeout) = (ranges(py, given_parts)?, ranges(py, into_parts)?, seconds(timeout));
+        self.run(py, wait, move |group| {
+            group.all_to_all_uneven(given.as_ref(), &given_parts, into.as_mut(), &into_parts, timeout)
+        })
+    }
+
+    fn send(&self, py: Python<'_>, data: Raw, to: usize, tag: i64) -> PyResult<GroupCall> {
+        let group = self.get(py)?;
+        let message = py.detach(|| group.send(data, to, tag)).or_raise(py)?;
+        Ok(GroupCall { kind: CallKind::Message(message), made: self.made })
+    }
+
+    #[pyo3(signature = (data, source, tag))]
+    fn recv(&self, py: Python<'_>, data: Raw, source: Option<usize>, tag: i64) -> PyResult<GroupCall> {
+        let group = self.get(py)?;
+        let message = py.detach(|| group.recv(data, source, tag)).or_raise(py)?;
+        Ok(GroupCall { kind: CallKind::Message(message), made: self.made })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.made.is_over() {
+            Python::attach(|py| self.leave(py));
+        }
+    }
+}
+
+#[pymethods]
+impl GroupCall {
+    /// Waits for its end; the rank that sent a message. Raises DeadlineExceeded after ``timeout`` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
+        self.made.check("a rank of this group").or_raise(py)?;
+        let limit = seconds(timeout);
+        let outcome = match &self.kind {
+            CallKind::Message(message) => py.detach(|| message.wait_on(limit)),
+            CallKind::Collective(ending) => py.detach(|| {
+                let state = ending.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let waits = |state: &mut (Option<Outcome>, Vec<Py<PyAny>>)| state.0.is_none();
+                let state = match limit {
+                    Some(limit) => ending.ended.wait_timeout_while(state, limit, waits).map(|(state, _)| state).ok(),
+                    None => ending.ended.wait_while(state, waits).ok(),
+                };
+                let outcome = state.and_then(|state| state.0.clone());
+                outcome.unwrap_or_else(|| {
+                    let reason =
+                        format!("the wait has Timed out after {:?}, and the call goes on", limit.unwrap_or_default());
+                    Err(Error::TimedOut { reason: reason.into() })
+                })
+            }),
+        };
+        outcome.or_raise(py)
+    }
+
+    /// None while it goes on; then whether it succeeded.
+    fn succeeded(&self, py: Python<'_>) -> Option<bool> {
+        self.outcome(py).map(|outcome| outcome.is_ok())
+    }
+
+    /// Its error, if it has failed.
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let error = self.outcome(py)?.err()?;
+        Some(exception(py, &error).into_value(py).into_any())
+    }
+
+    /// Calls ``callback`` with its error, or with None, when it ends: in any thread.
+    fn then(&self, py: Python<'_>, callback: Py<PyAny>) {
+        match &self.kind {
+            CallKind::Message(message) => {
+                py.detach(|| message.then(move |outcome| call_back(vec![callback], outcome)));
+            }
+            CallKind::Collective(ending) => {
+                let mut state = ending.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(outcome) = state.0.clone() else { return state.1.push(callback) };
+                drop(state);
+                call_back(vec![callback], &outcome);
+            }
+        }
+    }
+}
+
+impl GroupCall {
+    fn outcome(&self, py: Python<'_>) -> Option<Outcome> {
+        match &self.kind {
+            CallKind::Message(message) => py.detach(|| message.outcome()),
+            CallKind::Collective(ending) => ending.state.lock().unwrap_or_else(PoisonError::into_inner).0.clone(),
+        }
+    }
+}

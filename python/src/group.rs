@@ -272,11 +272,12 @@ impl Group {
         let timeout = seconds(timeout);
         self.run(py, wait, move |group| {
             if let Some(part) = part {
-                let (part, place) = (part.as_ref(), group.rank() * part.as_ref().len());
-                let place = whole.as_mut().get_mut(place..place + part.len());
-                place
-                    .ok_or_else(|| Error::invalid("the whole has no place for this rank's part"))?
-                    .copy_from_slice(part);
+                let (part, size) = (part.as_ref(), whole.as_ref().len());
+                if part.len().checked_mul(group.size()) != Some(size) {
+                    let reason = format!("{size} bytes are not a part of {} bytes for each rank", part.len());
+                    return Err(Error::invalid(reason));
+                }
+                whole.as_mut()[group.rank() * part.len()..][..part.len()].copy_from_slice(part);
             }
             group.all_gather(whole.as_mut(), timeout)
         })

@@ -26,6 +26,7 @@ from ._errors import (
     Unavailable,
     Unimplemented,
 )
+from ._group import Group
 from ._pulled import Pulled
 from ._sealane import (
     Acceptor,
@@ -53,6 +54,7 @@ __all__ = [
     "Acceptor",
     "DeadlineExceeded",
     "Error",
+    "Group",
     "InvalidArgument",
     "Left",
     "NotFound",

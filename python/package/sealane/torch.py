@@ -1,7 +1,7 @@
 """PyTorch's collectives through Sealane: ``torch.distributed.init_process_group("sealane")``, without an import.
 
-The ranks of a group are on one host: they reduce and copy tensors in memory that they share, without a daemon. Collectives that the
-caller waits for run in its thread; others run in a thread of the group, in order.
+The ranks of a group are on one host: they reduce and copy tensors in memory that they share, without a daemon. Groups over several hosts
+use gloo, with a warning. Collectives that the caller waits for run in its thread; others run in a thread of the group, in order.
 """
 
 import atexit
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from ._errors import Error
+from ._errors import Error, Unimplemented
 from ._sealane import Group
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,18 @@ _BARRIER_TAG = -1 << 62
 def register() -> None:
     """Makes the backend known to PyTorch, which calls this for the entry point ``sealane``."""
     if "SEALANE" not in dist.Backend._plugins:
-        dist.Backend.register_backend("sealane", Backend, devices=["cpu", "cuda"])
+        dist.Backend.register_backend("sealane", _create, devices=["cpu", "cuda"])
         for name in ("send", "recv", "recv_anysource"):
             _call_directly(name)
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    """The backend of a new group. Groups over several hosts are gloo's for now, and say so."""
+    try:
+        return Backend(store, rank, size, timeout)
+    except Unimplemented as error:
+        _log.warning("This group of %d ranks uses gloo, since Sealane's are on one host: %s", size, error)
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
 def _call_directly(name: str) -> None:
@@ -129,8 +138,8 @@ class _Work(dist._Work):
         return self._call is None or self._call.succeeded() is True
 
     def exception(self) -> Exception | None:
-        error = self._call and self._call.error()
-        return _told(error) if error is not None else None
+        error = None if self._call is None else self._call.error()
+        return None if error is None else _told(error)
 
     def synchronize(self) -> None:
         self.wait()
@@ -187,7 +196,11 @@ def _into(tensor: torch.Tensor, *, keeps: bool = False) -> tuple[torch.Tensor, C
         place = place.clone() if place.data_ptr() == tensor.data_ptr() else place
     else:
         place = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return place, lambda: tensor.detach().copy_(place) and None
+    return place, functools.partial(_copy, tensor, place)
+
+
+def _copy(to: torch.Tensor, place: torch.Tensor) -> None:
+    to.detach().copy_(place)
 
 
 _staging_told = threading.Event()
@@ -259,6 +272,8 @@ class Backend(dist._Backend):
         self._barriers = 0
         try:
             self._group = Group(_Store(store), rank, size, self._timeout)
+        except Unimplemented:
+            raise
         except Error as error:
             raise _told(error) from None
         _open.add(self)
@@ -276,7 +291,7 @@ class Backend(dist._Backend):
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "sealane"
 
     @property

@@ -1,0 +1,261 @@
+"""The backend, as programs use it, beside gloo where it matters."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import LIMIT, run
+
+ONE_WORD = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("sealane")
+    tensor = torch.full((3,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    # In one write: the ranks share a pipe.
+    print(f"{dist.get_backend()} {tensor.tolist()}\\n", end="", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_one_word_is_all_that_a_program_says(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(ONE_WORD))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+    assert ran.stdout.splitlines() == ["sealane [6.0, 6.0, 6.0]"] * 3, ran.stderr
+
+
+def every_call():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = size * (size + 1) // 2
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
+        tensor = torch.full((5,), rank + 1, dtype=dtype)
+        dist.all_reduce(tensor)
+        assert (tensor == total).all() and tensor.dtype == dtype
+    flag = torch.tensor([rank == 1, True, False])
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    assert flag.tolist() == [True, True, False]
+    # Not contiguous, complex, of no elements, and of no dimensions.
+    wide = torch.full((4, 6), rank + 1.0).t()
+    dist.all_reduce(wide)
+    assert (wide == total).all() and not wide.is_contiguous()
+    both = torch.tensor([1 + 1j])
+    dist.all_reduce(both)
+    assert both.item() == size + size * 1j
+    for empty in (torch.ones(0), torch.tensor(rank + 1.0)):
+        dist.all_reduce(empty)
+    assert empty.item() == total
+    parts = [torch.empty(2, 2) for _ in range(size)]
+    dist.all_gather(parts, torch.full((2, 2), float(rank)))
+    assert all((part == other).all() for other, part in enumerate(parts))
+    whole = torch.empty(size * 2)
+    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    assert whole.tolist() == [float(number // 2) for number in range(2 * size)]
+    own = whole[2 * rank : 2 * rank + 2]
+    dist.all_gather_into_tensor(whole, own)
+    out = torch.empty(2)
+    dist.reduce_scatter_tensor(out, whole)
+    assert out.tolist() == [size * rank] * 2
+    dist.reduce_scatter(out, [torch.full((2,), float(other)) for other in range(size)])
+    assert out.tolist() == [size * rank] * 2
+    outputs = [torch.empty(other + 1) for other in range(size)]
+    dist.all_to_all(outputs, [torch.full((rank + 1,), float(rank)) for _ in range(size)])
+    assert all((output == other).all() for other, output in enumerate(outputs))
+    swapped = torch.empty(size * rank, 3)
+    dist.all_to_all_single(swapped, torch.full((total - size, 3), float(rank)), [rank] * size, list(range(size)))
+    assert swapped[:, 0].tolist() == sorted(list(range(size)) * rank)
+    gathered = [torch.empty(1) for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.tensor([float(rank)]), gathered)
+    part = torch.empty(1)
+    dist.scatter(part, gathered)
+    assert part.item() == rank
+    reduced = torch.tensor([rank + 1.0])
+    dist.reduce(reduced, 1, dist.ReduceOp.AVG)
+    assert reduced.item() == (total / size if rank == 1 else rank + 1)
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": other} for other in range(size)]
+    sparse = torch.sparse_coo_tensor([[rank, size]], [1.0, 1.0], (size + 1,))
+    dist.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [1.0] * size + [float(size)]
+    dist.monitored_barrier()
+    dist.barrier()
+    return "done"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_call_of_every_kind_of_tensor(tmp_path, size):
+    assert run(tmp_path / "store", size, every_call) == dict.fromkeys(range(size), "done")
+
+
+def at_once():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = size * (size + 1) / 2
+    tensors = [torch.full((10**length,), rank + 1.0) for length in range(6)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future().then(lambda future: future.value()[0].sum().item()) for work in works]
+    # Messages pass calls that go on.
+    out = torch.empty(1000)
+    receives = dist.irecv(out, (rank - 1) % size, tag=3)
+    sends = dist.isend(torch.full((1000,), float(rank)), (rank + 1) % size, tag=3)
+    receives.wait()
+    sends.wait()
+    assert receives.is_completed() and sends.is_completed() and (out == (rank - 1) % size).all()
+    # In another order than they were called.
+    for work in reversed(works):
+        work.wait()
+    assert [future.wait() for future in futures] == [total * 10**length for length in range(6)]
+    big = [torch.full((1 << 20,), float(rank)), torch.empty(1 << 20)]
+    peers = ((rank + 1) % size, (rank - 1) % size)
+    operations = [dist.P2POp(dist.isend, big[0], peers[0]), dist.P2POp(dist.irecv, big[1], peers[1])]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert (big[1] == peers[1]).all()
+    source = dist.recv(out) if rank == 0 else dist.send(torch.full((1000,), float(rank)), 0)
+    assert rank != 0 or (out == source).all()
+    for _ in range(size - 2 if rank == 0 else 0):
+        dist.recv(out)
+    # Groups of some ranks, used in different orders.
+    halves = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    ones = [torch.ones(3), torch.ones(3)]
+    works = [dist.all_reduce(ones[half], group=halves[half], async_op=True) for half in ((1, 0) if rank == 1 else (0, 1))]
+    for work in works:
+        if work is not None:
+            work.wait()
+    assert [one[0].item() for one in ones] == [2 if rank < 2 else 1, 2 if rank > 0 else 1]
+    return "done"
+
+
+def test_calls_go_on_at_the_same_time_and_end_in_order(tmp_path):
+    assert run(tmp_path / "store", 3, at_once) == dict.fromkeys(range(3), "done")
+
+
+def train_ddp():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10))
+    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+def train_fsdp(directory):
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    model = torch.nn.Sequential(torch.nn.Linear(40, 301), torch.nn.ReLU(), torch.nn.Linear(301, 10))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40, generator=generator)).square().mean().backward()
+        optimizer.step()
+    trained = [parameter.full_tensor().tolist() for parameter in model.parameters()]
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=directory)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    checkpoint.load({"model": model.state_dict()}, checkpoint_id=directory)
+    assert [parameter.full_tensor().tolist() for parameter in model.parameters()] == trained
+    return trained
+
+
+def test_ddp_trains_to_the_bits_that_gloo_gives(tmp_path):
+    trained = [run(tmp_path / backend, 2, train_ddp, backend=backend) for backend in ("sealane", "gloo")]
+    assert trained[0] == trained[1] and trained[0][0] == trained[0][1]
+
+
+def test_fsdp_and_its_checkpoint_are_those_of_gloo_to_the_bit(tmp_path):
+    trained = [
+        run(tmp_path / backend, 2, train_fsdp, tmp_path / f"{backend}.checkpoint", backend=backend)
+        for backend in ("sealane", "gloo")
+    ]
+    assert trained[0] == trained[1] and isinstance(trained[0][0], list), trained[0]
+
+
+def one_is_killed():
+    tensor = torch.ones(1 << 20)
+    dist.all_reduce(tensor)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 has left \(its process \d+ has ended\)"):
+        dist.all_reduce(tensor)
+    with pytest.raises(dist.DistBackendError, match="rank 1 has left"):
+        dist.all_reduce(tensor, async_op=True).wait()
+    return "done"
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path):
+    assert run(tmp_path / "store", 3, one_is_killed, missing=[1]) == {0: "done", 2: "done"}
+
+
+def wrong():
+    for call, what in [
+        (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),
+        (lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), [1, 1], [2, 1]), "split sizes"),
+        (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)), "its size for each rank"),
+    ]:
+        with pytest.raises((RuntimeError, ValueError), match=what):
+            call()
+    dist.barrier()
+    tensor = torch.ones(2 + dist.get_rank())
+    with pytest.raises(dist.DistBackendError, match=r"rank \d calls all_reduce \(call \d+, 8 bytes.*12 bytes|12 bytes.*8 bytes"):
+        dist.all_reduce(tensor)
+    return "done"
+
+
+def test_errors_say_what_is_wrong(tmp_path):
+    assert run(tmp_path / "store", 2, wrong) == {0: "done", 1: "done"}
+
+
+def many_groups():
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    dist.barrier(dist.new_group(backend="sealane"))
+    before = open_files()
+    for _ in range(100):
+        group = dist.new_group(backend="sealane")
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.destroy_process_group(group)
+    assert open_files() <= before + 20, (before, open_files())
+    with open("/proc/self/maps") as maps:
+        assert maps.read().count("sealane-group") < 20
+    return "done"
+
+
+def test_groups_that_are_destroyed_leave_nothing_behind(tmp_path):
+    assert run(tmp_path / "store", 2, many_groups) == {0: "done", 1: "done"}
+
+
+def elsewhere():
+    import sealane.torch
+
+    # Ranks that say that they are on different hosts.
+    class Store(sealane.torch._Store):
+        def set(self, key, value):
+            super().set(key, value.replace(b'"host":"', f'"host":"{os.getpid()}'.encode()))
+
+    sealane.torch._Store = Store
+    group = dist.new_group(backend="sealane")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2, 2, 2]
+    return type(group._get_backend(torch.device("cpu"))).__name__
+
+
+def test_groups_over_several_hosts_are_gloos(tmp_path):
+    assert run(tmp_path / "store", 2, elsewhere) == {0: "ProcessGroupGloo", 1: "ProcessGroupGloo"}

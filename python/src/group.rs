@@ -1,12 +1,13 @@
 //! Groups of processes, for ``sealane.Group`` and PyTorch's backend. Collectives run without the GIL: in the caller's thread if it is to
-//! wait for them anyway and none is under way, else in a thread of the group, in order.
+//! wait for them anyway and none is under way, else in threads of the group, in order.
 
 use std::{
     mem,
     ops::Range,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -25,7 +26,7 @@ use crate::{
 
 type Outcome = Result<usize, Error>;
 type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
-/// What the group's thread runs, and who is told.
+/// What a thread of the group runs, and who is told.
 type Job = (Run, Arc<Ending>);
 
 /// A store in Python: ``set(key, bytes)`` and ``get(key, seconds)``.
@@ -47,16 +48,68 @@ impl Store for InPython {
 #[pyclass(frozen, module = "sealane._sealane")]
 pub(crate) struct Group {
     inner: Mutex<Option<Arc<sealane::Group>>>,
-    /// Collectives that have not ended, of the group's thread or of a caller's.
+    /// Collectives that have not ended, of the group's threads or of callers'.
     pending: Arc<AtomicUsize>,
     queue: Mutex<Option<mpsc::Sender<Job>>>,
+    /// Left: nobody is called back any more.
+    is_left: Arc<AtomicBool>,
     made: Generation,
+}
+
+/// The threads of a group. One runs what is queued, in order; before it calls anybody back, who may wait for what is queued next, it sees to
+/// it that there is another.
+struct Threads {
+    group: Arc<sealane::Group>,
+    jobs: Mutex<mpsc::Receiver<Job>>,
+    /// Those that wait for their turn.
+    idle: AtomicUsize,
+    pending: Arc<AtomicUsize>,
+}
+
+impl Threads {
+    fn start(threads: &Arc<Threads>) -> std::io::Result<()> {
+        // It counts from now on, so that not two are started for one need.
+        threads.idle.fetch_add(1, Ordering::SeqCst);
+        let own = threads.clone();
+        let started = thread::Builder::new().name("sealane-group".into()).spawn(move || own.serve());
+        if started.is_err() {
+            threads.idle.fetch_sub(1, Ordering::SeqCst);
+        }
+        started.map(drop)
+    }
+
+    fn serve(self: Arc<Threads>) {
+        loop {
+            let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = jobs.recv();
+            self.idle.fetch_sub(1, Ordering::SeqCst);
+            // The group was left, and all is done.
+            let Ok((run, ending)) = next else { return };
+            let outcome = guarded(|| run(&self.group)).map(|()| self.group.rank());
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+            drop(jobs);
+            let callbacks = ending.end(outcome.clone());
+            if !callbacks.is_empty() && self.idle.load(Ordering::SeqCst) == 0 {
+                // Without a thread, who is called back must not wait for the next call.
+                let _ = Threads::start(&self);
+            }
+            call_back(callbacks, &outcome, &ending.is_left);
+            self.idle.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A panic is an error, and nobody's end but the call's.
+fn guarded(run: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    panic::catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err(Error::unavailable("the group", "a call has panicked: see the standard error stream")))
 }
 
 /// A call that goes on.
 #[pyclass(frozen, module = "sealane._sealane")]
 pub(crate) struct GroupCall {
     kind: CallKind,
+    is_left: Arc<AtomicBool>,
     made: Generation,
 }
 
@@ -66,26 +119,28 @@ enum CallKind {
 }
 
 /// How a collective ends.
-#[derive(Default)]
 struct Ending {
     state: Mutex<(Option<Outcome>, Vec<Py<PyAny>>)>,
     ended: Condvar,
+    is_left: Arc<AtomicBool>,
 }
 
 impl Ending {
-    fn end(&self, outcome: Outcome) {
+    /// Tells those who wait; those to be called back.
+    fn end(&self, outcome: Outcome) -> Vec<Py<PyAny>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0 = Some(outcome.clone());
+        state.0 = Some(outcome);
         let callbacks = mem::take(&mut state.1);
         drop(state);
         self.ended.notify_all();
-        call_back(callbacks, &outcome);
+        callbacks
     }
 }
 
-/// Calls each with the error, or with None. What they raise is printed: nobody is there to hear it.
-fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
-    if callbacks.is_empty() {
+/// Calls each with the error, or with None, unless the group was left: then the interpreter may be gone. What they raise is printed:
+/// nobody is there to hear it.
+fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome, is_left: &AtomicBool) {
+    if callbacks.is_empty() || is_left.load(Ordering::SeqCst) {
         return;
     }
     Python::attach(|py| {
@@ -126,7 +181,7 @@ fn ranges(py: Python<'_>, parts: Vec<usize>) -> PyResult<Vec<Range<usize>>> {
 
 impl Group {
     fn get(&self, py: Python<'_>) -> PyResult<Arc<sealane::Group>> {
-        self.made.check("a rank of this group").or_raise(py)?;
+        check_fork(self.made).or_raise(py)?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         inner.ok_or_else(|| invalid(py, "this rank has left the group"))
     }
@@ -141,34 +196,46 @@ impl Group {
         let group = self.get(py)?;
         let is_alone = self.pending.fetch_add(1, Ordering::SeqCst) == 0;
         if wait && is_alone {
-            let outcome = py.detach(|| run(&group));
+            let outcome = py.detach(|| guarded(|| run(&group)));
             self.pending.fetch_sub(1, Ordering::SeqCst);
             return outcome.or_raise(py).map(|()| None);
         }
-        let ending = Arc::new(Ending::default());
-        self.enqueue(py, group, (Box::new(run), ending.clone()))?;
-        Ok(Some(GroupCall { kind: CallKind::Collective(ending), made: self.made }))
+        let (state, ended, is_left) = (Mutex::default(), Condvar::new(), self.is_left.clone());
+        let ending = Arc::new(Ending { state, ended, is_left });
+        if let Err(reason) = self.enqueue(group, (Box::new(run), ending.clone())) {
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+            return Err(invalid(py, reason));
+        }
+        Ok(Some(GroupCall { kind: CallKind::Collective(ending), is_left: self.is_left.clone(), made: self.made }))
     }
 
-    fn enqueue(&self, py: Python<'_>, group: Arc<sealane::Group>, job: Job) -> PyResult<()> {
+    fn enqueue(&self, group: Arc<sealane::Group>, job: Job) -> Result<(), String> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.is_none() {
-            let (sender, jobs) = mpsc::channel::<Job>();
-            let pending = self.pending.clone();
-            let serve = move || {
-                for (run, ending) in jobs {
-                    let outcome = run(&group).map(|()| group.rank());
-                    pending.fetch_sub(1, Ordering::SeqCst);
-                    ending.end(outcome);
-                }
-            };
-            let started = thread::Builder::new().name("sealane-group".into()).spawn(serve);
-            started.map_err(|error| invalid(py, format!("no thread could be started: {error}")))?;
+            let (sender, jobs) = mpsc::channel();
+            let (jobs, pending) = (Mutex::new(jobs), self.pending.clone());
+            let threads = Arc::new(Threads { group, jobs, idle: AtomicUsize::new(0), pending });
+            Threads::start(&threads).map_err(|error| format!("no thread could be started: {error}"))?;
             *queue = Some(sender);
         }
-        // The thread ends when this sender is dropped.
-        queue.as_ref().map(|queue| queue.send(job));
-        Ok(())
+        // The threads end when this sender is dropped.
+        let sent = queue.as_ref().map(|queue| queue.send(job));
+        sent.and_then(Result::ok).ok_or_else(|| "the group's threads are gone".into())
+    }
+
+    fn message(&self, message: Message) -> GroupCall {
+        GroupCall { kind: CallKind::Message(message), is_left: self.is_left.clone(), made: self.made }
+    }
+}
+
+/// # Errors
+/// InvalidArgument in a forked child.
+fn check_fork(made: Generation) -> Result<(), Error> {
+    match made.is_over() {
+        true => Err(Error::invalid(
+            "this process was forked after its parent joined the group: make a group of its own in the child",
+        )),
+        false => Ok(()),
     }
 }
 
@@ -182,6 +249,7 @@ impl Group {
             inner: Mutex::new(Some(Arc::new(inner))),
             pending: Arc::default(),
             queue: Mutex::default(),
+            is_left: Arc::default(),
             made: Generation::now(),
         })
     }
@@ -198,8 +266,9 @@ impl Group {
         Ok(())
     }
 
-    /// Leaves the group, once what is under way here has ended. May be called twice.
+    /// Leaves the group, which it is to others once what is queued here has ended, and calls nobody back any more. May be called twice.
     fn leave(&self, py: Python<'_>) {
+        self.is_left.store(true, Ordering::SeqCst);
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(move || {
@@ -348,14 +417,14 @@ impl Group {
     fn send(&self, py: Python<'_>, data: Raw, to: usize, tag: i64) -> PyResult<GroupCall> {
         let group = self.get(py)?;
         let message = py.detach(|| group.send(data, to, tag)).or_raise(py)?;
-        Ok(GroupCall { kind: CallKind::Message(message), made: self.made })
+        Ok(self.message(message))
     }
 
     #[pyo3(signature = (data, source, tag))]
     fn recv(&self, py: Python<'_>, data: Raw, source: Option<usize>, tag: i64) -> PyResult<GroupCall> {
         let group = self.get(py)?;
         let message = py.detach(|| group.recv(data, source, tag)).or_raise(py)?;
-        Ok(GroupCall { kind: CallKind::Message(message), made: self.made })
+        Ok(self.message(message))
     }
 }
 
@@ -372,7 +441,7 @@ impl GroupCall {
     /// Waits for its end; the rank that sent a message. Raises DeadlineExceeded after ``timeout`` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
-        self.made.check("a rank of this group").or_raise(py)?;
+        check_fork(self.made).or_raise(py)?;
         let limit = seconds(timeout);
         let outcome = match &self.kind {
             CallKind::Message(message) => py.detach(|| message.wait_on(limit)),
@@ -409,13 +478,14 @@ impl GroupCall {
     fn then(&self, py: Python<'_>, callback: Py<PyAny>) {
         match &self.kind {
             CallKind::Message(message) => {
-                py.detach(|| message.then(move |outcome| call_back(vec![callback], outcome)));
+                let is_left = self.is_left.clone();
+                py.detach(|| message.then(move |outcome| call_back(vec![callback], outcome, &is_left)));
             }
             CallKind::Collective(ending) => {
                 let mut state = ending.state.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(outcome) = state.0.clone() else { return state.1.push(callback) };
                 drop(state);
-                call_back(vec![callback], &outcome);
+                call_back(vec![callback], &outcome, &self.is_left);
             }
         }
     }

@@ -1,6 +1,6 @@
 """Groups: processes of one host that compute with each other's arrays, as those of MPI do; no daemon is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -66,39 +66,39 @@ class Group:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        self._group.barrier(self._timeout, True)
+        self._run(self._group.barrier)
 
     def broadcast(self, array: _Array, root: int = 0) -> None:
         """Writes the array of rank ``root`` over those of the others."""
-        self._group.broadcast(self._into(array), root, self._timeout, True)
+        self._run(self._group.broadcast, self._into(array), root)
 
     def all_reduce(self, array: _Array, op: _Op = "sum") -> None:
         """Writes what the arrays of all ranks reduce to over each of them: the same bytes."""
-        self._group.reduce(self._into(array), array.dtype.name, op, None, self._timeout, True)
+        self._run(self._group.reduce, self._into(array), array.dtype.name, op, None)
 
     def reduce(self, array: _Array, root: int = 0, op: _Op = "sum") -> None:
         """The same over that of rank ``root`` alone."""
-        self._group.reduce(self._into(array), array.dtype.name, op, root, self._timeout, True)
+        self._run(self._group.reduce, self._into(array), array.dtype.name, op, root)
 
     def reduce_scatter(self, array: _Array, out: _Array, op: _Op = "sum") -> None:
         """Reduces the equal parts of all ranks' arrays, one for each rank, and writes this rank's to ``out``."""
         self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
-        self._group.reduce_scatter(self._given(array), self._into(out), out.dtype.name, op, self._timeout, True)
+        self._run(self._group.reduce_scatter, self._given(array), self._into(out), out.dtype.name, op)
 
     def all_gather(self, array: _Array, out: _Array) -> None:
         """Writes the arrays of all ranks to ``out``, one behind the other."""
         self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
-        self._group.all_gather(self._given(array), self._into(out), self._timeout, True)
+        self._run(self._group.all_gather, self._given(array), self._into(out))
 
     def gather(self, array: _Array, out: _Array | None = None, root: int = 0) -> None:
         """The same for rank ``root``, which alone has an ``out``."""
         whole = None if out is None else self._into(out)
-        self._group.gather(self._given(array), whole, root, self._timeout, True)
+        self._run(self._group.gather, self._given(array), whole, root)
 
     def scatter(self, array: _Array | None, out: _Array, root: int = 0) -> None:
         """Writes to each rank's ``out`` its part of the array of rank ``root``, which alone has one."""
         whole = None if array is None else self._given(array)
-        self._group.scatter(whole, self._into(out), root, self._timeout, True)
+        self._run(self._group.scatter, whole, self._into(out), root)
 
     def all_to_all(
         self,
@@ -110,12 +110,14 @@ class Group:
         """Gives each rank its part of ``array``, and gets one of each in ``out``: equal parts, or so many elements of each rank."""
         self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
         if given is None and wanted is None:
-            self._group.all_to_all(self._given(array), self._into(out), self._timeout, True)
+            self._run(self._group.all_to_all, self._given(array), self._into(out))
             return
-        equal = [array.size // self._size] * self._size
-        sizes = [[count * array.itemsize for count in parts or equal] for parts in (given, wanted)]
+        sizes = [
+            [count * array.itemsize for count in ([whole.size // self._size] * self._size if parts is None else parts)]
+            for whole, parts in ((array, given), (out, wanted))
+        ]
         arguments = (self._given(array), sizes[0], self._into(out), sizes[1])
-        self._group.all_to_all_uneven(*arguments, self._timeout, True)
+        self._run(self._group.all_to_all_uneven, *arguments)
 
     def send(self, array: _Array, to: int, tag: int = 0) -> Message:
         """Sends a message to a rank, which receives it by its ``tag``. Messages of one tag arrive in order."""
@@ -141,8 +143,15 @@ class Group:
     ) -> None:
         self.close()
 
+    def _run(self, call: Callable[..., _sealane.GroupCall | None], *arguments: Any) -> None:
+        going_on = call(*arguments, self._timeout, True)
+        # Another thread's call is before this one.
+        if going_on is not None:
+            going_on.wait()
+
     def _given(self, array: _Array) -> tuple[int, int, _Array]:
         self._check(array.flags.c_contiguous and not array.dtype.hasobject, "an array of gaps, or of objects")
+        self._check(array.dtype.isnative, "one of another machine's byte order")
         return array.ctypes.data, array.nbytes, array
 
     def _into(self, array: _Array) -> tuple[int, int, _Array]:

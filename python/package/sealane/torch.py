@@ -5,6 +5,7 @@ use gloo, with a warning. Collectives that the caller waits for run in its threa
 """
 
 import atexit
+import contextlib
 import datetime
 import functools
 import logging
@@ -44,8 +45,8 @@ def register() -> None:
     """Makes the backend known to PyTorch, which calls this for the entry point ``sealane``."""
     if "SEALANE" not in dist.Backend._plugins:
         dist.Backend.register_backend("sealane", _create, devices=["cpu", "cuda"])
-        for name in ("send", "recv", "recv_anysource"):
-            _call_directly(name)
+        for name in _CALLS:
+            _give_works(name)
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
@@ -57,19 +58,51 @@ def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
-def _call_directly(name: str) -> None:
-    """Has a group's messages go to its backend without C++ between. PyTorch hides from callers what a backend in Python says of them: from
-    which rank one came, and whether it has ended (`PyWorkHolder` in 2.14 and 2.15 knows of `wait` and `get_future` alone)."""
-    through_cpp = getattr(dist.ProcessGroup, name)
+# The work that a backend has made last, of each thread.
+_made = threading.local()
 
-    @functools.wraps(through_cpp)
-    def directly(group: dist.ProcessGroup, tensors: list[torch.Tensor], *arguments: Any, **named: Any) -> Any:
-        backend = group._get_backend(tensors[0].device)
-        if isinstance(backend, Backend) and not named:
-            return getattr(backend, name)(tensors, *arguments)
-        return through_cpp(group, tensors, *arguments, **named)
+# The calls of a process group that give works, as far as PyTorch has them.
+_CALLS = [
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+]
 
-    setattr(dist.ProcessGroup, name, directly)
+
+def _give_works(name: str) -> None:
+    """Has callers get the works of this backend themselves. PyTorch 2.14 and 2.15 wrap those that are made in Python (`PyWorkHolder`), and
+    what it gives out knows of `wait` and `get_future` alone: not whether a call has ended, nor from which rank a message came."""
+    call = getattr(dist.ProcessGroup, name, None)
+    if call is None:
+        return
+
+    @functools.wraps(call)
+    def with_work(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> Any:
+        _made.work = None
+        work = call(group, *arguments, **named)
+        made, _made.work = _made.work, None
+        return work if made is None else made
+
+    setattr(dist.ProcessGroup, name, with_work)
 
 
 class _Store:
@@ -92,7 +125,7 @@ def _told(error: Exception) -> Exception:
 
 
 class _Work(dist._Work):
-    """A call that goes on, or has ended if ``call`` is None. ``after`` puts the result where it belongs."""
+    """A call that goes on, or has ended if ``call`` is None. ``after`` puts the result where it belongs, also if nobody waits."""
 
     def __init__(
         self,
@@ -107,17 +140,45 @@ class _Work(dist._Work):
         self._result, self._call, self._after, self._limit = result, call, after, limit
         self._source = -1
         self._is_recv = is_recv
+        # Held while the result is put where it belongs: then others wait for that.
         self._lock = threading.Lock()
+        self._failure: Exception | None = None
+        self._is_placed = after is None
+        self._has_ended = call is None
+        self._is_watched = after is not None
+        self._told: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
         if call is None:
             self._finish()
+        elif after is not None:
+            call.then(self._end)
 
     def _finish(self) -> None:
+        """Puts the result where it belongs, once; raises if that has failed."""
         with self._lock:
             after, self._after = self._after, None
             if after is not None:
-                with torch.no_grad():
-                    after()
+                try:
+                    with torch.no_grad():
+                        after()
+                except Exception as error:
+                    self._failure = error
+            self._is_placed = True
+        if self._failure is not None:
+            raise self._failure
+
+    def _end(self, error: Exception | None) -> None:
+        """The call has ended, as is heard in some thread."""
+        if error is None:
+            try:
+                self._finish()
+            except Exception as failure:
+                error = failure
+        with self._lock:
+            self._has_ended, self._failure = True, error
+            told = self._told
+        if told is not None:
+            told.set_result((error, self._result))
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         if self._call is not None:
@@ -132,13 +193,14 @@ class _Work(dist._Work):
         return True
 
     def is_completed(self) -> bool:
-        return self._call is None or self._call.succeeded() is not None
+        succeeded = True if self._call is None else self._call.succeeded()
+        return succeeded is False or succeeded is True and (self._is_placed or self._failure is not None)
 
     def is_success(self) -> bool:
-        return self._call is None or self._call.succeeded() is True
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        error = None if self._call is None else self._call.error()
+        error = self._failure or (None if self._call is None else self._call.error())
         return None if error is None else _told(error)
 
     def synchronize(self) -> None:
@@ -154,20 +216,22 @@ class _Work(dist._Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future()
-        if self._call is None:
-            future.set_result(self._result)
-            return future
+            self._told = torch.futures.Future()
+            # Not an exception that is set: C++ would take it for a value. One that is raised it knows.
+            self._future = self._told.then(_unwrap)
+            has_ended, is_watched, self._is_watched = self._has_ended, self._is_watched, True
+        if has_ended:
+            self._told.set_result((self._failure, self._result))
+        elif not is_watched:
+            self._call.then(self._end)
+        return self._future
 
-        def ended(error: Exception | None) -> None:
-            if error is None:
-                self._finish()
-                future.set_result(self._result)
-            else:
-                future.set_exception(_told(error))
 
-        self._call.then(ended)
-        return future
+def _unwrap(told: "torch.futures.Future[Any]") -> Any:
+    error, result = told.value()
+    if error is not None:
+        raise _told(error)
+    return result
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
@@ -200,6 +264,9 @@ def _into(tensor: torch.Tensor, *, keeps: bool = False) -> tuple[torch.Tensor, C
 
 
 def _copy(to: torch.Tensor, place: torch.Tensor) -> None:
+    if to.is_cuda:
+        # Another thread's streams may have work on it.
+        torch.cuda.synchronize(to.device)
     to.detach().copy_(place)
 
 
@@ -278,15 +345,7 @@ class Backend(dist._Backend):
             raise _told(error) from None
         _open.add(self)
 
-    # What PyTorch asks. Each `supports_` must be here: of one that is not, PyTorch 2.15 calls itself without end.
-
-    supports_splitting = property(lambda self: False)
-    supports_coalescing = property(lambda self: False)
-    supports_time_estimate = property(lambda self: False)
-    supports_shrinking = property(lambda self: False)
-    supports_reconfigure = property(lambda self: False)
-    supports_window = property(lambda self: False)
-    supports_abort_hooks = property(lambda self: False)
+    # What PyTorch asks.
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
@@ -311,8 +370,9 @@ class Backend(dist._Backend):
         return self._sequence
 
     def abort(self) -> None:
-        self._group.abort(f"rank {self.rank()} said so")
-        self.shutdown()
+        # There is nothing to end once it has left, nor in a forked child.
+        with contextlib.suppress(Error):
+            self._group.abort(f"rank {self.rank()} said so")
 
     def shutdown(self) -> None:
         _open.discard(self)
@@ -331,7 +391,22 @@ class Backend(dist._Backend):
             going_on = call(*arguments, self._limit(opts), not getattr(opts, "asyncOp", True))
         except Error as error:
             raise _told(error) from None
-        return _Work(result, going_on, after)
+        _made.work = _Work(result, going_on, after)
+        return _made.work
+
+    def _wait_for(self, call: Callable[..., Any], *arguments: Any, opts: Any) -> None:
+        """A part of a call, which is waited for."""
+        try:
+            going_on = call(*arguments, self._limit(opts), True)
+            if going_on is not None:
+                going_on.wait()
+        except Error as error:
+            raise _told(error) from None
+
+    def _done(self, result: Any) -> _Work:
+        self._sequence += 1
+        _made.work = _Work(result)
+        return _made.work
 
     def _limit(self, opts: Any) -> float:
         timeout = getattr(opts, "timeout", None)
@@ -373,18 +448,18 @@ class Backend(dist._Backend):
         indices, values = given.indices(), given.values()
         counts = torch.empty(self.size(), dtype=torch.int64)
         counts[self.rank()] = values.shape[0]
-        self._group.all_gather(None, _memory(counts), self._timeout, True)
+        self._wait_for(self._group.all_gather, None, _memory(counts), opts=opts)
         most = int(counts.max())
         gathered = []
         for part in (indices.t(), values):
             whole = torch.zeros((self.size(), most, *part.shape[1:]), dtype=part.dtype)
             whole[self.rank(), : part.shape[0]] = part
-            self._group.all_gather(None, _memory(whole), self._timeout, True)
+            self._wait_for(self._group.all_gather, None, _memory(whole), opts=opts)
             gathered.append(torch.cat([whole[rank, : int(count)] for rank, count in enumerate(counts)]))
         total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], tensor.shape).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
-        return _Work(tensors)
+        return self._done(tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
         place, after = _into(_only(tensors), keeps=True)
@@ -420,7 +495,7 @@ class Backend(dist._Backend):
     ) -> _Work:
         for output, tensor in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, tensor, opts).wait()
-        return _Work(outputs)
+        return self._done(outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -429,7 +504,7 @@ class Backend(dist._Backend):
     ) -> _Work:
         for number, tensor in enumerate(inputs):
             self.allgather([[rank[number] for rank in outputs]], [tensor], opts).wait()
-        return _Work(outputs)
+        return self._done(outputs)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> _Work:
         given, whole, after = _given(_only(inputs)), None, None
@@ -475,7 +550,7 @@ class Backend(dist._Backend):
     ) -> _Work:
         for output, tensor in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, tensor, opts).wait()
-        return _Work(outputs)
+        return self._done(outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -543,11 +618,11 @@ class Backend(dist._Backend):
         *,
         is_recv: bool = False,
     ) -> _Work:
-        self._sequence += 1
         try:
-            return _Work(tensors, start(), after, self._timeout, is_recv=is_recv)
+            _made.work = _Work(tensors, start(), after, self._timeout, is_recv=is_recv)
         except Error as error:
             raise _told(error) from None
+        return _made.work
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Rank 0 waits for each of the others and tells them whether all came; its error, and theirs, are worded as gloo's."""
@@ -568,26 +643,34 @@ class Backend(dist._Backend):
                     f"from rank 0: {reason}"
                 )
             return
-        until, late = time.monotonic() + limit, []
+        until, late, reason = time.monotonic() + limit, [], ""
         for rank in range(1, self.size()):
             left = until - time.monotonic()
             if left <= 0 and not late:
                 raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {int(limit * 1000)} ms")
             try:
                 self._group.recv(_memory(mark), rank, tag).wait(max(left, 0))
-            except Error:
+            except Error as error:
                 late.append(rank)
+                reason = str(error)
                 if not wait_all_ranks:
                     break
         mark.fill_(bool(late))
         for rank in set(range(1, self.size())).difference(late):
             try:
                 self._group.send(_memory(mark), rank, tag).wait(1)
-            except Error:
+            except Error as error:
                 late.append(rank)
+                reason = str(error)
         if late:
             ranks = ", ".join(map(str, sorted(late)))
-            raise RuntimeError(f"Rank {ranks} failed to pass monitoredBarrier in {int(limit * 1000)} ms")
+            raise RuntimeError(f"Rank {ranks} failed to pass monitoredBarrier in {int(limit * 1000)} ms: {reason}")
+
+
+# Of a property that a backend in Python does not have, PyTorch 2.15 calls itself without end.
+for _name, _member in vars(dist._Backend).items():
+    if "supports_" in _name and isinstance(_member, property):
+        setattr(Backend, _name, property(lambda self: False))
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -202,6 +202,53 @@ def test_a_rank_that_is_killed_is_named(tmp_path):
     assert run(tmp_path / "store", 3, one_is_killed, missing=[1]) == {0: "done", 2: "done"}
 
 
+def ddp_loses_a_rank():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 1000), bucket_cap_mb=0.001)
+    model(torch.ones(2, 100)).sum().backward()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"rank 1 has left \(its process \d+ has ended\)"):
+        model(torch.ones(2, 100)).sum().backward()
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="rank 1 has left"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="rank 1 has left"):
+        future.then(lambda done: done.value()).wait()
+    return "done"
+
+
+def test_ddp_raises_when_a_rank_is_killed(tmp_path):
+    assert run(tmp_path / "store", 3, ddp_loses_a_rank, missing=[1]) == {0: "done", 2: "done"}
+
+
+def futures():
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    # As PowerSGD's hook does: what is called back calls again, and waits for that.
+    def again(future):
+        (tensor,) = future.value()
+        return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()).wait()
+
+    for _ in range(20):
+        tensor = torch.full((2000,), rank + 1.0)
+        chain = dist.all_reduce(tensor, async_op=True).get_future().then(again).then(again)
+        assert (chain.wait()[0] == size * (size + 1) / 2 * size * size).all()
+    # Nobody waits for the first, whose parts are to be there when the second has ended.
+    parts = [torch.empty(1000) for _ in range(size)]
+    work = dist.all_gather(parts, torch.full((1000,), float(rank)), async_op=True)
+    while not work.is_completed():
+        pass
+    assert work.is_success() and all((part == other).all() for other, part in enumerate(parts))
+    return "done"
+
+
+@pytest.mark.parametrize("detail", ["OFF", "DETAIL"])
+def test_futures_may_be_waited_for_where_they_call_back(tmp_path, monkeypatch, detail):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", detail)
+    assert run(tmp_path / "store", 2, futures) == {0: "done", 1: "done"}
+    assert run(tmp_path / "second", 3, at_once) == dict.fromkeys(range(3), "done")
+
+
 def wrong():
     for call, what in [
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),

@@ -987,6 +987,11 @@ impl Task {
         }
     }
 
+    /// Tasks with which this one has a direct lane now.
+    fn direct_peers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        py.detach(|| Ok(self.connected()?.task.direct_peers())).or_raise(py)
+    }
+
     /// Ends a step, here and at its peers: calls that wait for one of its tensors raise ``Aborted`` with this reason, and so do
     /// later ones, until ``cleanup``.
     fn abort(&self, py: Python<'_>, step: i64, reason: &str) -> PyResult<()> {

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import json
 import math
 import os
 import signal
@@ -13,7 +14,7 @@ import time
 import numpy as np
 import pytest
 import sealane
-from daemons import PS, WORKER, embedded_pair, free_address, references_to, round_trip
+from daemons import PS, WORKER, binary, embedded_pair, free_address, references_to, round_trip
 
 
 def in_thread(function, *arguments, **options):
@@ -511,3 +512,17 @@ def test_exceptions_are_what_they_stand_for():
         assert exported.__doc__, name
         if isinstance(exported, type) and issubclass(exported, Exception):
             assert issubclass(exported, sealane.Error)
+
+
+def test_two_processes_of_a_host_get_a_direct_lane_which_stat_shows(own_daemon):
+    with own_daemon.attach(PS) as ps, own_daemon.attach(WORKER) as worker:
+        for step in itertools.count():
+            sending = ps.send_async(WORKER, step, "small", np.zeros(8))
+            worker.recv(PS, step, "small")
+            sending.result()
+            if ps.direct_peers() == [WORKER] and worker.direct_peers() == [PS]:
+                break
+            assert step < 100_000
+        command = [binary(), "stat", "--json", "--socket", own_daemon.socket]
+        shown = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        assert shown["direct_lanes"] == [sorted([PS, WORKER])]

@@ -36,6 +36,9 @@ pub(crate) struct Figures {
     pub(crate) tasks: Vec<String>,
     /// By what peers know the daemon.
     pub(crate) credentials: Credentials,
+    /// The pairs of tasks whose clients have a direct lane.
+    #[serde(default)]
+    pub(crate) direct_lanes: Vec<[String; 2]>,
     pub(crate) shards: Vec<Shard>,
 }
 
@@ -168,6 +171,7 @@ pub(crate) fn example() -> Figures {
         addresses: Vec::new(),
         tasks: Vec::new(),
         credentials: Credentials { shown: "TLS 1.3".to_owned(), days_left: Some(1.0), taken: 0, refused: 0 },
+        direct_lanes: vec![["ps0:2222", "worker0:2222"].map(str::to_owned)],
         shards: vec![Shard::from(shard)],
     }
 }

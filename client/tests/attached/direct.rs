@@ -160,7 +160,9 @@ fn what_was_sent_is_counted_while_the_clients_go_on() {
         other.recv(TASK, step, "w").wait().unwrap();
         sending.wait().unwrap();
     }
-    assert_eq!(daemon.engine.direct_lanes(), 1);
+    let mut pair = [peer.to_owned(), TASK.to_owned()];
+    pair.sort();
+    assert_eq!(daemon.engine.direct_lanes(), [pair]);
 }
 
 #[test]
@@ -372,7 +374,7 @@ fn there_is_no_lane_where_the_daemon_gives_none() {
         other.recv(TASK, step, "w").wait().unwrap();
         sending.wait().unwrap();
     }
-    assert_eq!((one.direct_peers(), daemon.engine.direct_lanes()), (vec![], 0));
+    assert_eq!((one.direct_peers(), daemon.engine.direct_lanes()), (vec![], vec![]));
 }
 
 #[test]

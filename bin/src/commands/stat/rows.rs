@@ -24,7 +24,8 @@ fn titled(title: &str, columns: Vec<Column>, rows: impl IntoIterator<Item = Vec<
 /// All that there is to see in one look; rates are those since `before`, calls those since `calls_before`, or since the start.
 pub(super) fn text(now: &Figures, before: &Figures, calls_before: Option<&Figures>) -> String {
     let (before, calls) = (Some(before), calls(now, calls_before));
-    let tables = [shards(now, before), calls, peers(now, before), clients(now), traffic(now), published(now)];
+    let tables =
+        [shards(now, before), calls, peers(now, before), clients(now), lanes(now), traffic(now), published(now)];
     head(now).join("\n") + "\n" + &tables.concat()
 }
 
@@ -187,6 +188,15 @@ fn clients(now: &Figures) -> String {
         };
     let columns = columns(&["task"], &["pid", "tensors in", "out", "bytes in", "out", "pinned", "calls"]);
     titled("Clients of this host", columns, rows.into_iter().map(row))
+}
+
+/// Pairs of clients whose small tensors pass the daemon by.
+fn lanes(now: &Figures) -> String {
+    titled(
+        "Direct lanes between clients",
+        columns(&["task", "task"], &[]),
+        now.direct_lanes.iter().map(|pair| pair.to_vec()),
+    )
 }
 
 /// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and the shares

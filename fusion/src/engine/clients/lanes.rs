@@ -43,9 +43,9 @@ struct Lane {
 }
 
 impl Lanes {
-    /// How many lanes there are.
-    pub(super) fn len(&self) -> usize {
-        self.lanes.len()
+    /// Those that both have been given.
+    fn pairs(&self) -> impl Iterator<Item = [ClientId; 2]> {
+        self.lanes.iter().filter(|(_, lane)| lane.given == [true; 2]).map(|(pair, _)| *pair)
     }
 
     /// Gives a client its end of the lane with another one, which is made if there is none. Who asks twice has lost its first: that lane
@@ -145,9 +145,15 @@ impl Engine {
         given
     }
 
-    /// Direct lanes that there are between clients.
-    pub fn direct_lanes(&self) -> usize {
-        self.0.attached.lock().unwrap_or_else(PoisonError::into_inner).lanes.len()
+    /// The pairs of tasks whose clients have a direct lane, in order.
+    pub fn direct_lanes(&self) -> Vec<[String; 2]> {
+        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let names: HashMap<ClientId, &String> = attached.seats.iter().map(|(task, seat)| (seat.id, task)).collect();
+        let named = |pair: [ClientId; 2]| Some([names.get(&pair[0])?.to_string(), names.get(&pair[1])?.to_string()]);
+        let mut pairs: Vec<[String; 2]> = attached.lanes.pairs().filter_map(named).collect();
+        pairs.iter_mut().for_each(|pair| pair.sort());
+        pairs.sort();
+        pairs
     }
 }
 
@@ -170,7 +176,7 @@ mod tests {
         let (mut lanes, [a, b], mut told) = (Lanes::default(), [4, 7].map(ClientId), Vec::new());
         let (of_a, of_b) = (lanes.give(a, b, &mut told).unwrap(), lanes.give(b, a, &mut told).unwrap());
         assert!(Arc::ptr_eq(&of_a.lane, &of_b.lane));
-        assert_eq!((of_a.side, of_b.side, lanes.len()), (Side::First, Side::Second, 1));
+        assert_eq!((of_a.side, of_b.side, lanes.lanes.len()), (Side::First, Side::Second, 1));
         for (from, to) in [(&of_a, &of_b), (&of_b, &of_a)] {
             from.bell.ring();
             assert_eq!(to.ear.wait(Some(Duration::ZERO)).unwrap(), Woken::Rung);
@@ -189,7 +195,7 @@ mod tests {
         // One that was left by a client is of no use to the other.
         open(&again).leave();
         assert!(!Arc::ptr_eq(&again.lane, &lanes.give(a, b, &mut told).unwrap().lane));
-        assert_eq!(lanes.len(), 1);
+        assert_eq!(lanes.lanes.len(), 1);
     }
 
     #[test]
@@ -201,7 +207,7 @@ mod tests {
         assert_eq!(told, [a, b, b, c]);
         // The second is b's own.
         assert_eq!(ends.each_ref().map(DirectLane::other), [Standing::Gone, Standing::Absent, Standing::Absent]);
-        assert_eq!((lanes.len(), lanes.bells.len()), (1, 2));
+        assert_eq!((lanes.lanes.len(), lanes.bells.len()), (1, 2));
     }
 
     #[test]

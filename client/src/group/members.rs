@@ -27,7 +27,7 @@ pub(super) struct Members {
     /// Why this rank can do no more in its group.
     ended: Mutex<Option<Error>>,
     /// How often a word is looked at before sleeping.
-    spins: u32,
+    pub(super) spins: u32,
     mark: ForkMark,
 }
 

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering, fence},
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{self, Thread},
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use super::{
     mail::{Given, Mail, Room, deadline},
     members::Members,
 };
-use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS, GROUP_SPINS_PER_CLOCK};
+use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS_PER_CLOCK};
 
 /// The messages of one rank.
 pub(super) struct Post {
@@ -30,6 +30,8 @@ pub(super) struct Post {
     /// Threads that sleep until others tell them something.
     sleepers: Mutex<u32>,
     postman: Mutex<Option<Thread>>,
+    /// The postman sleeps until it is called, and not for a tick.
+    rests: AtomicBool,
 }
 
 /// A send or a recv of a [`Group`](super::Group). One that is dropped goes on, if it is a send; a recv is given up.
@@ -48,6 +50,7 @@ impl Post {
             movers: AtomicUsize::new(0),
             sleepers: Mutex::new(0),
             postman: Mutex::new(None),
+            rests: AtomicBool::new(false),
         })
     }
 
@@ -89,7 +92,7 @@ impl Post {
     /// Moves messages until `is_over` says so, or `until`. False at that time.
     fn attend(&self, is_over: impl Fn(&Mail) -> bool, until: Option<Instant>) -> bool {
         loop {
-            for spin in 1..=GROUP_SPINS {
+            for spin in 1..=self.members.spins {
                 let mut mail = self.lock();
                 let moved = mail.advance();
                 let over = is_over(&mail);
@@ -143,7 +146,12 @@ impl Post {
     fn call_postman(self: &Arc<Self>) {
         let mut postman = self.postman.lock().unwrap_or_else(PoisonError::into_inner);
         match &*postman {
-            Some(thread) => thread.unpark(),
+            // Where it looks anyway, it is left alone: it would only take the CPU of those who wait.
+            Some(thread) => {
+                if self.rests.swap(false, Ordering::SeqCst) {
+                    thread.unpark();
+                }
+            }
             None => {
                 let post = Arc::downgrade(self);
                 let started = thread::Builder::new().name("sealane-mail".into()).spawn(move || deliver(&post));
@@ -205,8 +213,13 @@ fn deliver(post: &Weak<Post>) {
             post.attend(is_needed, deadline(Some(GROUP_LOOK)));
             idle_since = Instant::now();
         } else if idle_since.elapsed() > GROUP_POSTMAN_IDLE {
+            post.rests.store(true, Ordering::SeqCst);
+            // Who starts a message from here on calls.
+            let is_busy = post.lock().is_busy();
             drop(post);
-            thread::park();
+            if !is_busy {
+                thread::park();
+            }
             idle_since = Instant::now();
         }
     }

@@ -2,11 +2,13 @@
 //! wait for them anyway and none is under way, else in threads of the group, in order.
 
 use std::{
+    cell::Cell,
+    collections::VecDeque,
     mem,
     ops::Range,
     panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -26,8 +28,21 @@ use crate::{
 
 type Outcome = Result<usize, Error>;
 type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
+/// The interpreter is about to end: nobody is called back any more.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// This thread calls back at this moment.
+    static CALLS_BACK: Cell<bool> = const { Cell::new(false) };
+}
+
 /// What a thread of the group runs, and who is told.
-type Job = (Run, Arc<Ending>);
+struct Job {
+    run: Run,
+    ending: Arc<Ending>,
+    /// Who was called back has called it, and may wait for it there.
+    is_nested: bool,
+}
 
 /// A store in Python: ``set(key, bytes)`` and ``get(key, seconds)``.
 struct InPython(Py<PyAny>);
@@ -44,6 +59,12 @@ impl Store for InPython {
     }
 }
 
+/// Called when the interpreter is about to end, where threads that call back would find none.
+#[pyfunction]
+pub(crate) fn end_callbacks() {
+    ENDING.store(true, Ordering::SeqCst);
+}
+
 /// One rank of a group; ``sealane.Group`` and ``sealane.torch`` call it with addresses of memory.
 #[pyclass(frozen, module = "sealane._sealane")]
 pub(crate) struct Group {
@@ -51,19 +72,20 @@ pub(crate) struct Group {
     /// Collectives that have not ended, of the group's threads or of callers'.
     pending: Arc<AtomicUsize>,
     queue: Mutex<Option<mpsc::Sender<Job>>>,
-    /// Left: nobody is called back any more.
-    is_left: Arc<AtomicBool>,
     made: Generation,
 }
 
-/// The threads of a group. One runs what is queued, in order; before it calls anybody back, who may wait for what is queued next, it sees to
-/// it that there is another.
+/// The threads of a group. One runs what is queued, in order, and one calls back, in the same order. Who is called back may call again and
+/// wait for that: such calls are called back by the thread that has run them, and there is always another one to run the next.
 struct Threads {
     group: Arc<sealane::Group>,
     jobs: Mutex<mpsc::Receiver<Job>>,
     /// Those that wait for their turn.
     idle: AtomicUsize,
     pending: Arc<AtomicUsize>,
+    /// Who is to be called back, and by whom.
+    to_call: Mutex<VecDeque<(Vec<Py<PyAny>>, Outcome)>>,
+    calling: Mutex<()>,
 }
 
 impl Threads {
@@ -84,18 +106,52 @@ impl Threads {
             let next = jobs.recv();
             self.idle.fetch_sub(1, Ordering::SeqCst);
             // The group was left, and all is done.
-            let Ok((run, ending)) = next else { return };
+            let Ok(Job { run, ending, is_nested }) = next else { return };
             let outcome = guarded(|| run(&self.group)).map(|()| self.group.rank());
             self.pending.fetch_sub(1, Ordering::SeqCst);
-            drop(jobs);
             let callbacks = ending.end(outcome.clone());
-            if !callbacks.is_empty() && self.idle.load(Ordering::SeqCst) == 0 {
-                // Without a thread, who is called back must not wait for the next call.
-                let _ = Threads::start(&self);
+            if is_nested {
+                drop(jobs);
+                self.call_back(callbacks, &outcome);
+            } else {
+                self.to_call().push_back((callbacks, outcome));
+                drop(jobs);
+                self.call_back_in_order();
             }
-            call_back(callbacks, &outcome, &ending.is_left);
             self.idle.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    fn to_call(&self) -> MutexGuard<'_, VecDeque<(Vec<Py<PyAny>>, Outcome)>> {
+        self.to_call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls back whoever is to be, unless another thread does.
+    fn call_back_in_order(self: &Arc<Threads>) {
+        // Who finds another one busy has left it something, which that one sees after it has let go.
+        while !self.to_call().is_empty() {
+            let _calling = match self.calling.try_lock() {
+                Ok(calling) => calling,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            while let Some((callbacks, outcome)) = { self.to_call().pop_front() } {
+                self.call_back(callbacks, &outcome);
+            }
+        }
+    }
+
+    fn call_back(self: &Arc<Threads>, callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
+        if callbacks.is_empty() {
+            return;
+        }
+        if self.idle.load(Ordering::SeqCst) == 0 {
+            // Without a thread, who is called back must not wait for the next call.
+            let _ = Threads::start(self);
+        }
+        CALLS_BACK.set(true);
+        call_back(callbacks, outcome);
+        CALLS_BACK.set(false);
     }
 }
 
@@ -109,7 +165,6 @@ fn guarded(run: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
 #[pyclass(frozen, module = "sealane._sealane")]
 pub(crate) struct GroupCall {
     kind: CallKind,
-    is_left: Arc<AtomicBool>,
     made: Generation,
 }
 
@@ -119,10 +174,10 @@ enum CallKind {
 }
 
 /// How a collective ends.
+#[derive(Default)]
 struct Ending {
     state: Mutex<(Option<Outcome>, Vec<Py<PyAny>>)>,
     ended: Condvar,
-    is_left: Arc<AtomicBool>,
 }
 
 impl Ending {
@@ -137,10 +192,9 @@ impl Ending {
     }
 }
 
-/// Calls each with the error, or with None, unless the group was left: then the interpreter may be gone. What they raise is printed:
-/// nobody is there to hear it.
-fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome, is_left: &AtomicBool) {
-    if callbacks.is_empty() || is_left.load(Ordering::SeqCst) {
+/// Calls each with the error, or with None. What they raise is printed: nobody is there to hear it.
+fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
+    if callbacks.is_empty() || ENDING.load(Ordering::SeqCst) {
         return;
     }
     Python::attach(|py| {
@@ -200,13 +254,13 @@ impl Group {
             self.pending.fetch_sub(1, Ordering::SeqCst);
             return outcome.or_raise(py).map(|()| None);
         }
-        let (state, ended, is_left) = (Mutex::default(), Condvar::new(), self.is_left.clone());
-        let ending = Arc::new(Ending { state, ended, is_left });
-        if let Err(reason) = self.enqueue(group, (Box::new(run), ending.clone())) {
+        let ending = Arc::new(Ending::default());
+        let job = Job { run: Box::new(run), ending: ending.clone(), is_nested: CALLS_BACK.get() };
+        if let Err(reason) = self.enqueue(group, job) {
             self.pending.fetch_sub(1, Ordering::SeqCst);
             return Err(invalid(py, reason));
         }
-        Ok(Some(GroupCall { kind: CallKind::Collective(ending), is_left: self.is_left.clone(), made: self.made }))
+        Ok(Some(GroupCall { kind: CallKind::Collective(ending), made: self.made }))
     }
 
     fn enqueue(&self, group: Arc<sealane::Group>, job: Job) -> Result<(), String> {
@@ -214,7 +268,8 @@ impl Group {
         if queue.is_none() {
             let (sender, jobs) = mpsc::channel();
             let (jobs, pending) = (Mutex::new(jobs), self.pending.clone());
-            let threads = Arc::new(Threads { group, jobs, idle: AtomicUsize::new(0), pending });
+            let (idle, to_call, calling) = Default::default();
+            let threads = Arc::new(Threads { group, jobs, idle, pending, to_call, calling });
             Threads::start(&threads).map_err(|error| format!("no thread could be started: {error}"))?;
             *queue = Some(sender);
         }
@@ -224,7 +279,7 @@ impl Group {
     }
 
     fn message(&self, message: Message) -> GroupCall {
-        GroupCall { kind: CallKind::Message(message), is_left: self.is_left.clone(), made: self.made }
+        GroupCall { kind: CallKind::Message(message), made: self.made }
     }
 }
 
@@ -249,7 +304,6 @@ impl Group {
             inner: Mutex::new(Some(Arc::new(inner))),
             pending: Arc::default(),
             queue: Mutex::default(),
-            is_left: Arc::default(),
             made: Generation::now(),
         })
     }
@@ -266,9 +320,11 @@ impl Group {
         Ok(())
     }
 
-    /// Leaves the group, which it is to others once what is queued here has ended, and calls nobody back any more. May be called twice.
+    /// Leaves the group, which others see once what is queued here has ended. May be called twice; does nothing in a forked child.
     fn leave(&self, py: Python<'_>) {
-        self.is_left.store(true, Ordering::SeqCst);
+        if self.made.is_over() {
+            return;
+        }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(move || {
@@ -478,14 +534,13 @@ impl GroupCall {
     fn then(&self, py: Python<'_>, callback: Py<PyAny>) {
         match &self.kind {
             CallKind::Message(message) => {
-                let is_left = self.is_left.clone();
-                py.detach(|| message.then(move |outcome| call_back(vec![callback], outcome, &is_left)));
+                py.detach(|| message.then(move |outcome| call_back(vec![callback], outcome)));
             }
             CallKind::Collective(ending) => {
                 let mut state = ending.state.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(outcome) = state.0.clone() else { return state.1.push(callback) };
                 drop(state);
-                call_back(vec![callback], &outcome, &self.is_left);
+                call_back(vec![callback], &outcome);
             }
         }
     }

@@ -43,7 +43,7 @@ mod _sealane {
         call::{Receiving, Sending},
         connect::{attach, embedded},
         fork::forked,
-        group::{Group, GroupCall},
+        group::{Group, GroupCall, end_callbacks},
         plan::Plan,
         rows::{ShardedTable, Table},
         slicing::Slicing,

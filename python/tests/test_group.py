@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import threading
 import time
 
 import numpy as np
@@ -205,3 +206,34 @@ def forks(group):
 
 def test_a_forked_child_is_no_rank(run):
     assert run(2, forks) == {0: None, 1: None}
+
+
+def test_who_is_called_back_is_so_in_order_and_may_call_again_and_wait(tmp_path):
+    # Both ranks are threads of this process: one calls everything before the other calls anything.
+    calls, order = 50, []
+
+    def other():
+        with sealane.Group(Files(tmp_path), 1, 2, timeout=LIMIT) as group:
+            held.wait(LIMIT)
+            for _ in range(2 * calls):
+                group.barrier()
+
+    held, told = threading.Event(), threading.Semaphore(0)
+    thread = threading.Thread(target=other)
+    thread.start()
+    group = sealane._sealane.Group(Files(tmp_path), 0, 2, LIMIT)
+    going_on = [group.barrier(LIMIT, False) for _ in range(calls)]
+
+    def called_back(number, error):
+        order.append((number, error))
+        group.barrier(LIMIT, False).wait(LIMIT)
+        told.release()
+
+    for number, call in enumerate(going_on):
+        call.then(lambda error, number=number: called_back(number, error))
+    held.set()
+    for _ in range(calls):
+        assert told.acquire(timeout=LIMIT)
+    assert order == [(number, None) for number in range(calls)]
+    group.leave()
+    thread.join(LIMIT)

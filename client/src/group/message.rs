@@ -174,6 +174,9 @@ impl Post {
 
 impl Drop for Post {
     fn drop(&mut self) {
+        if self.members.is_forked() {
+            return;
+        }
         // It finds that there is nothing to do any more.
         if let Some(postman) = &*self.postman.lock().unwrap_or_else(PoisonError::into_inner) {
             postman.unpark();

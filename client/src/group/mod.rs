@@ -316,7 +316,8 @@ impl Group {
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if until.is_some_and(|until| until <= Instant::now()) => {
                     let reason = "the call has Timed out waiting for a collective that another thread has called";
-                    return Err(Error::TimedOut { reason: reason.into() });
+                    // The other ranks may be in this call: the next one would meet them in it.
+                    return Err(self.members.fail(Error::TimedOut { reason: reason.into() }));
                 }
                 Err(TryLockError::WouldBlock) => thread::sleep(GROUP_LOCK_LOOK),
             }

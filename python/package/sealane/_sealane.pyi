@@ -24,6 +24,7 @@ __all__ = [
     "Tensor",
     "attach",
     "embedded",
+    "end_callbacks",
     "forked",
 ]
 
@@ -557,6 +558,9 @@ _Memory = tuple[int, int, Any]
 class _Store(Protocol):
     def set(self, key: str, value: bytes, /) -> object: ...
     def get(self, key: str, seconds: float, /) -> bytes: ...
+
+def end_callbacks() -> None:
+    """Nobody is called back any more: the interpreter is about to end."""
 
 @final
 class GroupCall:

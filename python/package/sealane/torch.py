@@ -1,7 +1,7 @@
 """PyTorch's collectives through Sealane: ``torch.distributed.init_process_group("sealane")``, without an import.
 
 The ranks of a group are on one host: they reduce and copy tensors in memory that they share, without a daemon. Groups over several hosts
-use gloo, with a warning. Collectives that the caller waits for run in its thread; others run in a thread of the group, in order.
+use gloo, with a warning. Collectives that the caller waits for run in its thread, if no other goes on; else they run in threads of the group, in order, which also call back in order.
 """
 
 import atexit
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from ._errors import Error, Unimplemented
-from ._sealane import Group
+from ._sealane import Group, end_callbacks
 
 _log = logging.getLogger(__name__)
 
@@ -58,14 +58,23 @@ def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
-# The work that a backend has made last, of each thread.
+# The works that backends make within a call of a process group, of each thread.
 _made = threading.local()
+
+
+def _noted(work: "_Work") -> "_Work":
+    works = getattr(_made, "works", None)
+    if works is not None:
+        works.append(work)
+    return work
+
 
 # The calls of a process group that give works, as far as PyTorch has them.
 _CALLS = [
     "_allgather_base",
     "_reduce_scatter_base",
     "all_gather_single",
+    "all_gather_single_coalesced",
     "all_to_all_single",
     "allgather",
     "allgather_coalesced",
@@ -82,6 +91,7 @@ _CALLS = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
@@ -97,10 +107,13 @@ def _give_works(name: str) -> None:
 
     @functools.wraps(call)
     def with_work(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> Any:
-        _made.work = None
-        work = call(group, *arguments, **named)
-        made, _made.work = _made.work, None
-        return work if made is None else made
+        outer, made = getattr(_made, "works", None), []
+        _made.works = made
+        try:
+            work = call(group, *arguments, **named)
+        finally:
+            _made.works = outer
+        return made[-1] if made else work
 
     setattr(dist.ProcessGroup, name, with_work)
 
@@ -115,7 +128,8 @@ class _Store:
         self._store.set(key, value)
 
     def get(self, key: str, seconds: float) -> bytes:
-        self._store.wait([key], datetime.timedelta(seconds=seconds))
+        # No time at all would be no limit.
+        self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
         return self._store.get(key)
 
 
@@ -144,6 +158,8 @@ class _Work(dist._Work):
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._is_placed = after is None
+        # Tensors that were made in this mode are written in it alone.
+        self._mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
         self._has_ended = call is None
         self._is_watched = after is not None
         self._told: torch.futures.Future[Any] | None = None
@@ -159,7 +175,7 @@ class _Work(dist._Work):
             after, self._after = self._after, None
             if after is not None:
                 try:
-                    with torch.no_grad():
+                    with self._mode():
                         after()
                 except Exception as error:
                     self._failure = error
@@ -391,8 +407,7 @@ class Backend(dist._Backend):
             going_on = call(*arguments, self._limit(opts), not getattr(opts, "asyncOp", True))
         except Error as error:
             raise _told(error) from None
-        _made.work = _Work(result, going_on, after)
-        return _made.work
+        return _noted(_Work(result, going_on, after))
 
     def _wait_for(self, call: Callable[..., Any], *arguments: Any, opts: Any) -> None:
         """A part of a call, which is waited for."""
@@ -405,8 +420,7 @@ class Backend(dist._Backend):
 
     def _done(self, result: Any) -> _Work:
         self._sequence += 1
-        _made.work = _Work(result)
-        return _made.work
+        return _noted(_Work(result))
 
     def _limit(self, opts: Any) -> float:
         timeout = getattr(opts, "timeout", None)
@@ -619,10 +633,10 @@ class Backend(dist._Backend):
         is_recv: bool = False,
     ) -> _Work:
         try:
-            _made.work = _Work(tensors, start(), after, self._timeout, is_recv=is_recv)
+            call = start()
         except Error as error:
             raise _told(error) from None
-        return _made.work
+        return _noted(_Work(tensors, call, after, self._timeout, is_recv=is_recv))
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Rank 0 waits for each of the others and tells them whether all came; its error, and theirs, are worded as gloo's."""
@@ -679,6 +693,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _leave_all() -> None:
+    end_callbacks()
     for backend in list(_open):
         backend.shutdown()
 

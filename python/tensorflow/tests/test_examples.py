@@ -18,6 +18,8 @@ STEPS = 25
 BATCH = 256
 # Nothing here takes so many seconds.
 STUCK = 400
+# Another test's process may take a port between its choice and its use.
+ATTEMPTS = 5
 
 
 def installed(name):
@@ -34,7 +36,11 @@ def run(name, *options):
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     environment = {"SEALANE_BIN": str(target / "debug" / "sealane"), **os.environ}
     command = [sys.executable, EXAMPLES / name, "--steps", str(STEPS), "--batch", str(BATCH), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STUCK)
+    for _ in range(ATTEMPTS):
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STUCK)
+        if "Could not start gRPC server" not in ran.stderr:
+            break
+    return ran
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,28 @@ def begin(job, worker, what):
     return call
 
 
+def kill_under(daemon, call):
+    """Kills a daemon in the middle of a step, which ends. Where it had no tensor at that moment, steps go on by gRPC: then the next one is
+    killed."""
+    for _ in range(5):
+        daemon.kill()
+        try:
+            call.result(timeout=15)
+        except Failed as failed:
+            assert str(failed).startswith(("UnavailableError", "AbortedError")), failed
+            return
+        except AssertionError as goes_on:
+            assert "has not answered" in str(goes_on), goes_on
+        daemon.start()
+        wait_until("tensors by the next daemon", lambda: has_moved(daemon))
+    raise AssertionError("no step has ended with its daemon")
+
+
+def has_moved(daemon):
+    clients = [client for shard in daemon.stat()["shards"] for client in shard["clients"]]
+    return any(client["counters"]["tensors_received"] for client in clients)
+
+
 def assert_goes_on_by_sealane(worker):
     before = by_sealane(worker.pairs()["ps/0"])
     assert_trains(worker)
@@ -86,10 +108,7 @@ def test_a_ps_that_is_killed_ends_the_step_and_another_one_serves_the_next_sessi
 def test_a_daemon_that_is_killed_ends_the_step_and_another_one_serves_the_next_session(job, what):
     _, worker = job.start_all(("ps", 0), ("worker", 0))
     assert_trains(worker)
-    call = begin(job, worker, what)
-    job.daemons[0].kill()
-    with pytest.raises(Failed, match="^(UnavailableError|AbortedError)"):
-        call.result()
+    kill_under(job.daemons[0], begin(job, worker, what))
     job.daemons[0].start()
 
     before = by_sealane(worker.pairs()["ps/0"])

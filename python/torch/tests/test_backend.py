@@ -233,6 +233,16 @@ def futures():
         tensor = torch.full((2000,), rank + 1.0)
         chain = dist.all_reduce(tensor, async_op=True).get_future().then(again).then(again)
         assert (chain.wait()[0] == size * (size + 1) / 2 * size * size).all()
+    with torch.inference_mode():
+        parts = [torch.empty(1000) for _ in range(size)]
+        dist.all_gather(parts, torch.full((1000,), float(rank)), async_op=True).wait()
+        assert all((part == other).all() for other, part in enumerate(parts))
+    # A group that is left ends what waits for its calls.
+    group = dist.new_group(backend="sealane")
+    work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    work.wait()
+    dist.destroy_process_group(group)
+    assert work.get_future().wait()[0].tolist() == [size] * 3
     # Nobody waits for the first, whose parts are to be there when the second has ended.
     parts = [torch.empty(1000) for _ in range(size)]
     work = dist.all_gather(parts, torch.full((1000,), float(rank)), async_op=True)

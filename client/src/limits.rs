@@ -324,7 +324,7 @@ pub(crate) const CUDA_ALIGNMENT: usize = 64;
 /// How long a rank of a group sleeps at most before it looks whether the ranks it waits for live.
 pub(crate) const GROUP_LOOK: Duration = Duration::from_millis(20);
 
-/// How often a rank looks at what another says before it sleeps: some 20 us, a few times as long as waking takes.
+/// How often a rank looks at what another says before it sleeps: some tens of microseconds. (Not tuned.)
 pub(crate) const GROUP_SPINS: u32 = 2000;
 
 /// The same where ranks outnumber CPUs.
@@ -340,10 +340,10 @@ pub(crate) const GROUP_ONE_SHOT_BYTES: usize = 16 << 10;
 pub(crate) const GROUP_UNEXPECTED_BYTES_MAX: usize = 1 << 30;
 
 /// How often the thread that moves messages looks whether nobody else does, while there are some.
-pub(crate) const GROUP_POSTMAN_TICK: Duration = Duration::from_millis(1);
+pub(crate) const GROUP_PROGRESS_TICK: Duration = Duration::from_millis(1);
 
 /// How long it goes on looking when there are none.
-pub(crate) const GROUP_POSTMAN_IDLE: Duration = Duration::from_millis(100);
+pub(crate) const GROUP_PROGRESS_IDLE: Duration = Duration::from_millis(100);
 
 /// How often a thread looks whether another one has ended its collective.
 pub(crate) const GROUP_LOCK_LOOK: Duration = Duration::from_micros(50);

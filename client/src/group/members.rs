@@ -11,7 +11,7 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Witness, Word, state},
+    shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, PeerProcess, Slots, Word, state},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub(super) struct Members {
     pub(super) rank: usize,
     own: OwnWords,
-    others: Vec<Option<(OthersSegment, Witness)>>,
+    others: Vec<Option<(OthersSegment, PeerProcess)>>,
     /// Why this rank can do no more in its group.
     ended: Mutex<Option<Error>>,
     /// How often a word is looked at before sleeping.
@@ -171,12 +171,12 @@ impl Members {
 
     /// The error of a call that needs a rank which has left, or whose process has ended.
     pub(super) fn has_gone(&self, rank: usize) -> Option<Error> {
-        let (segment, witness) = self.others[rank].as_ref()?;
+        let (segment, process) = self.others[rank].as_ref()?;
         let reason = if segment.words.load(Word::State) == state::LEFT {
             "it has left the group".to_owned()
         } else {
-            Witness::first_gone(std::iter::once((rank, witness)))?;
-            match witness.process() {
+            PeerProcess::first_gone(std::iter::once((rank, process)))?;
+            match process.pid() {
                 0 => "its process has ended".to_owned(),
                 process => format!("its process {process} has ended"),
             }

@@ -19,7 +19,7 @@ use super::{
     mail::{Given, Mail, Room, deadline},
     members::Members,
 };
-use crate::limits::{GROUP_LOOK, GROUP_POSTMAN_IDLE, GROUP_POSTMAN_TICK, GROUP_SPINS_PER_CLOCK};
+use crate::limits::{GROUP_LOOK, GROUP_PROGRESS_IDLE, GROUP_PROGRESS_TICK, GROUP_SPINS_PER_CLOCK};
 
 /// The messages of one rank.
 pub(super) struct Post {
@@ -29,8 +29,8 @@ pub(super) struct Post {
     movers: AtomicUsize,
     /// Threads that sleep until others tell them something.
     sleepers: Mutex<u32>,
-    postman: Mutex<Option<Thread>>,
-    /// The postman sleeps until it is called, and not for a tick.
+    progress_thread: Mutex<Option<Thread>>,
+    /// The progress thread sleeps until it is called, and not for a tick.
     rests: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl Post {
             members,
             movers: AtomicUsize::new(0),
             sleepers: Mutex::new(0),
-            postman: Mutex::new(None),
+            progress_thread: Mutex::new(None),
             rests: AtomicBool::new(false),
         })
     }
@@ -84,7 +84,7 @@ impl Post {
         let is_over = mail.look(id).is_some();
         Post::unlock(mail);
         if !is_over {
-            self.call_postman();
+            self.call_progress_thread();
         }
         Ok(Message { post: self.clone(), id, is_over: false })
     }
@@ -143,9 +143,9 @@ impl Post {
     }
 
     /// Something is under way that nobody may wait for.
-    fn call_postman(self: &Arc<Self>) {
-        let mut postman = self.postman.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*postman {
+    fn call_progress_thread(self: &Arc<Self>) {
+        let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*progress_thread {
             // Where it looks anyway, it is left alone: it would only take the CPU of those who wait.
             Some(thread) => {
                 if self.rests.swap(false, Ordering::SeqCst) {
@@ -154,9 +154,9 @@ impl Post {
             }
             None => {
                 let post = Arc::downgrade(self);
-                let started = thread::Builder::new().name("sealane-mail".into()).spawn(move || deliver(&post));
+                let started = thread::Builder::new().name("sealane-progress".into()).spawn(move || deliver(&post));
                 // Without a thread, messages move while somebody waits for one.
-                *postman = started.ok().map(|started| started.thread().clone());
+                *progress_thread = started.ok().map(|started| started.thread().clone());
             }
         }
     }
@@ -166,8 +166,8 @@ impl Post {
         let mut mail = self.lock();
         mail.end_all(error);
         Post::unlock(mail);
-        if let Some(postman) = &*self.postman.lock().unwrap_or_else(PoisonError::into_inner) {
-            postman.unpark();
+        if let Some(progress_thread) = &*self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner) {
+            progress_thread.unpark();
         }
     }
 }
@@ -178,8 +178,8 @@ impl Drop for Post {
             return;
         }
         // It finds that there is nothing to do any more.
-        if let Some(postman) = &*self.postman.lock().unwrap_or_else(PoisonError::into_inner) {
-            postman.unpark();
+        if let Some(progress_thread) = &*self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner) {
+            progress_thread.unpark();
         }
     }
 }
@@ -205,7 +205,7 @@ fn deliver(post: &Weak<Post>) {
     let mut idle_since = Instant::now();
     loop {
         // Those who are about to wait are faster.
-        thread::park_timeout(GROUP_POSTMAN_TICK);
+        thread::park_timeout(GROUP_PROGRESS_TICK);
         let Some(post) = post.upgrade() else { return };
         if post.movers.load(Ordering::SeqCst) > 0 {
             idle_since = Instant::now();
@@ -215,7 +215,7 @@ fn deliver(post: &Weak<Post>) {
             let is_needed = |mail: &Mail| !mail.is_busy() || post.movers.load(Ordering::SeqCst) > 0;
             post.attend(is_needed, deadline(Some(GROUP_LOOK)));
             idle_since = Instant::now();
-        } else if idle_since.elapsed() > GROUP_POSTMAN_IDLE {
+        } else if idle_since.elapsed() > GROUP_PROGRESS_IDLE {
             post.rests.store(true, Ordering::SeqCst);
             // Who starts a message from here on calls.
             let is_busy = post.lock().is_busy();

@@ -44,7 +44,7 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::group::{JoinError, Seat},
+    shm::group::{Bootstrap, JoinError},
     tensor::DType,
 };
 
@@ -81,7 +81,7 @@ impl Group {
         let began = Instant::now();
         let mark =
             ForkMark::new().map_err(|error| Error::unavailable("a page that forks are known by", error.to_string()))?;
-        let seat = Seat::new(rank, size).map_err(join_error)?;
+        let seat = Bootstrap::new(rank, size).map_err(join_error)?;
         store.set(&format!("sealane/{rank}"), seat.address().as_bytes())?;
         let address = |rank: usize| store.get(&format!("sealane/{rank}"), limit.saturating_sub(began.elapsed()));
         let addresses = (0..size).map(address).collect::<Result<Vec<_>, _>>()?;

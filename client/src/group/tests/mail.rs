@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use sealane_transport::shm::group::{Seat, Word};
+use sealane_transport::shm::group::{Bootstrap, Word};
 
 use super::{LIMIT, bytes};
 use crate::{
@@ -14,10 +14,10 @@ use crate::{
 };
 
 fn two() -> [(Arc<Members>, Mail); 2] {
-    let seats = [0, 1].map(|rank| Seat::new(rank, 2).unwrap());
+    let seats = [0, 1].map(|rank| Bootstrap::new(rank, 2).unwrap());
     let addresses = seats.each_ref().map(|seat| seat.address().to_owned());
     std::thread::scope(|scope| {
-        let join = |seat: Seat| {
+        let join = |seat: Bootstrap| {
             let addresses = &addresses;
             scope.spawn(move || seat.join(addresses, LIMIT.unwrap()).unwrap())
         };

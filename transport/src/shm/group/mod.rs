@@ -5,29 +5,29 @@
 //! 32-bit words, which the others wait for by futexes.
 //!
 //! A segment holds those words; four *slots*, two for each [`Stage`] of a collective; and for each other rank a *mailbox* of a few pieces
-//! of messages. [`Seat`] is how ranks that know each other's addresses exchange their segments, without a daemon.
+//! of messages. [`Bootstrap`] is how ranks that know each other's addresses exchange their segments, without a daemon.
 //!
 //! Numbers and lengths that others write are checked before they are used. Their tensors' bytes may change while they are read; no
 //! decision depends on them.
 
+mod bootstrap;
 mod memory;
-mod seat;
-mod witness;
+mod peer_process;
 
 pub use self::{
+    bootstrap::{Bootstrap, JoinError, Joined},
     memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word, state},
-    seat::{JoinError, Joined, Seat},
-    witness::Witness,
+    peer_process::PeerProcess,
 };
 
-/// Version of the segment's layout, of what its words say, and of [`Seat`]'s conversation. All ranks of a group must have the same.
+/// Version of the segment's layout, of what its words say, and of [`Bootstrap`]'s conversation. All ranks of a group must have the same.
 pub const GROUP_VERSION: u32 = 1;
 
 /// Most ranks of one group on one host.
 pub const RANKS_MAX: usize = 256;
 
 /// Bytes of a slot. A tensor larger than that goes in pieces, of which one is written while the one before is read: a few of them fit a
-/// core's second-level cache. (Measured with 64 KiB, 256 KiB and 1 MiB: the middle one was the fastest for all sizes.)
+/// core's second-level cache. (Not tuned: other sizes were not measured.)
 pub const SLOT_BYTES: usize = 256 << 10;
 
 /// Words of the description of a call.

@@ -19,29 +19,29 @@ static PROCESSES: Mutex<Option<HashMap<i32, Weak<OwnedFd>>>> = Mutex::new(None);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Witness {
+pub struct PeerProcess {
     descriptor: Option<Arc<OwnedFd>>,
     /// Held also where it is not asked: the other side may have nothing else.
     pub(super) connection: OwnedFd,
-    process: i32,
+    pid: i32,
 }
 
-impl Witness {
+impl PeerProcess {
     /// Of the process at the other end of a connection, which waits for an answer by it.
-    pub(super) fn new(connection: OwnedFd) -> Witness {
-        let process = getsockopt(&connection, sockopt::PeerCredentials).map_or(0, |known| known.pid());
-        Witness { descriptor: process_descriptor(process), connection, process }
+    pub(super) fn new(connection: OwnedFd) -> PeerProcess {
+        let pid = getsockopt(&connection, sockopt::PeerCredentials).map_or(0, |known| known.pid());
+        PeerProcess { descriptor: process_descriptor(pid), connection, pid }
     }
 
     /// The process's number, 0 if it is not visible from here.
-    pub fn process(&self) -> i32 {
-        self.process
+    pub fn pid(&self) -> i32 {
+        self.pid
     }
 
     /// The first of some processes that has ended.
-    pub fn first_gone<'w>(witnesses: impl Iterator<Item = (usize, &'w Witness)>) -> Option<usize> {
+    pub fn first_gone<'p>(processes: impl Iterator<Item = (usize, &'p PeerProcess)>) -> Option<usize> {
         let (ranks, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
-            witnesses.map(|(rank, witness)| (rank, PollFd::new(witness.as_fd(), PollFlags::POLLIN))).unzip();
+            processes.map(|(rank, process)| (rank, PollFd::new(process.as_fd(), PollFlags::POLLIN))).unzip();
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(1..) => polled.iter().position(|polled| polled.any() == Some(true)).map(|index| ranks[index]),
             // Another look follows.
@@ -50,7 +50,7 @@ impl Witness {
     }
 }
 
-impl AsFd for Witness {
+impl AsFd for PeerProcess {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_deref().unwrap_or(&self.connection).as_fd()
     }

@@ -26,7 +26,7 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GROUP_VERSION, RANKS_MAX, Witness,
+    GROUP_VERSION, PeerProcess, RANKS_MAX,
     memory::{OthersSegment, OwnSegment},
 };
 use crate::shm::{descriptors, error::ShmError};
@@ -103,7 +103,7 @@ pub enum JoinError {
 
 /// A rank that has not met the others yet.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Bootstrap {
     rank: usize,
     size: usize,
     address: String,
@@ -118,15 +118,15 @@ pub struct Joined {
     /// Its own segment.
     pub segment: OwnSegment,
     /// The others' by rank, `None` in its own place.
-    pub others: Vec<Option<(OthersSegment, Witness)>>,
+    pub others: Vec<Option<(OthersSegment, PeerProcess)>>,
 }
 
-impl Seat {
-    /// The seat of a rank in a group of `size`, all on this host.
+impl Bootstrap {
+    /// A rank of a group of `size`, all on this host.
     ///
     /// # Errors
     /// [`JoinError::Size`]; [`JoinError::System`] without descriptors or memory, and before Linux 5.1.
-    pub fn new(rank: usize, size: usize) -> Result<Seat, JoinError> {
+    pub fn new(rank: usize, size: usize) -> Result<Bootstrap, JoinError> {
         if rank >= size || size > RANKS_MAX {
             return Err(JoinError::Size { rank, size });
         }
@@ -141,7 +141,7 @@ impl Seat {
         listen(&listener, backlog).map_err(ShmError::system("listening for a group's ranks"))?;
         let address = Address { version: GROUP_VERSION, host: host(), name };
         let address = serde_json::to_string(&address).expect("strings and a number are JSON");
-        Ok(Seat { rank, size, address, segment, descriptor, listener })
+        Ok(Bootstrap { rank, size, address, segment, descriptor, listener })
     }
 
     /// What the others must know of this one: text of some 150 bytes.
@@ -192,12 +192,12 @@ struct Meeting {
     /// Earlier ranks that this one has not connected to.
     uncalled: Vec<(usize, Address)>,
     /// Ranks that have not been told who this is, and the segment of those who have said it.
-    unsaid: Vec<(usize, Witness, Option<OthersSegment>)>,
+    unsaid: Vec<(usize, PeerProcess, Option<OthersSegment>)>,
     /// Earlier ranks that have not answered.
-    called: Vec<(usize, Witness)>,
+    called: Vec<(usize, PeerProcess)>,
     /// Who has connected, and not said who it is.
     callers: Vec<OwnedFd>,
-    others: Vec<Option<(OthersSegment, Witness)>>,
+    others: Vec<Option<(OthersSegment, PeerProcess)>>,
 }
 
 impl Meeting {
@@ -224,7 +224,7 @@ impl Meeting {
     fn wait(&self, limit: Duration) {
         // What the kernel has had no room for is tried again soon.
         let limit = if self.uncalled.is_empty() && self.unsaid.is_empty() { limit } else { limit.min(RETRY) };
-        let called = self.called.iter().map(|(_, witness)| &witness.connection);
+        let called = self.called.iter().map(|(_, process)| &process.connection);
         let all = [&self.listener].into_iter().chain(&self.callers).chain(called);
         let mut polled: Vec<PollFd<'_>> = all.map(|each| PollFd::new(each.as_fd(), PollFlags::POLLIN)).collect();
         // Whatever comes of it, all are looked at.
@@ -240,7 +240,7 @@ impl Meeting {
             let malformed = |errno: Errno| JoinError::Malformed { rank, reason: errno.to_string() };
             let place = UnixAddr::new_abstract(address.name.as_bytes()).map_err(malformed)?;
             match connect(connection.as_raw_fd(), &place) {
-                Ok(()) if is_of_this_user(&connection) => self.unsaid.push((rank, Witness::new(connection), None)),
+                Ok(()) if is_of_this_user(&connection) => self.unsaid.push((rank, PeerProcess::new(connection), None)),
                 Ok(()) => return Err(JoinError::Elsewhere { rank }),
                 Err(Errno::EAGAIN | Errno::EINTR) => self.uncalled.push((rank, address)),
                 // Whoever has an address listens, or is gone.
@@ -273,7 +273,7 @@ impl Meeting {
                         && self.unsaid.iter().all(|(known, ..)| *known != rank) =>
                 {
                     let segment = OthersSegment::open(&descriptor, self.others.len())?;
-                    self.unsaid.push((rank, Witness::new(connection), Some(segment)));
+                    self.unsaid.push((rank, PeerProcess::new(connection), Some(segment)));
                 }
                 Heard::Rank(..) | Heard::Gone => {}
             }
@@ -284,15 +284,15 @@ impl Meeting {
     /// Says who this is, and gives its segment. The kernel has room for so many descriptors under way, of all processes of a user.
     fn say(&mut self) -> Result<(), JoinError> {
         let name = (self.rank as u32).to_ne_bytes();
-        for (rank, witness, segment) in std::mem::take(&mut self.unsaid) {
-            match descriptors::send(&witness.connection, &name, &[self.descriptor.as_raw_fd()]) {
+        for (rank, process, segment) in std::mem::take(&mut self.unsaid) {
+            match descriptors::send(&process.connection, &name, &[self.descriptor.as_raw_fd()]) {
                 Err(Errno::ETOOMANYREFS | Errno::EAGAIN | Errno::ENOBUFS | Errno::EINTR) => {
-                    self.unsaid.push((rank, witness, segment));
+                    self.unsaid.push((rank, process, segment));
                 }
                 Err(_) => return Err(JoinError::Left { rank }),
                 Ok(()) => match segment {
-                    Some(segment) => self.others[rank] = Some((segment, witness)),
-                    None => self.called.push((rank, witness)),
+                    Some(segment) => self.others[rank] = Some((segment, process)),
+                    None => self.called.push((rank, process)),
                 },
             }
         }
@@ -301,12 +301,12 @@ impl Meeting {
 
     /// Earlier ranks answer.
     fn hear_called(&mut self) -> Result<(), JoinError> {
-        for (rank, witness) in std::mem::take(&mut self.called) {
-            match hear(&witness.connection) {
-                Heard::Nothing => self.called.push((rank, witness)),
+        for (rank, process) in std::mem::take(&mut self.called) {
+            match hear(&process.connection) {
+                Heard::Nothing => self.called.push((rank, process)),
                 Heard::Rank(said, descriptor) if said == rank => {
                     let segment = OthersSegment::open(&descriptor, self.others.len())?;
-                    self.others[rank] = Some((segment, witness));
+                    self.others[rank] = Some((segment, process));
                 }
                 Heard::Rank(..) | Heard::Gone => return Err(JoinError::Left { rank }),
             }
@@ -371,30 +371,30 @@ mod tests {
 
     use super::{super::Word, *};
 
-    fn seats(size: usize) -> (Vec<Seat>, Vec<String>) {
-        let seats: Vec<Seat> = (0..size).map(|rank| Seat::new(rank, size).unwrap()).collect();
-        let addresses = seats.iter().map(|seat| seat.address().to_owned()).collect();
-        (seats, addresses)
+    fn ranks(size: usize) -> (Vec<Bootstrap>, Vec<String>) {
+        let ranks: Vec<Bootstrap> = (0..size).map(|rank| Bootstrap::new(rank, size).unwrap()).collect();
+        let addresses = ranks.iter().map(|seat| seat.address().to_owned()).collect();
+        (ranks, addresses)
     }
 
     const LIMIT: Duration = Duration::from_secs(30);
 
     #[test]
     fn every_rank_reads_what_the_others_write_and_cannot_change_it() {
-        let (seats, addresses) = seats(5);
+        let (ranks, addresses) = ranks(5);
         thread::scope(|scope| {
-            for seat in seats {
+            for seat in ranks {
                 let addresses = &addresses;
                 scope.spawn(move || {
                     let (rank, Joined { segment, others }) = (seat.rank, seat.join(addresses, LIMIT).unwrap());
                     segment.words.store(Word::State, 100 + rank as u32);
                     for (other, met) in others.iter().enumerate() {
                         assert_eq!(met.is_none(), other == rank);
-                        let Some((other_segment, witness)) = met else { continue };
+                        let Some((other_segment, process)) = met else { continue };
                         while other_segment.words.load(Word::State) != 100 + other as u32 {
                             thread::yield_now();
                         }
-                        assert_eq!(witness.process(), std::process::id() as i32);
+                        assert_eq!(process.pid(), std::process::id() as i32);
                     }
                 });
             }
@@ -406,42 +406,42 @@ mod tests {
 
     #[test]
     fn a_rank_that_does_not_come_is_named() {
-        let (mut seats, addresses) = seats(3);
-        let late = seats.pop().unwrap();
-        let first = seats.remove(0);
+        let (mut ranks, addresses) = ranks(3);
+        let late = ranks.pop().unwrap();
+        let first = ranks.remove(0);
         let error = first.join(&addresses, Duration::from_millis(20)).unwrap_err();
         assert!(matches!(error, JoinError::Late { rank: 1, .. }), "{error}");
         drop(late);
         // Its segment was seen by nobody; whoever had met it would hear from it.
-        let error = seats.remove(0).join(&addresses, LIMIT).unwrap_err();
+        let error = ranks.remove(0).join(&addresses, LIMIT).unwrap_err();
         assert!(matches!(error, JoinError::Left { rank: 0 }), "{error}");
     }
 
     #[test]
     fn ranks_of_other_versions_and_hosts_are_named() {
-        let (mut seats, mut addresses) = seats(2);
+        let (mut ranks, mut addresses) = ranks(2);
         let mut join = |text: String| {
             addresses[1] = text;
-            let seat = seats.pop().unwrap();
-            seats.push(Seat::new(0, 2).unwrap());
-            Seat { rank: 0, ..seat }.join(&addresses, LIMIT).unwrap_err().to_string()
+            let seat = ranks.pop().unwrap();
+            ranks.push(Bootstrap::new(0, 2).unwrap());
+            Bootstrap { rank: 0, ..seat }.join(&addresses, LIMIT).unwrap_err().to_string()
         };
         assert!(join("{}".into()).starts_with("rank 1 gives an address that is none of Sealane's"));
         assert!(join(r#"{"version":99,"more":[]}"#.into()).contains("rank 1 speaks version 99"));
         assert!(join(r#"{"version":1,"host":"moon","name":"x"}"#.into()).contains("rank 1 is on another host"));
-        assert!(matches!(Seat::new(2, 2), Err(JoinError::Size { rank: 2, size: 2 })));
+        assert!(matches!(Bootstrap::new(2, 2), Err(JoinError::Size { rank: 2, size: 2 })));
     }
 
     #[test]
     fn a_stranger_is_sent_away_and_the_ranks_meet() {
-        let (seats, addresses) = seats(2);
+        let (ranks, addresses) = ranks(2);
         let name = read_address(0, addresses[0].as_bytes()).unwrap().name;
         let place = UnixAddr::new_abstract(name.as_bytes()).unwrap();
         let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         connect(stranger.as_raw_fd(), &place).unwrap();
         descriptors::send(&stranger, &9_u32.to_ne_bytes(), &[stranger.as_raw_fd()]).unwrap();
         thread::scope(|scope| {
-            for seat in seats {
+            for seat in ranks {
                 let addresses = &addresses;
                 scope.spawn(move || seat.join(addresses, LIMIT).unwrap());
             }

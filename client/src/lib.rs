@@ -40,7 +40,7 @@
 //! only for calls that are awaited as futures.
 //!
 //! With the feature `embedded`, a [`Task`] can also use an engine in this process; with `tokio`, a [`Stream`] has tokio's traits; with
-//! `cuda`, tensors can be in the memory of GPUs.
+//! `cuda`, tensors can be in the memory of GPUs. With `group`, processes compute with each other's tensors in a `Group`, without a daemon.
 //!
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
@@ -62,6 +62,7 @@ pub mod cuda;
 mod embedded;
 #[cfg(feature = "embedded")]
 mod embedded_plan;
+#[cfg(feature = "group")]
 mod group;
 mod limits;
 mod lives;
@@ -78,6 +79,8 @@ mod together;
 mod under_way;
 mod waiter;
 
+#[cfg(feature = "group")]
+pub use self::group::{Group, GroupOptions, Message, ReduceOp, Store};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use self::stream::far_end;
@@ -86,7 +89,6 @@ pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
     attach::{Attach, Backlog, default_socket, socket_in},
-    group::{Group, Message, ReduceOp, Store},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
@@ -101,8 +103,10 @@ pub use self::{
     waiter::Waiter,
 };
 #[cfg(feature = "embedded")]
-pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, StartError, TlsFiles};
+pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::{Buffer, Polling};
+#[cfg(any(feature = "embedded", feature = "group"))]
+pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
     Code, Error, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome, SendOptions,

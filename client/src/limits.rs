@@ -320,30 +320,3 @@ pub(crate) const CUDA_LOOK: Duration = Duration::from_millis(10);
 /// What tensors from a device are aligned to in the arena: a cache line, as everything there.
 #[cfg(feature = "cuda")]
 pub(crate) const CUDA_ALIGNMENT: usize = 64;
-
-/// How long a rank of a group sleeps at most before it looks whether the ranks it waits for live.
-pub(crate) const GROUP_LOOK: Duration = Duration::from_millis(20);
-
-/// How often a rank looks at what another says before it sleeps: some tens of microseconds. (Not tuned.)
-pub(crate) const GROUP_SPINS: u32 = 2000;
-
-/// The same where ranks outnumber CPUs.
-pub(crate) const GROUP_SPINS_CROWDED: u32 = 50;
-
-/// Spins for a message between two looks at the clock.
-pub(crate) const GROUP_SPINS_PER_CLOCK: u32 = 64;
-
-/// Tensors up to this size are reduced by every rank, in one round; larger ones by parts, in two.
-pub(crate) const GROUP_ONE_SHOT_BYTES: usize = 16 << 10;
-
-/// Most bytes of messages between ranks that wait in a process for a later recv, as an earlier one waits for another.
-pub(crate) const GROUP_UNEXPECTED_BYTES_MAX: usize = 1 << 30;
-
-/// How often the thread that moves messages looks whether nobody else does, while there are some.
-pub(crate) const GROUP_PROGRESS_TICK: Duration = Duration::from_millis(1);
-
-/// How long it goes on looking when there are none.
-pub(crate) const GROUP_PROGRESS_IDLE: Duration = Duration::from_millis(100);
-
-/// How often a thread looks whether another one has ended its collective.
-pub(crate) const GROUP_LOCK_LOOK: Duration = Duration::from_micros(50);

@@ -7,6 +7,7 @@ use std::{
     mem,
     ops::Range,
     panic::{self, AssertUnwindSafe},
+    path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -17,9 +18,10 @@ use std::{
 };
 
 use pyo3::{prelude::*, types::PyBytes};
-use sealane::{DType, Error, Message, ReduceOp, Store};
+use sealane::{DType, Error, GroupOptions, Message, ReduceOp, Store};
 
 use crate::{
+    connect::authentication,
     dtype,
     errors::{OrRaise, exception, invalid},
     fork::Generation,
@@ -297,15 +299,34 @@ fn check_fork(made: Generation) -> Result<(), Error> {
 #[pymethods]
 impl Group {
     #[new]
-    fn new(py: Python<'_>, store: Py<PyAny>, rank: usize, size: usize, timeout: f64) -> PyResult<Group> {
+    #[expect(clippy::too_many_arguments, reason = "as many as the call has in Python")]
+    #[pyo3(signature = (store, rank, size, timeout, *, interface=None, host=None, secret_file=None, tls=None))]
+    fn new(
+        py: Python<'_>,
+        store: Py<PyAny>,
+        rank: usize,
+        size: usize,
+        timeout: f64,
+        interface: Option<String>,
+        host: Option<String>,
+        secret_file: Option<PathBuf>,
+        tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    ) -> PyResult<Group> {
         let limit = seconds(Some(timeout)).unwrap_or(Duration::MAX);
-        let inner = py.detach(|| sealane::Group::new(&InPython(store), rank, size, limit)).or_raise(py)?;
+        let authentication = authentication(secret_file, tls).or_raise(py)?;
+        let options = GroupOptions { limit, interface, host, authentication };
+        let inner = py.detach(|| sealane::Group::new(&InPython(store), rank, size, &options)).or_raise(py)?;
         Ok(Group {
             inner: Mutex::new(Some(Arc::new(inner))),
             pending: Arc::default(),
             queue: Mutex::default(),
             made: Generation::now(),
         })
+    }
+
+    /// How many hosts the ranks are on.
+    fn hosts(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.get(py)?.hosts())
     }
 
     /// Raises why the group is over, if it is.

@@ -38,8 +38,9 @@ class Files:
         return self.path(key).read_bytes()
 
 
-def _rank(function, directory, rank, size, arguments, answers):
-    with sealane.Group(Files(directory), rank, size, timeout=LIMIT) as group:
+def _rank(function, directory, rank, size, arguments, answers, host):
+    where = {} if host is None else {"host": str(host), "interface": "127.0.0.1"}
+    with sealane.Group(Files(directory), rank, size, timeout=LIMIT, **where) as group:
         try:
             answers.put((rank, function(group, *arguments)))
         except Exception as error:
@@ -49,13 +50,14 @@ def _rank(function, directory, rank, size, arguments, answers):
 @pytest.fixture
 def run(tmp_path):
     """Runs a function in a process for each rank; what it returns, or its error as text, by rank. Ranks of which none is expected are
-    processes that are killed."""
+    processes that are killed. Those of different ``hosts`` share no memory."""
     started = []
 
-    def run(size, function, *arguments, missing=()):
+    def run(size, function, *arguments, missing=(), hosts=None):
         answers = SPAWN.Queue()
-        for rank in range(size):
-            process = SPAWN.Process(target=_rank, args=(function, tmp_path, rank, size, arguments, answers), daemon=True)
+        for rank, host in enumerate(hosts or [None] * size):
+            details = (function, tmp_path, rank, size, arguments, answers, host)
+            process = SPAWN.Process(target=_rank, args=details, daemon=True)
             process.start()
             started.append(process)
         return dict(answers.get(timeout=LIMIT) for _ in range(size - len(missing)))
@@ -110,6 +112,11 @@ def test_every_call_gives_what_it_should(run, size):
         assert run(size, everything) == dict.fromkeys(range(size))
 
 
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 1, 2, 0)])
+def test_every_call_over_several_hosts_gives_what_it_should(run, hosts):
+    assert run(len(hosts), everything, hosts=hosts) == dict.fromkeys(range(len(hosts)))
+
+
 def alone(group):
     array = np.array([3.0])
     group.all_reduce(array)
@@ -138,16 +145,17 @@ def until_one_is_killed(group, name):
     array = np.ones(300_000)
     call = CALLS[name]
     # Ranks that need nothing of the one that is killed go on until the group ends.
-    with pytest.raises(sealane.Left, match=r"rank 2 has left \(its process \d+ has ended\)|rank \d is unavailable"):
+    with pytest.raises(sealane.Left, match=r"rank 2 has left \(its process .*has ended|rank \d is unavailable"):
         for _ in range(3):
             call(group, array)
             group.barrier()
 
 
+@pytest.mark.parametrize("hosts", [None, (0, 1, 2), (0, 1, 1)], ids=["one host", "three hosts", "two hosts"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_rank_that_is_killed_is_known_to_all_others_by_its_number(run, name):
+def test_a_rank_that_is_killed_is_known_to_all_others_by_its_number(run, name, hosts):
     began = time.monotonic()
-    answers = run(3, until_one_is_killed, name, missing=[2])
+    answers = run(3, until_one_is_killed, name, missing=[2], hosts=hosts)
     assert all(answer is None or "rank 2 has left" in answer for answer in answers.values()), answers
     # Not a measure of speed: far from the deadline of 60 s.
     assert time.monotonic() - began < LIMIT / 2

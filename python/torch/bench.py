@@ -2,6 +2,7 @@
 
     python bench.py --ranks 2
     python bench.py --ranks 4 --json out.json
+    python bench.py --ranks 4 --hosts 2     as if two ranks were on each of two hosts: Sealane's use TCP between these
 
 Each rank is a process with one thread for PyTorch. A figure is the time of one call on the slowest rank; the ratio is gloo's by Sealane's.
 """
@@ -22,6 +23,7 @@ BACKENDS = ["gloo", "sealane"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="[default: 2]")
+    parser.add_argument("--hosts", type=int, default=1, help="[default: 1]")
     parser.add_argument("--rounds", type=int, default=7, help="[default: 7]")
     parser.add_argument("--only", default="", help="figures whose names begin so")
     parser.add_argument("--json", help="where the figures go as JSON, too")
@@ -32,8 +34,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, *sys.argv[1:], "--store", str(pathlib.Path(directory) / "store")]
         environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-        ranks = [subprocess.Popen(command, env=environment | {"RANK": str(number)}) for number in range(arguments.ranks)]
+        ranks = [
+            subprocess.Popen(command, env=environment | {"RANK": str(number)} | pretend(number, arguments))
+            for number in range(arguments.ranks)
+        ]
         sys.exit(max(process.wait() for process in ranks))
+
+
+def pretend(number: int, arguments: argparse.Namespace) -> dict[str, str]:
+    """The variables that put a rank on one of several hosts."""
+    host = number * arguments.hosts // arguments.ranks
+    return {"SEALANE_TORCH_HOST": f"host {host}"} if arguments.hosts > 1 else {}
 
 
 def rank(arguments: argparse.Namespace) -> None:
@@ -99,13 +110,14 @@ def rank(arguments: argparse.Namespace) -> None:
         return make
 
     def there_and_back(group):
-        tensor = torch.zeros(16)
+        tensor, last = torch.zeros(16), size - 1
 
         def call():
-            for sender in (0, 1):
+            # Between the first and the last, which are on different hosts if there are several.
+            for sender, receiver in ((0, last), (last, 0)):
                 if own == sender:
-                    dist.send(tensor, 1 - own, group=group)
-                elif own == 1 - sender:
+                    dist.send(tensor, receiver, group=group)
+                elif own == receiver:
                     dist.recv(tensor, sender, group=group)
 
         return call
@@ -130,7 +142,7 @@ def rank(arguments: argparse.Namespace) -> None:
     measure("barrier", lambda group: lambda: dist.barrier(group), 200)
     measure("DDP step, 25 MB of gradients", ddp, 5)
     if own == 0 and arguments.json:
-        text = json.dumps({"ranks": size, "torch": torch.__version__, "figures": figures}, indent=1)
+        text = json.dumps({"ranks": size, "hosts": arguments.hosts, "torch": torch.__version__, "figures": figures}, indent=1)
         pathlib.Path(arguments.json).write_text(text + "\n")
     dist.barrier()
     dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sealane_transport::{shm::group::CALL_WORDS, tensor::DType};
+use sealane_transport::{Error, shm::group::CALL_WORDS, tensor::DType};
 
 use super::ReduceOp;
 
@@ -49,14 +49,14 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// In words, with the number of the call among those of its group, the round with which it begins, and a digest of the calls before:
-    /// calls that nobody compares, as no rank reads another, are compared by the next.
-    pub(super) fn words(&self, number: u32, began: u32, before: u64) -> [u64; CALL_WORDS] {
+    /// In words, with the number of the call among those of its group and a digest of the calls before: calls that nobody compares, as no
+    /// rank reads another, are compared by the next.
+    pub(super) fn words(&self, number: u32, before: u64) -> [u64; CALL_WORDS] {
         let arithmetic = self.arithmetic.map_or(0, |(dtype, op)| {
             u64::from(dtype.code as u8) | u64::from(dtype.bits) << 8 | u64::from(dtype.lanes) << 16 | (op as u64) << 32
         });
         let root = self.root.map_or(0, |root| root as u64 + 1);
-        [u64::from(number), self.kind as u64, arithmetic, self.bytes as u64, root, began.into(), before, 0]
+        [u64::from(number), self.kind as u64, arithmetic, self.bytes as u64, root, before, 0, 0]
     }
 }
 
@@ -90,4 +90,14 @@ impl fmt::Display for Told {
         }
         f.write_str(")")
     }
+}
+
+/// The error of ranks that call differently.
+pub(super) fn differs((own, mine): (usize, Told), (rank, theirs): (usize, Told)) -> Error {
+    let (mine, theirs) = (mine.to_string(), theirs.to_string());
+    let before = if mine == theirs { ", and they called differently before" } else { "" };
+    Error::invalid(format!(
+        "the ranks of a group must make the same calls in the same order: rank {own} calls {mine}, rank {rank} calls \
+         {theirs}{before}"
+    ))
 }

@@ -1,5 +1,5 @@
-//! The collectives of one host, as rounds. Each is the same for all ranks; tensors larger than a slot go in pieces, of which the next is
-//! written while the last is read.
+//! What the ranks of one host do in collectives, as rounds. Each is the same for all of them; tensors larger than a slot go in pieces, of
+//! which the next is written while the last is read. Ranks are places on this host, unless they are parts of a tensor.
 //!
 //! Reductions fold the ranks' elements in the order of the ranks, each element in one place: so all ranks have the same bits, and the same
 //! in each run. Small tensors are reduced by every rank, in one round; of large ones each rank reduces a part, which it gives to the
@@ -13,16 +13,17 @@ use sealane_transport::{
 };
 
 use super::{
+    hosts::collectives::Wants,
     reduce::Reduction,
     rounds::{Reader, Rounds, part_of_slot, rounds_of},
 };
-use crate::limits::GROUP_ONE_SHOT_BYTES;
 
-/// The part of a piece of so many bytes, of elements of `element` bytes, that a rank reduces.
-fn share(bytes: usize, element: usize, rank: usize, size: usize) -> Range<usize> {
-    let count = bytes / element;
+/// The part of a piece of so many bytes, of elements of `element` bytes, that one of `count` reduces; none where there are fewer.
+pub(super) fn share(bytes: usize, element: usize, number: usize, count: usize) -> Range<usize> {
+    let elements = bytes / element;
     // No product overflows: a piece is no larger than a slot.
-    count * rank / size * element..count * (rank + 1) / size * element
+    let at = |number: usize| elements * number.min(count) / count * element;
+    at(number)..at(number + 1)
 }
 
 impl Rounds {
@@ -42,6 +43,13 @@ impl Rounds {
         write: impl Fn(&D, usize, &mut [u8]),
         read: impl Fn(&Reader, &mut D, usize, u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        // Nobody else reads what a rank alone writes.
+        let is_alone = self.size() == 1;
+        let write = |data: &D, number: usize, slot: &mut [u8]| {
+            if !is_alone {
+                write(data, number, slot)
+            }
+        };
         write(data, 0, self.slot(Stage::Given)?);
         let mut posted = self.post(Stage::Given);
         for number in 0..rounds {
@@ -90,22 +98,26 @@ impl Rounds {
         )
     }
 
-    /// `whole` is a part of each rank, of which this rank's is there.
-    pub(super) fn all_gather(&mut self, whole: &mut [u8]) -> Result<(), Error> {
-        let part = whole.len() / self.size();
-        let own = self.rank() * part;
+    /// `whole` is a part of each rank of the group; those that `held` names by the places of this host are there with these.
+    pub(super) fn all_gather(&mut self, whole: &mut [u8], held: &[Vec<usize>]) -> Result<(), Error> {
+        let part = whole.len() / held.iter().map(Vec::len).sum::<usize>();
+        let (per, own) = (part_of_slot(held.iter().map(Vec::len).max().unwrap_or(1)), self.rank());
         self.exchange(
-            rounds_of(part, SLOT_BYTES),
+            rounds_of(part, per),
             whole,
             |whole, number, slot| {
-                let piece = piece(part, SLOT_BYTES, number);
-                slot[..piece.len()].copy_from_slice(&whole[own..][piece]);
+                let piece = piece(part, per, number);
+                for (place, rank) in slot.chunks_mut(per).zip(&held[own]) {
+                    place[..piece.len()].copy_from_slice(&whole[rank * part..][piece.clone()]);
+                }
             },
             |reader, whole, number, round| {
-                reader.others_from_next().try_for_each(|rank| {
-                    let piece = piece(part, SLOT_BYTES, number);
-                    let len = piece.len();
-                    whole[rank * part..][piece].copy_from_slice(&reader.read(Stage::Given, rank, round)?[..len]);
+                reader.others_from_next().try_for_each(|other| {
+                    let piece = piece(part, per, number);
+                    let slot = reader.read(Stage::Given, other, round)?;
+                    for (place, rank) in slot.chunks(per).zip(&held[other]) {
+                        whole[rank * part..][piece.clone()].copy_from_slice(&place[..piece.len()]);
+                    }
                     Ok(())
                 })
             },
@@ -124,9 +136,9 @@ impl Rounds {
             |reader, whole, number, round| {
                 let Some(whole) = whole else { return Ok(()) };
                 reader.others_from_next().try_for_each(|rank| {
-                    let piece = piece(part.len(), SLOT_BYTES, number);
+                    let (piece, place) = (piece(part.len(), SLOT_BYTES, number), reader.number_of(rank) * part.len());
                     let len = piece.len();
-                    whole[rank * part.len()..][piece].copy_from_slice(&reader.read(Stage::Given, rank, round)?[..len]);
+                    whole[place..][piece].copy_from_slice(&reader.read(Stage::Given, rank, round)?[..len]);
                     Ok(())
                 })
             },
@@ -135,19 +147,19 @@ impl Rounds {
 
     /// Each rank gets its `part` of `whole`, which one has.
     pub(super) fn scatter(&mut self, whole: Option<&[u8]>, part: &mut [u8], root: usize) -> Result<(), Error> {
-        let (size, own, per) = (self.size(), self.rank(), part_of_slot(self.size()));
-        let len = part.len();
+        let (own, per, len) = (self.rank(), part_of_slot(self.size()), part.len());
+        let numbers: Vec<usize> = (0..self.size()).map(|rank| self.members().number_of(rank)).collect();
         if let Some(whole) = whole {
-            part.copy_from_slice(&whole[own * len..][..len]);
+            part.copy_from_slice(&whole[numbers[own] * len..][..len]);
         }
         self.exchange(
             rounds_of(len, per),
             part,
             |_, number, slot| {
                 let Some(whole) = whole else { return };
-                for rank in 0..size {
-                    let piece = piece(len, per, number);
-                    slot[rank * per..][..piece.len()].copy_from_slice(&whole[rank * len..][piece]);
+                let piece = piece(len, per, number);
+                for (place, rank) in slot.chunks_mut(per).zip(&numbers) {
+                    place[..piece.len()].copy_from_slice(&whole[rank * len..][piece.clone()]);
                 }
             },
             |reader, part, number, round| {
@@ -161,41 +173,9 @@ impl Rounds {
         )
     }
 
-    /// Each rank has a part for each rank in `from`, and gets one of each in `to`, all of one length.
-    pub(super) fn all_to_all(&mut self, from: &[u8], to: &mut [u8]) -> Result<(), Error> {
-        let len = from.len() / self.size();
-        let places: Vec<Range<usize>> = (0..self.size()).map(|rank| rank * len..(rank + 1) * len).collect();
-        self.all_to_all_parts(from, to, (&places, &places), len)
-    }
-
-    /// The same with parts of any length, which the others must expect so.
-    pub(super) fn all_to_all_uneven(
-        &mut self,
-        from: &[u8],
-        to: &mut [u8],
-        (given, wanted): (&[Range<usize>], &[Range<usize>]),
-    ) -> Result<(), Error> {
-        let size = self.size();
-        let lengths: Vec<u8> = given.iter().flat_map(|part| (part.len() as u64).to_ne_bytes()).collect();
-        let mut table = vec![0; lengths.len() * size];
-        table[self.rank() * lengths.len()..][..lengths.len()].copy_from_slice(&lengths);
-        self.all_gather(&mut table)?;
-        let table = table.as_chunks::<8>().0;
-        let length = |from: usize, to: usize| u64::from_ne_bytes(table[from * size + to]);
-        for (rank, part) in wanted.iter().enumerate() {
-            if length(rank, self.rank()) != part.len() as u64 {
-                let (gives, own) = (length(rank, self.rank()), self.rank());
-                let reason = format!("rank {rank} gives rank {own} {gives} bytes, which expects {}", part.len());
-                return Err(self.members().fail(Error::invalid(reason)));
-            }
-        }
-        let longest = (0..size * size).filter(|pair| pair / size != pair % size);
-        let longest = longest.map(|pair| length(pair / size, pair % size)).max().unwrap_or(0);
-        self.all_to_all_parts(from, to, (given, wanted), usize::try_from(longest).unwrap_or(usize::MAX))
-    }
-
-    /// `longest` is the longest part of all ranks.
-    fn all_to_all_parts(
+    /// Each rank has a part for each rank of the group in `from`, and one of each in `to`: those of this host are copied. `longest` is the
+    /// longest part of all.
+    pub(super) fn all_to_all_parts(
         &mut self,
         from: &[u8],
         to: &mut [u8],
@@ -203,48 +183,37 @@ impl Rounds {
         longest: usize,
     ) -> Result<(), Error> {
         let (own, per) = (self.rank(), part_of_slot(self.size()));
-        to[wanted[own].clone()].copy_from_slice(&from[given[own].clone()]);
+        let numbers: Vec<usize> = (0..self.size()).map(|rank| self.members().number_of(rank)).collect();
+        to[wanted[numbers[own]].clone()].copy_from_slice(&from[given[numbers[own]].clone()]);
         self.exchange(
             rounds_of(longest, per),
             to,
             |_, number, slot| {
-                for (rank, part) in given.iter().enumerate().filter(|(rank, _)| *rank != own) {
-                    let piece = piece(part.len(), per, number);
-                    slot[rank * per..][..piece.len()].copy_from_slice(&from[part.clone()][piece]);
+                for (place, rank) in slot.chunks_mut(per).zip(&numbers).filter(|(_, rank)| **rank != numbers[own]) {
+                    let part = &from[given[*rank].clone()];
+                    let part = &part[piece(part.len(), per, number)];
+                    place[..part.len()].copy_from_slice(part);
                 }
             },
             |reader, to, number, round| {
                 reader.others_from_next().try_for_each(|rank| {
-                    let piece = piece(wanted[rank].len(), per, number);
-                    let len = piece.len();
+                    let part = &mut to[wanted[numbers[rank]].clone()];
+                    let range = piece(part.len(), per, number);
+                    let len = range.len();
                     let slot = reader.read(Stage::Given, rank, round)?;
-                    to[wanted[rank].clone()][piece].copy_from_slice(&slot[own * per..][..len]);
+                    part[range].copy_from_slice(&slot[own * per..][..len]);
                     Ok(())
                 })
             },
         )
     }
 
-    /// `data` of all ranks becomes what they reduce to; elements have `element` bytes. With a `root`, of that rank alone.
-    pub(super) fn all_reduce(
-        &mut self,
-        data: &mut [u8],
-        element: usize,
-        reduction: &Reduction,
-        root: Option<usize>,
-    ) -> Result<(), Error> {
-        if data.len() <= GROUP_ONE_SHOT_BYTES {
-            self.reduce_at_once(data, reduction, root)
-        } else {
-            self.reduce_by_parts(data, element, reduction, root)
-        }
-    }
-
-    fn reduce_at_once(&mut self, data: &mut [u8], reduction: &Reduction, root: Option<usize>) -> Result<(), Error> {
+    /// `data` of all ranks becomes what they reduce to, by each rank for itself.
+    pub(super) fn reduce_at_once(&mut self, data: &mut [u8], reduction: &Reduction, wants: Wants) -> Result<(), Error> {
         let (own, size, len) = (self.rank(), self.size(), data.len());
         self.slot(Stage::Given)?[..len].copy_from_slice(data);
         let round = self.post(Stage::Given);
-        if root.is_none_or(|root| root == own) {
+        if wants == Wants::Result {
             let (mine, reader) = self.own_and_reader(Stage::Given, round);
             fold_all(data, size, reduction, |rank| {
                 let slot = if rank == own { mine } else { reader.read(Stage::Given, rank, round)? };
@@ -255,57 +224,102 @@ impl Rounds {
         Ok(())
     }
 
-    fn reduce_by_parts(
+    /// The same by parts, of which each rank reduces one; elements have `element` bytes.
+    pub(super) fn reduce_by_parts(
         &mut self,
         data: &mut [u8],
         element: usize,
         reduction: &Reduction,
-        root: Option<usize>,
+        wants: Wants,
     ) -> Result<(), Error> {
         let (own, size) = (self.rank(), self.size());
         let rounds = rounds_of(data.len(), SLOT_BYTES);
-        let mut posted = self.give_piece(data, element, 0)?;
+        let mut posted = self.give_piece(data, element, size, 0)?;
         for number in 0..rounds {
             let given = posted;
             if number + 1 < rounds {
-                posted = self.give_piece(data, element, number + 1)?;
+                posted = self.give_piece(data, element, size, number + 1)?;
             }
             let range = piece(data.len(), SLOT_BYTES, number);
             let piece = &mut data[range];
             let part = share(piece.len(), element, own, size);
             let (made, reader) = self.slot_and_reader(Stage::Made)?;
             let made = &mut made[..part.len()];
-            fold_all(made, size, reduction, |rank| match rank == own {
-                true => Ok(&piece[part.clone()]),
-                false => reader.read(Stage::Given, rank, given).map(|slot| &slot[part.clone()]),
-            })?;
-            if root.is_none_or(|root| root == own) {
+            reader.fold_part(piece, part.clone(), given, made, reduction)?;
+            if wants == Wants::Result {
                 piece[part].copy_from_slice(made);
             }
             self.done(Stage::Given, given);
-            let round = self.post(Stage::Made);
-            if root.is_none_or(|root| root == own) {
-                let reader = self.reader();
-                for rank in reader.others_from_next() {
-                    let part = share(piece.len(), element, rank, size);
-                    let len = part.len();
-                    piece[part].copy_from_slice(&reader.read(Stage::Made, rank, round)?[..len]);
-                }
-            }
-            self.done(Stage::Made, round);
+            self.gather_parts(piece, element, size, wants)?;
         }
         Ok(())
     }
 
-    /// Writes what the other ranks reduce of a piece. What this one does stays where it is.
-    fn give_piece(&mut self, data: &[u8], element: usize, number: usize) -> Result<u32, Error> {
-        let (own, size) = (self.rank(), self.size());
+    /// Writes what the other ranks reduce of a piece, each of the first `count` a part. What this one does stays where it is.
+    pub(super) fn give_piece(
+        &mut self,
+        data: &[u8],
+        element: usize,
+        count: usize,
+        number: usize,
+    ) -> Result<u32, Error> {
+        let own = self.rank();
         let piece = &data[piece(data.len(), SLOT_BYTES, number)];
-        let part = share(piece.len(), element, own, size);
+        let part = share(piece.len(), element, own, count);
         let slot = &mut self.slot(Stage::Given)?[..piece.len()];
         slot[..part.start].copy_from_slice(&piece[..part.start]);
         slot[part.end..].copy_from_slice(&piece[part.end..]);
         Ok(self.post(Stage::Given))
+    }
+
+    /// Folds what all ranks give of a part of a piece, of which this rank's is in `piece`.
+    pub(super) fn fold_part(
+        &mut self,
+        piece: &[u8],
+        part: Range<usize>,
+        given: u32,
+        into: &mut [u8],
+        reduction: &Reduction,
+    ) -> Result<(), Error> {
+        self.reader().fold_part(piece, part, given, into, reduction)?;
+        self.done(Stage::Given, given);
+        Ok(())
+    }
+
+    /// Gives the others the part of a piece that this rank has reduced, and gets theirs.
+    pub(super) fn spread_part(
+        &mut self,
+        piece: &mut [u8],
+        element: usize,
+        count: usize,
+        part: &[u8],
+        wants: Wants,
+    ) -> Result<(), Error> {
+        let (own, is_alone) = (self.rank(), self.size() == 1);
+        let made = self.slot(Stage::Made)?;
+        if !is_alone {
+            made[..part.len()].copy_from_slice(part);
+        }
+        if wants == Wants::Result {
+            let range = share(piece.len(), element, own, count);
+            piece[range].copy_from_slice(part);
+        }
+        self.gather_parts(piece, element, count, wants)
+    }
+
+    /// What this rank has made is in its slot: the others get it, and this one gets theirs.
+    fn gather_parts(&mut self, piece: &mut [u8], element: usize, count: usize, wants: Wants) -> Result<(), Error> {
+        let round = self.post(Stage::Made);
+        if wants == Wants::Result {
+            let reader = self.reader();
+            for rank in reader.others_from_next() {
+                let part = share(piece.len(), element, rank, count);
+                let len = part.len();
+                piece[part].copy_from_slice(&reader.read(Stage::Made, rank, round)?[..len]);
+            }
+        }
+        self.done(Stage::Made, round);
+        Ok(())
     }
 
     /// Each rank has a part for each rank in `from`, and gets in `to` what those for it reduce to.
@@ -334,10 +348,57 @@ impl Rounds {
             },
         )
     }
+
+    /// One round of the same for the group: of the parts of `len` bytes for all its ranks in `from` it reduces a piece, for those ranks that
+    /// are this one's `targets`, to `made`, in which each has `per` bytes.
+    pub(super) fn reduce_parts(
+        &mut self,
+        from: &[u8],
+        (len, piece, per): (usize, Range<usize>, usize),
+        targets: &[usize],
+        made: &mut [u8],
+        reduction: &Reduction,
+    ) -> Result<(), Error> {
+        let (own, size) = (self.rank(), self.size());
+        let slot = self.slot(Stage::Given)?;
+        if size > 1 {
+            for (place, part) in slot.chunks_mut(per).zip(from.chunks(len.max(1))) {
+                place[..piece.len()].copy_from_slice(&part[piece.clone()]);
+            }
+        }
+        let round = self.post(Stage::Given);
+        let reader = self.reader();
+        for (made, target) in made.chunks_mut(per).zip(targets) {
+            fold_all(&mut made[..piece.len()], size, reduction, |rank| match rank == own {
+                true => Ok(&from[target * len..][piece.clone()]),
+                false => reader.read(Stage::Given, rank, round).map(|slot| &slot[target * per..][..piece.len()]),
+            })?;
+        }
+        self.done(Stage::Given, round);
+        Ok(())
+    }
 }
 
-/// Folds what `of` gives for each rank, in their order.
-fn fold_all<'s>(
+impl Reader {
+    /// Folds what all ranks give of a part of a piece, of which this rank's is in `piece`.
+    fn fold_part(
+        &self,
+        piece: &[u8],
+        part: Range<usize>,
+        given: u32,
+        into: &mut [u8],
+        reduction: &Reduction,
+    ) -> Result<(), Error> {
+        let own = self.rank();
+        fold_all(into, self.size(), reduction, |rank| match rank == own {
+            true => Ok(&piece[part.clone()]),
+            false => self.read(Stage::Given, rank, given).map(|slot| &slot[part.clone()]),
+        })
+    }
+}
+
+/// Folds what `of` gives for each of `size`, in their order.
+pub(super) fn fold_all<'s>(
     into: &mut [u8],
     size: usize,
     reduction: &Reduction,
@@ -350,12 +411,12 @@ fn fold_all<'s>(
             (2..size).try_for_each(|rank| of(rank).map(|other| reduction.fold(into, other)))?;
         }
     }
-    reduction.finish(into, size);
+    reduction.finish(into);
     Ok(())
 }
 
 /// The bytes of the piece of that number of so many that go by `part` each; none where they are fewer.
-fn piece(bytes: usize, part: usize, number: usize) -> Range<usize> {
+pub(super) fn piece(bytes: usize, part: usize, number: usize) -> Range<usize> {
     let start = (number * part).min(bytes);
     start..(start + part).min(bytes)
 }

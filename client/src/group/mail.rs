@@ -1,6 +1,6 @@
 //! Messages between two ranks: a state machine that moves pieces whenever it is asked to. Under one lock; it never sleeps.
 //!
-//! Each rank has a mailbox of a few pieces for each other rank, in its own memory. A message is pieces in order, each with its tag and its
+//! For those of one host each rank has a mailbox of a few pieces for each other rank, in its own memory. A message is pieces in order, each with its tag and its
 //! length; the receiver takes them in order too. What nobody here wants stays in the mailbox, so its sender waits; it is moved out of the
 //! way, into memory of this process, only when a recv waits for another message of that rank.
 
@@ -20,8 +20,11 @@ use sealane_transport::{
     shm::group::{GroupWords, MAIL_PIECE_BYTES, MAIL_PIECES, Mailboxes, Word},
 };
 
+use self::far::Line;
 use super::members::Members;
-use crate::limits::GROUP_UNEXPECTED_BYTES_MAX;
+use crate::group::limits::GROUP_UNEXPECTED_BYTES_MAX;
+
+mod far;
 
 /// What is sent.
 pub(super) type Given = Box<dyn AsRef<[u8]> + Send>;
@@ -87,6 +90,8 @@ struct Peer {
     taken: u32,
     told: u32,
     arriving: Option<Arriving>,
+    /// If it is on another host.
+    line: Line,
 }
 
 struct Sending {
@@ -94,6 +99,8 @@ struct Sending {
     tag: i64,
     given: Given,
     at: usize,
+    /// Some of it is under seal to leave, though nothing has.
+    has_begun: bool,
 }
 
 struct Wanted {
@@ -135,7 +142,7 @@ enum Status {
 impl Mail {
     pub(super) fn new(members: Arc<Members>, boxes: Mailboxes) -> Mail {
         Mail {
-            peers: (0..members.size()).map(|_| Peer::default()).collect(),
+            peers: (0..members.layout().size()).map(|_| Peer::default()).collect(),
             members,
             boxes,
             wanted: VecDeque::new(),
@@ -150,18 +157,18 @@ impl Mail {
     /// Enters a send; its number. One to this very rank is copied at once.
     pub(super) fn send(&mut self, given: Given, to: usize, tag: i64) -> u64 {
         let id = self.enter();
-        if to == self.members.rank {
+        if to == self.members.number() {
             let outcome = self.send_to_self((*given).as_ref(), tag);
             self.aftermath.given.push(given);
             self.end(id, outcome.map(|()| to));
         } else {
-            self.peers[to].sends.push_back(Sending { id, tag, given, at: 0 });
+            self.peers[to].sends.push_back(Sending { id, tag, given, at: 0, has_begun: false });
         }
         id
     }
 
     fn send_to_self(&mut self, bytes: &[u8], tag: i64) -> Result<(), Error> {
-        let from = self.members.rank;
+        let from = self.members.number();
         match self.meet(from, tag, bytes.len()) {
             Some(Into::Wanted(id, mut room)) => {
                 (*room).as_mut().copy_from_slice(bytes);
@@ -293,19 +300,26 @@ impl Mail {
             return false;
         }
         let mut moved = false;
-        for rank in self.members.others() {
-            let told = self.advance_sends(rank) | self.advance_recvs(rank);
+        let own = self.members.number();
+        self.accept_awaited();
+        for rank in (0..self.peers.len()).filter(|rank| *rank != own) {
+            let Some(place) = self.members.layout().local(rank) else {
+                moved |= self.advance_far(rank);
+                continue;
+            };
+            let told = self.advance_sends(rank, place) | self.advance_recvs(rank, place);
             if told {
-                self.tell(rank);
+                self.tell(rank, place);
             }
             moved |= told;
         }
         moved
     }
 
-    fn advance_sends(&mut self, to: usize) -> bool {
+    /// To a rank of this host, by its place.
+    fn advance_sends(&mut self, to: usize, place: usize) -> bool {
         let Mail { members, boxes, peers, .. } = self;
-        let (Peer { sends, sent, .. }, theirs) = (&mut peers[to], &members.other(to).words);
+        let (Peer { sends, sent, .. }, theirs) = (&mut peers[to], &members.other(place).words);
         let mut over = Vec::new();
         let before = *sent;
         // Not more than fit at once, so that the lock is held for a moment.
@@ -314,7 +328,7 @@ impl Mail {
             && sent.wrapping_sub(theirs.load(Word::Taken(members.rank))) < MAIL_PIECES as u32
         {
             let bytes = (*sending.given).as_ref();
-            let piece = boxes.piece(to, *sent);
+            let piece = boxes.piece(place, *sent);
             let part = &bytes[sending.at..bytes.len().min(sending.at + PIECE)];
             piece[..8].copy_from_slice(&sending.tag.to_ne_bytes());
             piece[8..16].copy_from_slice(&(bytes.len() as u64).to_ne_bytes());
@@ -322,7 +336,7 @@ impl Mail {
             piece[HEAD..][..part.len()].copy_from_slice(part);
             sending.at += part.len();
             *sent = sent.wrapping_add(1);
-            members.own().store(Word::Sent(to), *sent);
+            members.own().store(Word::Sent(place), *sent);
             if sending.at == bytes.len() {
                 over.extend(sends.pop_front());
             }
@@ -335,9 +349,9 @@ impl Mail {
         moved
     }
 
-    fn advance_recvs(&mut self, from: usize) -> bool {
+    fn advance_recvs(&mut self, from: usize, place: usize) -> bool {
         let members = self.members.clone();
-        let theirs = members.other(from);
+        let theirs = members.other(place);
         let before = self.peers[from].taken;
         let sent = theirs.words.load(Word::Sent(members.rank));
         if sent.wrapping_sub(before) > MAIL_PIECES as u32 {
@@ -354,12 +368,8 @@ impl Mail {
             // Each is read once, before it is checked.
             let (tag, total, at) = (word(0) as i64, word(8), word(16));
             let total = usize::try_from(total).unwrap_or(usize::MAX);
-            if self.peers[from].arriving.is_none() {
-                let Some(into) = self.meet(from, tag, total) else { break };
-                if matches!(into, Into::Unexpected(_)) {
-                    self.unexpected_bytes += total + HEAD;
-                }
-                self.peers[from].arriving = Some(Arriving { tag, total, at: 0, into });
+            if self.peers[from].arriving.is_none() && !self.begin_arriving(from, tag, total) {
+                break;
             }
             let Some(arriving) = &mut self.peers[from].arriving else { break };
             if (arriving.tag, arriving.total, arriving.at as u64) != (tag, total, at) {
@@ -380,26 +390,42 @@ impl Mail {
             let is_whole = arriving.at == arriving.total;
             let taken = taken.wrapping_add(1);
             self.peers[from].taken = taken;
-            members.own().store(Word::Taken(from), taken);
-            if is_whole && let Some(Arriving { tag, into, .. }) = self.peers[from].arriving.take() {
-                match into {
-                    Into::Wanted(id, room) => {
-                        self.aftermath.rooms.push(room);
-                        self.end(id, Ok(from));
-                    }
-                    Into::Unexpected(bytes) => {
-                        let message = Unexpected { from, tag, bytes };
-                        // Its recv may have come while it arrived.
-                        match self.take_wanted(from, tag) {
-                            Some(Wanted { id, room, .. }) => self.hand_over(message, id, room),
-                            None => self.unexpected.push_back(message),
-                        }
-                    }
-                    Into::Nothing => {}
-                }
+            members.own().store(Word::Taken(place), taken);
+            if is_whole {
+                self.arrived(from);
             }
         }
         self.peers[from].taken != before
+    }
+
+    /// A message begins to arrive; false if it stays where it is.
+    fn begin_arriving(&mut self, from: usize, tag: i64, total: usize) -> bool {
+        let Some(into) = self.meet(from, tag, total) else { return false };
+        if matches!(into, Into::Unexpected(_)) {
+            self.unexpected_bytes += total + HEAD;
+        }
+        self.peers[from].arriving = Some(Arriving { tag, total, at: 0, into });
+        true
+    }
+
+    /// It has come whole.
+    fn arrived(&mut self, from: usize) {
+        let Some(Arriving { tag, into, .. }) = self.peers[from].arriving.take() else { return };
+        match into {
+            Into::Wanted(id, room) => {
+                self.aftermath.rooms.push(room);
+                self.end(id, Ok(from));
+            }
+            Into::Unexpected(bytes) => {
+                let message = Unexpected { from, tag, bytes };
+                // Its recv may have come while it arrived.
+                match self.take_wanted(from, tag) {
+                    Some(Wanted { id, room, .. }) => self.hand_over(message, id, room),
+                    None => self.unexpected.push_back(message),
+                }
+            }
+            Into::Nothing => {}
+        }
     }
 
     /// Where a message goes that begins to arrive; `None` if it stays where it is.
@@ -418,18 +444,18 @@ impl Mail {
         (self.wanted.iter().any(waits_for) && self.has_room_for(total)).then(|| Into::Unexpected(Vec::new()))
     }
 
-    fn tell(&mut self, rank: usize) {
+    fn tell(&mut self, rank: usize, place: usize) {
         let peer = &mut self.peers[rank];
         peer.told = peer.told.wrapping_add(1);
-        self.members.own().store(Word::Told(rank), peer.told);
+        self.members.own().store(Word::Told(place), peer.told);
         // SLEEP: see `Members::tell`.
         fence(Ordering::SeqCst);
-        if self.members.other(rank).words.load(Word::Listens) != 0 {
-            self.members.own().wake(Word::Told(rank));
+        if self.members.other(place).words.load(Word::Listens) != 0 {
+            self.members.own().wake(Word::Told(place));
         }
     }
 
-    /// What others have told so far, to sleep by.
+    /// What others of this host have told so far, to sleep by.
     pub(super) fn told(&self) -> Vec<(GroupWords, Word, u32)> {
         let word = Word::Told(self.members.rank);
         let words = |rank: usize| {
@@ -442,14 +468,27 @@ impl Mail {
 
     /// Ends what can end no more: all if the group has ended, else what needs a rank that is gone.
     pub(super) fn look_around(&mut self) {
-        if let Err(error) = self.members.check().and_then(|()| self.members.check_others()) {
+        let checked = self.members.check().and_then(|()| self.members.check_others());
+        if let Err(error) = checked.and_then(|()| self.members.check_far()) {
             return self.end_all(&error);
+        }
+        if let Some(network) = self.members.network() {
+            network.accept();
         }
         if !self.is_busy() {
             return;
         }
-        let gone: HashMap<usize, Error> =
-            self.members.others().filter_map(|rank| Some((rank, self.members.has_gone(rank)?))).collect();
+        if self.members.network().is_some() {
+            // What has come tells whether more is to come.
+            self.advance();
+        }
+        let own = self.members.number();
+        let has_gone = |rank: usize| match self.members.layout().local(rank) {
+            Some(place) => self.members.has_gone(place),
+            None => self.has_gone_far(rank),
+        };
+        let others = (0..self.peers.len()).filter(|rank| *rank != own);
+        let gone: HashMap<usize, Error> = others.filter_map(|rank| Some((rank, has_gone(rank)?))).collect();
         if gone.is_empty() {
             return;
         }
@@ -458,7 +497,7 @@ impl Mail {
         for (rank, error) in &gone {
             self.end_peer(*rank, error);
         }
-        let others = self.members.size() - 1;
+        let others = self.peers.len() - 1;
         for wanted in mem::take(&mut self.wanted) {
             let error = match wanted.from {
                 Some(from) => gone.get(&from),
@@ -493,6 +532,7 @@ impl Mail {
     /// Ends all that is under way.
     pub(super) fn end_all(&mut self, error: &Error) {
         (0..self.peers.len()).for_each(|rank| self.end_peer(rank, error));
+        self.peers.iter_mut().for_each(|peer| peer.line.close());
         for Wanted { id, room, .. } in mem::take(&mut self.wanted) {
             self.aftermath.rooms.push(room);
             self.end(id, Err(error.clone()));
@@ -514,7 +554,8 @@ impl Mail {
             return self.end(id, Err(Error::TimedOut { reason: reason.into() }));
         }
         let untouched = self.peers.iter_mut().enumerate().find_map(|(rank, peer)| {
-            let index = peer.sends.iter().position(|sending| sending.id == id && sending.at == 0)?;
+            let index =
+                peer.sends.iter().position(|sending| sending.id == id && sending.at == 0 && !sending.has_begun)?;
             peer.sends.remove(index).map(|sending| (rank, sending.given))
         });
         match untouched {

@@ -1,8 +1,9 @@
-//! The ranks of a group as one of them sees them: what they say, whether they live, and how the group ended. Any thread.
+//! The ranks of a group on this host as one of them sees them, by their places there: what they say, whether they live, and how the group
+//! ended. Any thread.
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{Ordering, fence},
     },
     thread,
@@ -10,24 +11,34 @@ use std::{
 };
 
 use sealane_transport::{
-    Error,
+    Error, LinkError,
     shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, PeerProcess, Slots, Word, state},
 };
 
+use super::hosts::{
+    layout::Layout,
+    network::{Network, Notice, Purpose},
+};
 use crate::{
-    limits::{GROUP_LOOK, GROUP_SPINS, GROUP_SPINS_CROWDED},
+    group::limits::{
+        GROUP_FAR_SPIN, GROUP_FAR_SPIN_CROWDED, GROUP_LOOK, GROUP_NOTICE, GROUP_PUSH, GROUP_SPINS, GROUP_SPINS_CROWDED,
+    },
     memory::ForkMark,
 };
 
 /// See the module.
 pub(super) struct Members {
+    /// This one's place.
     pub(super) rank: usize,
+    layout: Layout,
     own: OwnWords,
     others: Vec<Option<(OthersSegment, PeerProcess)>>,
     /// Why this rank can do no more in its group.
     ended: Mutex<Option<Error>>,
-    /// How often a word is looked at before sleeping.
-    pub(super) spins: u32,
+    /// The ranks of other hosts, if there are any.
+    network: Option<Arc<Network>>,
+    /// Ranks outnumber CPUs: who spins may keep the one from running that he waits for.
+    is_crowded: bool,
     mark: ForkMark,
 }
 
@@ -47,13 +58,48 @@ pub(super) fn reaches(word: u32, least: u32) -> bool {
 }
 
 impl Members {
-    pub(super) fn new(rank: usize, joined: Joined, mark: ForkMark) -> (Members, Slots, Mailboxes) {
+    pub(super) fn new(
+        layout: Layout,
+        joined: Joined,
+        network: Option<Arc<Network>>,
+        mark: ForkMark,
+    ) -> (Members, Slots, Mailboxes) {
         let Joined { segment: OwnSegment { words, slots, mailboxes }, others } = joined;
-        // Where ranks outnumber CPUs, who spins may keep the one from running that he waits for.
-        let cpus = thread::available_parallelism().map_or(usize::MAX, usize::from);
-        let spins = if others.len() <= cpus { GROUP_SPINS } else { GROUP_SPINS_CROWDED };
-        let members = Members { rank, own: words, others, ended: Mutex::new(None), spins, mark };
+        let is_crowded = others.len() > thread::available_parallelism().map_or(usize::MAX, usize::from);
+        let ended = Mutex::new(None);
+        let rank = layout.own_index();
+        let members = Members { rank, layout, own: words, others, ended, network, is_crowded, mark };
         (members, slots, mailboxes)
+    }
+
+    /// How often a word is looked at before sleeping.
+    pub(super) fn spins(&self) -> u32 {
+        if self.is_crowded { GROUP_SPINS_CROWDED } else { GROUP_SPINS }
+    }
+
+    /// How long to look at connections before sleeping.
+    pub(super) fn far_spin(&self) -> Duration {
+        if self.is_crowded { GROUP_FAR_SPIN_CROWDED } else { GROUP_FAR_SPIN }
+    }
+
+    /// Who is where.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// This rank's number in the group.
+    pub(super) fn number(&self) -> usize {
+        self.layout.rank()
+    }
+
+    /// The number of the rank at a place.
+    pub(super) fn number_of(&self, rank: usize) -> usize {
+        self.layout.neighbours()[rank]
+    }
+
+    /// The ranks of other hosts, if there are any.
+    pub(super) fn network(&self) -> Option<&Arc<Network>> {
+        self.network.as_ref()
     }
 
     pub(super) fn size(&self) -> usize {
@@ -117,7 +163,7 @@ impl Members {
     #[inline]
     pub(super) fn wait(&self, awaited: Awaited, until: Option<Instant>) -> Result<(), Error> {
         let words = &self.other(awaited.rank).words;
-        for _ in 0..self.spins {
+        for _ in 0..self.spins() {
             if reaches(words.load(awaited.word), awaited.least) {
                 return Ok(());
             }
@@ -135,14 +181,19 @@ impl Members {
             let seen = words.load(awaited.word);
             if !reaches(seen, awaited.least) {
                 let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(Instant::now()));
-                words.wait(awaited.word, seen, left.min(GROUP_LOOK).max(Duration::from_micros(1)));
+                // What it waits for may wait for what this rank has not sent yet.
+                let unsent = self.network.as_ref().is_some_and(|network| network.outbox.waits());
+                let look = if unsent { GROUP_PUSH } else { GROUP_LOOK };
+                words.wait(awaited.word, seen, left.min(look).max(Duration::from_micros(1)));
             }
             self.own.store(Word::Sleeps, 0);
             if reaches(words.load(awaited.word), awaited.least) {
                 return Ok(());
             }
+            self.push_out()?;
             self.check()?;
             self.check_others()?;
+            self.check_far()?;
             if let Some(error) = self.has_gone(awaited.rank)
                 // What it said before it went counts.
                 && !reaches(words.load(awaited.word), awaited.least)
@@ -163,9 +214,57 @@ impl Members {
         match { segments }.find(failed) {
             Some((rank, segment)) => {
                 let reason = format!("it has ended the group: {}", segment.words.reason());
-                Err(self.fail(Error::unavailable(&format!("rank {rank}"), reason)))
+                Err(self.fail(Error::unavailable(&format!("rank {}", self.number_of(rank)), reason)))
             }
             None => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// The same of ranks of other hosts.
+    pub(super) fn check_far(&self) -> Result<(), Error> {
+        let looked = self.network.as_ref().map_or(Ok(()), |network| network.look());
+        looked.map_err(|error| self.fail(error))
+    }
+
+    /// # Errors
+    /// A rank of this host whose process has ended, or a rank that has ended the group; while ranks still meet. One that has met all may
+    /// have left again.
+    pub(super) fn check_all(&self) -> Result<(), Error> {
+        self.check_others()?;
+        self.check_far()?;
+        let has_left = |rank: usize| self.other(rank).words.load(Word::State) == state::LEFT;
+        self.others().find_map(|rank| self.has_gone(rank).filter(|_| !has_left(rank))).map_or(Ok(()), Err)
+    }
+
+    /// Writes what waits to leave for ranks of other hosts.
+    pub(super) fn push_out(&self) -> Result<(), Error> {
+        match &self.network {
+            Some(network) => network.outbox.push_out(network).map_err(|(rank, error)| self.lose(rank, &error)),
+            None => Ok(()),
+        }
+    }
+
+    /// A connection with a rank has ended: the group is over, for a reason that the rank may have given.
+    #[cold]
+    pub(super) fn lose(&self, rank: usize, error: &LinkError) -> Error {
+        let Some(network) = &self.network else {
+            return Error::unavailable(&format!("rank {rank}"), error.to_string());
+        };
+        let until = Instant::now() + GROUP_NOTICE;
+        loop {
+            if let Err(error) = self.check_far() {
+                return error;
+            }
+            if let Some(error) = network.has_gone(rank) {
+                return self.fail(error);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                network.has_ended(rank, error);
+            } else {
+                network.wait(Purpose::Collectives, left);
+            }
         }
     }
 
@@ -181,14 +280,14 @@ impl Members {
                 process => format!("its process {process} has ended"),
             }
         };
-        Some(Error::Left { task: format!("rank {rank}").into(), reason: reason.into() })
+        Some(Error::Left { task: format!("rank {}", self.number_of(rank)).into(), reason: reason.into() })
     }
 
     /// The error of a call whose time is over: who is late with what it waits for.
     fn late(&self, awaited: Awaited) -> Error {
         let is_late =
             |rank: &usize| *rank == awaited.rank || !reaches(self.other(*rank).words.load(awaited.word), awaited.least);
-        let late: Vec<String> = self.others().filter(is_late).map(|rank| rank.to_string()).collect();
+        let late: Vec<String> = self.others().filter(is_late).map(|rank| self.number_of(rank).to_string()).collect();
         let (ranks, have) = if late.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
         let reason =
             format!("the call has Timed out waiting for {ranks} {}, which {have} not arrived", late.join(", "));
@@ -201,7 +300,11 @@ impl Members {
         if let Some(error) = &*ended {
             return error.clone();
         }
-        self.own.fail(&error.to_string());
+        let reason = error.to_string();
+        self.own.fail(&reason);
+        if let Some(network) = &self.network {
+            network.tell(Notice::Failed, &reason);
+        }
         *ended = Some(error.clone());
         error
     }
@@ -212,6 +315,9 @@ impl Members {
         if ended.is_none() {
             *ended = Some(Error::invalid("this rank has left the group"));
             self.own.store(Word::State, state::LEFT);
+            if let Some(network) = &self.network {
+                network.tell(Notice::Left, "");
+            }
         }
     }
 }

@@ -16,10 +16,13 @@ use sealane_transport::{
 };
 
 use super::{
+    hosts::network::Purpose,
     mail::{Given, Mail, Room, deadline},
     members::Members,
 };
-use crate::limits::{GROUP_LOOK, GROUP_PROGRESS_IDLE, GROUP_PROGRESS_TICK, GROUP_SPINS_PER_CLOCK};
+use crate::group::limits::{
+    GROUP_FAR_LOOKS, GROUP_LOOK, GROUP_PROGRESS_IDLE, GROUP_PROGRESS_TICK, GROUP_SPINS_PER_CLOCK,
+};
 
 /// The messages of one rank.
 pub(super) struct Post {
@@ -75,8 +78,9 @@ impl Post {
 
     fn start(self: &Arc<Self>, peer: usize, enter: impl FnOnce(&mut Mail) -> u64) -> Result<Message, Error> {
         self.members.check()?;
-        if peer >= self.members.size() {
-            return Err(Error::invalid(format!("there is no rank {peer} in a group of {}", self.members.size())));
+        let size = self.members.layout().size();
+        if peer >= size {
+            return Err(Error::invalid(format!("there is no rank {peer} in a group of {size}")));
         }
         let mut mail = self.lock();
         let id = enter(&mut mail);
@@ -92,7 +96,9 @@ impl Post {
     /// Moves messages until `is_over` says so, or `until`. False at that time.
     fn attend(&self, is_over: impl Fn(&Mail) -> bool, until: Option<Instant>) -> bool {
         loop {
-            for spin in 1..=self.members.spins {
+            // A look at connections is a system call.
+            let spins = if self.lock().is_busy_far() { GROUP_FAR_LOOKS } else { self.members.spins() };
+            for spin in 1..=spins {
                 let mut mail = self.lock();
                 let moved = mail.advance();
                 let over = is_over(&mail);
@@ -129,9 +135,17 @@ impl Post {
         let mut mail = self.lock();
         let told = mail.told();
         let moved = mail.advance() || is_over(&mail);
+        let (here, far) = (mail.is_busy_here(), mail.is_busy_far());
         Post::unlock(mail);
-        if !moved {
-            GroupWords::wait_any(told.iter().map(|(words, word, seen)| (words, *word, *seen)), limit);
+        match self.members.network() {
+            _ if moved => {}
+            // What comes by memory does not end this sleep.
+            // Nor does what another thread is woken for.
+            Some(network) if far => {
+                let shares = here || self.movers.load(Ordering::SeqCst) > 1;
+                network.wait(Purpose::Messages, if shares { GROUP_PROGRESS_TICK } else { limit });
+            }
+            _ => GroupWords::wait_any(told.iter().map(|(words, word, seen)| (words, *word, *seen)), limit),
         }
         self.count_sleepers(-1);
     }

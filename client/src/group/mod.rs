@@ -3,29 +3,34 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use sealane::{DType, Group, ReduceOp, Store};
+//! use sealane::{DType, Group, GroupOptions, ReduceOp, Store};
 //!
 //! # fn example(store: &dyn Store, rank: usize, size: usize, gradients: &mut [u8]) -> Result<(), sealane::Error> {
 //! // The ranks meet by a store that they share. Nothing else is needed: no daemon, and no endpoint map.
-//! let group = Group::new(store, rank, size, Duration::from_secs(60))?;
+//! let group = Group::new(store, rank, size, &GroupOptions::default())?;
 //! group.all_reduce(gradients, DType::F32, ReduceOp::Sum, Some(Duration::from_secs(60)))?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! All ranks of a group are on one host, and are processes (or threads) of one user. Each writes memory of its own and reads that of the
-//! others, where it copies and reduces tensors itself: see `sealane_transport::shm::group`.
+//! The ranks of one host are processes (or threads) of one user, each of which writes memory of its own and reads that of the others, where
+//! it copies and reduces tensors itself: see `sealane_transport::shm::group`. Ranks of different hosts, or users, are connected by TCP: each
+//! with its counterparts (`hosts`), and with others when it is needed.
 //!
 //! # Calls
 //! A collective is called by all ranks, in the same order and with the same arguments; it blocks until this rank has its result. It needs
 //! the thread of its caller, and no other. Tensors are contiguous bytes in host memory.
 //!
 //! # Failure
-//! Each rank notices within some 20 ms if a process has ended that it waits for. Then, and when a call's time is over, or ranks disagree
+//! Each rank notices within some 20 ms if a process has ended that it waits for, also on another host, unless a child that it forked still has
+//! its connections. Of a host that answers no more it learns within half a minute while nothing is sent to it, else when the system gives it
+//! up: within half a minute since Linux 6.15, a quarter of an hour before. Then, and when a call's time is over, or ranks disagree
 //! about what they call, the group is over for all: each hears of the reason. Messages that end in time, or are refused, end no group.
 
 mod call;
 mod collectives;
+mod hosts;
+mod limits;
 mod mail;
 mod members;
 mod message;
@@ -44,12 +49,20 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::group::{Bootstrap, JoinError},
+    authentication::Authentication,
+    shm::group::{Bootstrap, JoinError, Joined, Neighbour, host, random_bytes},
     tensor::DType,
 };
 
 use self::{
     call::{Call, Kind},
+    hosts::{
+        Hosts,
+        address::{Place, Reach, decode, encode},
+        collectives::{Collectives, Wants},
+        layout::Layout,
+        network::{Listener, Network},
+    },
     mail::deadline,
     members::Members,
     message::Post,
@@ -57,14 +70,43 @@ use self::{
     rounds::Rounds,
 };
 pub use self::{message::Message, reduce::ReduceOp, store::Store};
-use crate::{limits::GROUP_LOCK_LOOK, memory::ForkMark};
+use crate::{
+    group::limits::{GROUP_LOCK_LOOK, GROUP_RANKS_MAX},
+    memory::ForkMark,
+};
 
 /// One rank of a group. Any thread may call it; collectives of several threads wait for each other, and must come in the same order on
 /// all ranks all the same. Dropping it leaves the group, which ends it for ranks that still need this one.
 pub struct Group {
     members: Arc<Members>,
-    rounds: Mutex<Rounds>,
+    collectives: Mutex<Collectives>,
     post: Arc<Post>,
+}
+
+/// How the ranks of a group meet, and how those of different hosts talk.
+#[derive(Debug, Clone)]
+pub struct GroupOptions {
+    /// How long the others may take to come. The default is 5 minutes.
+    pub limit: Duration,
+    /// The interface (`eth1`) or address by which ranks of other hosts reach this one. By default they try all addresses of this host but
+    /// loopback's.
+    pub interface: Option<String>,
+    /// Two ranks share memory if their hosts are equal. By default a host is known by its boot, its network namespace and the user.
+    pub host: Option<String>,
+    /// What ranks of other hosts must show. By default it is a number that they find in the store, and bytes are not encrypted. With a secret
+    /// all must have the same; with TLS each must have a certificate of the same authorities.
+    pub authentication: Authentication,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        GroupOptions {
+            limit: Duration::from_secs(300),
+            interface: None,
+            host: None,
+            authentication: Authentication::default(),
+        }
+    }
 }
 
 /// The calls of collectives: with a `timeout`, they end by [`Error::TimedOut`] when it has passed, and the group with them.
@@ -72,34 +114,82 @@ impl Group {
     /// Meets the other ranks of a group of `size`, which know each other by `store`; what they put there begins with `sealane/`. Each group
     /// needs a store of its own, or a prefix of its own in one.
     ///
-    /// Memory: 1 MiB and 128 KiB for each rank, as far as they are used.
+    /// Memory: 1 MiB and 128 KiB for each rank of this host, as far as they are used, and up to 4 MiB of what has not left for each of another.
+    /// Where there are several hosts, each rank listens on a port that the system picks, and has two connections with each of its
+    /// counterparts, more with ranks that it gives something by gather, scatter, all_to_all or messages.
     ///
     /// # Errors
-    /// Unimplemented if ranks are on different hosts, in different network namespaces, or of different users. Unavailable, naming a rank
-    /// that does not come within `limit`, has another version, or goes meanwhile; or what this process is short of. As the store fails.
-    pub fn new(store: &dyn Store, rank: usize, size: usize, limit: Duration) -> Result<Group, Error> {
+    /// InvalidArgument if there is no such rank or interface, or no group has as many ranks. Unavailable, naming a rank that does not come
+    /// in time, is not reached, has another version, or goes meanwhile; or what this process is short of. As the store fails.
+    pub fn new(store: &dyn Store, rank: usize, size: usize, options: &GroupOptions) -> Result<Group, Error> {
+        if rank >= size || size > GROUP_RANKS_MAX {
+            let reason = format!("a group has 1 to {GROUP_RANKS_MAX} ranks, and this is rank {rank} of {size}");
+            return Err(Error::invalid(reason));
+        }
         let began = Instant::now();
+        let left = || options.limit.saturating_sub(began.elapsed());
         let mark =
             ForkMark::new().map_err(|error| Error::unavailable("a page that forks are known by", error.to_string()))?;
-        let seat = Bootstrap::new(rank, size).map_err(join_error)?;
-        store.set(&format!("sealane/{rank}"), seat.address().as_bytes())?;
-        let address = |rank: usize| store.get(&format!("sealane/{rank}"), limit.saturating_sub(began.elapsed()));
-        let addresses = (0..size).map(address).collect::<Result<Vec<_>, _>>()?;
-        let joined = seat.join(&addresses, limit.saturating_sub(began.elapsed())).map_err(join_error)?;
-        let (members, slots, boxes) = Members::new(rank, joined, mark);
+        let bootstrap = Bootstrap::new().map_err(join_error)?;
+        let place = Place::new(options.host.clone().unwrap_or_else(host), bootstrap.name().to_owned());
+        store.set(&format!("sealane/{rank}"), &encode(&place))?;
+        let place_of = |rank: usize| decode::<Place>(rank, &store.get(&format!("sealane/{rank}"), left())?);
+        let places = (0..size).map(place_of).collect::<Result<Vec<_>, _>>()?;
+        let layout = Layout::new(rank, &places.iter().map(|place| &place.host).collect::<Vec<_>>());
+        let neighbour = |rank: &usize| Neighbour { rank: *rank, name: places[*rank].name.clone() };
+        let neighbours: Vec<Neighbour> = layout.neighbours().iter().map(neighbour).collect();
+        let joined = bootstrap.join(layout.own_index(), &neighbours, left()).map_err(join_error)?;
+        if layout.hosts() == 1 {
+            return Ok(Group::of(layout, joined, None, mark));
+        }
+        let network = match Group::reach(store, &layout, options) {
+            Ok(network) => Arc::new(network),
+            Err(error) => {
+                // Those of this host have met it.
+                joined.segment.words.fail(&error.to_string());
+                return Err(error);
+            }
+        };
+        let group = Group::of(layout, joined, Some(network.clone()), mark);
+        network.meet(left(), || group.members.check_all()).map_err(|error| group.members.fail(error))?;
+        let hosts = Hosts::new(network, group.members.clone());
+        group.lock_collectives(None)?.add_hosts(hosts);
+        Ok(group)
+    }
+
+    /// Tells the ranks of other hosts how this one is reached, and learns how they are.
+    fn reach(store: &dyn Store, layout: &Layout, options: &GroupOptions) -> Result<Network, Error> {
+        let began = Instant::now();
+        let token = random_bytes().map_err(|error| Error::unavailable("the group", error.to_string()))?;
+        let listener = Listener::new(options.interface.as_deref(), u128::from_ne_bytes(token))?;
+        let key = |rank: usize| format!("sealane/{rank}/tcp");
+        store.set(&key(layout.rank()), &encode(&listener.reach))?;
+        let left = || options.limit.saturating_sub(began.elapsed());
+        let reach_of = |rank: usize| decode::<Reach>(rank, &store.get(&key(rank), left())?);
+        let reaches = (0..layout.size()).map(reach_of).collect::<Result<Vec<_>, _>>()?;
+        Network::new(layout.clone(), listener, reaches, options.authentication.clone())
+    }
+
+    fn of(layout: Layout, joined: Joined, network: Option<Arc<Network>>, mark: ForkMark) -> Group {
+        let (members, slots, boxes) = Members::new(layout, joined, network, mark);
         let members = Arc::new(members);
-        let rounds = Mutex::new(Rounds::new(members.clone(), slots));
-        Ok(Group { rounds, post: Post::new(members.clone(), boxes), members })
+        let collectives = Mutex::new(Collectives::new(Rounds::new(members.clone(), slots)));
+        Group { collectives, post: Post::new(members.clone(), boxes), members }
     }
 
     /// This process's rank.
     pub fn rank(&self) -> usize {
-        self.members.rank
+        self.members.number()
     }
 
     /// How many ranks there are.
     pub fn size(&self) -> usize {
-        self.members.size()
+        self.members.layout().size()
+    }
+
+    /// How many hosts they are on.
+    pub fn hosts(&self) -> usize {
+        self.members.layout().hosts()
     }
 
     /// Why the group is over, if it is.
@@ -119,7 +209,7 @@ impl Group {
     /// # Errors
     /// As the group ends.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        self.call(Kind::Barrier, None, 0, None, timeout, Rounds::barrier)
+        self.call(Kind::Barrier, None, 0, None, timeout, Collectives::barrier)
     }
 
     /// Gives all ranks the `data` of one.
@@ -127,7 +217,7 @@ impl Group {
     /// # Errors
     /// InvalidArgument if there is no rank `root`; as the group ends.
     pub fn broadcast(&self, data: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<(), Error> {
-        self.call(Kind::Broadcast, None, data.len(), Some(root), timeout, |rounds| rounds.broadcast(data, root))
+        self.call(Kind::Broadcast, None, data.len(), Some(root), timeout, |all| all.broadcast(data, root))
     }
 
     /// Reduces the `data` of all ranks, for all: each has the same bytes afterwards.
@@ -141,9 +231,9 @@ impl Group {
         op: ReduceOp,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        let (reduction, element) = arithmetic(data.len(), dtype, op)?;
-        self.call(Kind::AllReduce, Some((dtype, op)), data.len(), None, timeout, |rounds| {
-            rounds.all_reduce(data, element, &reduction, None)
+        let (reduction, element) = self.arithmetic(data.len(), dtype, op)?;
+        self.call(Kind::AllReduce, Some((dtype, op)), data.len(), None, timeout, |all| {
+            all.all_reduce(data, element, &reduction, Wants::Result)
         })
     }
 
@@ -159,9 +249,10 @@ impl Group {
         root: usize,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        let (reduction, element) = arithmetic(data.len(), dtype, op)?;
-        self.call(Kind::Reduce, Some((dtype, op)), data.len(), Some(root), timeout, |rounds| {
-            rounds.all_reduce(data, element, &reduction, Some(root))
+        let (reduction, element) = self.arithmetic(data.len(), dtype, op)?;
+        let wants = if root == self.rank() { Wants::Result } else { Wants::Nothing };
+        self.call(Kind::Reduce, Some((dtype, op)), data.len(), Some(root), timeout, |all| {
+            all.all_reduce(data, element, &reduction, wants)
         })
     }
 
@@ -177,10 +268,10 @@ impl Group {
         op: ReduceOp,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        let (reduction, _) = arithmetic(to.len(), dtype, op)?;
+        let (reduction, _) = self.arithmetic(to.len(), dtype, op)?;
         self.check_parts(from.len(), to.len())?;
-        self.call(Kind::ReduceScatter, Some((dtype, op)), to.len(), None, timeout, |rounds| {
-            rounds.reduce_scatter(from, to, &reduction)
+        self.call(Kind::ReduceScatter, Some((dtype, op)), to.len(), None, timeout, |all| {
+            all.reduce_scatter(from, to, &reduction)
         })
     }
 
@@ -191,7 +282,7 @@ impl Group {
     pub fn all_gather(&self, whole: &mut [u8], timeout: Option<Duration>) -> Result<(), Error> {
         let part = whole.len() / self.size();
         self.check_parts(whole.len(), part)?;
-        self.call(Kind::AllGather, None, part, None, timeout, |rounds| rounds.all_gather(whole))
+        self.call(Kind::AllGather, None, part, None, timeout, |all| all.all_gather(whole))
     }
 
     /// Gives rank `root` the parts of all, in `whole`, which it alone has.
@@ -210,7 +301,7 @@ impl Group {
         if let Some(whole) = &mut whole {
             whole[root * part.len()..][..part.len()].copy_from_slice(part);
         }
-        self.call(Kind::Gather, None, part.len(), Some(root), timeout, |rounds| rounds.gather(part, whole))
+        self.call(Kind::Gather, None, part.len(), Some(root), timeout, |all| all.gather(part, whole, root))
     }
 
     /// Gives each rank its `part` of `whole`, which rank `root` alone has.
@@ -225,7 +316,7 @@ impl Group {
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
         self.check_whole(whole.map(<[u8]>::len), part.len(), root)?;
-        self.call(Kind::Scatter, None, part.len(), Some(root), timeout, |rounds| rounds.scatter(whole, part, root))
+        self.call(Kind::Scatter, None, part.len(), Some(root), timeout, |all| all.scatter(whole, part, root))
     }
 
     /// Gives each rank its part of `from`, and gets one of each rank in `to`, all of one length.
@@ -236,7 +327,7 @@ impl Group {
         let part = from.len() / self.size();
         self.check_parts(from.len(), part)?;
         self.check_parts(to.len(), part)?;
-        self.call(Kind::AllToAll, None, part, None, timeout, |rounds| rounds.all_to_all(from, to))
+        self.call(Kind::AllToAll, None, part, None, timeout, |all| all.all_to_all(from, to))
     }
 
     /// The same with parts of any length, of which `given` are places in `from`, and `wanted` in `to`, by rank.
@@ -261,9 +352,7 @@ impl Group {
                 "an all_to_all has a part for each rank, within its memory, and gives itself as much as it wants";
             return Err(Error::invalid(reason));
         }
-        self.call(Kind::AllToAllUneven, None, 0, None, timeout, |rounds| {
-            rounds.all_to_all_uneven(from, to, (given, wanted))
-        })
+        self.call(Kind::AllToAllUneven, None, 0, None, timeout, |all| all.all_to_all_uneven(from, to, (given, wanted)))
     }
 
     /// Sends a message to a rank, which receives it by the same `tag`. Messages of one tag arrive in order. One to this rank itself is copied
@@ -296,23 +385,23 @@ impl Group {
         bytes: usize,
         root: Option<usize>,
         timeout: Option<Duration>,
-        run: impl FnOnce(&mut Rounds) -> Result<(), Error>,
+        run: impl FnOnce(&mut Collectives) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if let Some(root) = root.filter(|root| *root >= self.size()) {
             return Err(Error::invalid(format!("there is no rank {root} in a group of {}", self.size())));
         }
         self.members.check()?;
         let until = deadline(timeout);
-        let mut rounds = self.lock_rounds(until)?;
-        rounds.begin(&Call { kind, arithmetic, bytes, root }, until)?;
-        run(&mut rounds)
+        let mut collectives = self.lock_collectives(until)?;
+        collectives.begin(&Call { kind, arithmetic, bytes, root }, until)?;
+        run(&mut collectives)
     }
 
     /// Waits until no other thread is in a collective.
-    fn lock_rounds(&self, until: Option<Instant>) -> Result<MutexGuard<'_, Rounds>, Error> {
+    fn lock_collectives(&self, until: Option<Instant>) -> Result<MutexGuard<'_, Collectives>, Error> {
         loop {
-            match self.rounds.try_lock() {
-                Ok(rounds) => return Ok(rounds),
+            match self.collectives.try_lock() {
+                Ok(collectives) => return Ok(collectives),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if until.is_some_and(|until| until <= Instant::now()) => {
                     let reason = "the call has Timed out waiting for a collective that another thread has called";
@@ -322,6 +411,15 @@ impl Group {
                 Err(TryLockError::WouldBlock) => thread::sleep(GROUP_LOCK_LOOK),
             }
         }
+    }
+
+    /// What reduces so many bytes of elements, and the size of one.
+    fn arithmetic(&self, bytes: usize, dtype: DType, op: ReduceOp) -> Result<(Reduction, usize), Error> {
+        let (reduction, element) = (Reduction::new(dtype, op, self.size())?, dtype.element_bits() as usize / 8);
+        if !bytes.is_multiple_of(element) {
+            return Err(Error::invalid(format!("{bytes} bytes are no whole elements of type {dtype}")));
+        }
+        Ok((reduction, element))
     }
 
     fn check_parts(&self, whole: usize, part: usize) -> Result<(), Error> {
@@ -358,19 +456,9 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// What reduces so many bytes of elements, and the size of one.
-fn arithmetic(bytes: usize, dtype: DType, op: ReduceOp) -> Result<(Reduction, usize), Error> {
-    let (reduction, element) = (Reduction::new(dtype, op)?, dtype.element_bits() as usize / 8);
-    if !bytes.is_multiple_of(element) {
-        return Err(Error::invalid(format!("{bytes} bytes are no whole elements of type {dtype}")));
-    }
-    Ok((reduction, element))
-}
-
 fn join_error(error: JoinError) -> Error {
     match error {
-        JoinError::Elsewhere { .. } => Error::Unimplemented { reason: error.to_string().into() },
-        JoinError::Size { .. } => Error::invalid(error.to_string()),
+        JoinError::Crowded(_) => Error::invalid(error.to_string()),
         JoinError::System(error) => Error::unavailable("memory of a group", error.to_string()),
         _ => Error::unavailable("the group", error.to_string()),
     }

@@ -52,13 +52,17 @@ pub(super) struct Reduction {
     fold_two: fn(&mut [u8], &[u8], &[u8]),
     /// Divides by the number of ranks, if the operation does.
     divide: Option<fn(&mut [u8], usize)>,
+    ranks: usize,
 }
 
 impl Reduction {
+    /// That of so many ranks.
+    ///
     /// # Errors
     /// InvalidArgument if elements of that type are not reduced so.
-    pub(super) fn new(dtype: DType, op: ReduceOp) -> Result<Reduction, Error> {
+    pub(super) fn new(dtype: DType, op: ReduceOp, ranks: usize) -> Result<Reduction, Error> {
         reduction(dtype, op)
+            .map(|reduction| Reduction { ranks, ..reduction })
             .ok_or_else(|| Error::invalid(format!("elements of type {dtype} have no reduction \"{}\"", op.name())))
     }
 
@@ -72,10 +76,15 @@ impl Reduction {
         (self.fold_two)(into, left, right);
     }
 
-    /// Of the sum of so many ranks.
-    pub(super) fn finish(&self, sum: &mut [u8], ranks: usize) {
+    /// That of some of the ranks, whose result is reduced with those of the others.
+    pub(super) fn partial(&self) -> Reduction {
+        Reduction { divide: None, ..*self }
+    }
+
+    /// Of what all ranks were folded into.
+    pub(super) fn finish(&self, folded: &mut [u8]) {
         if let Some(divide) = self.divide {
-            divide(sum, ranks);
+            divide(folded, self.ranks);
         }
     }
 }
@@ -246,7 +255,7 @@ fn float<T: Float<N>, const N: usize>(op: ReduceOp) -> Option<Reduction> {
     let divide: fn(&mut [u8], usize) = |sum, ranks| {
         sum.as_chunks_mut::<N>().0.iter_mut().for_each(|sum| *sum = T::read(*sum).divided(ranks).bytes());
     };
-    Some(Reduction { fold, fold_two, divide: (op == ReduceOp::Average).then_some(divide) })
+    Some(Reduction { fold, fold_two, divide: (op == ReduceOp::Average).then_some(divide), ranks: 1 })
 }
 
 fn integer<T: Integer<N>, const N: usize>(op: ReduceOp) -> Option<Reduction> {
@@ -260,7 +269,7 @@ fn integer<T: Integer<N>, const N: usize>(op: ReduceOp) -> Option<Reduction> {
         ReduceOp::BitXor => folding!(T, N, T::xor),
         ReduceOp::Average => return None,
     };
-    Some(Reduction { fold, fold_two, divide: None })
+    Some(Reduction { fold, fold_two, divide: None, ranks: 1 })
 }
 
 /// Of bytes that are 0 or 1. A sum is true if any is, as with PyTorch.
@@ -279,7 +288,7 @@ mod tests {
 
     fn reduced<const N: usize, T: Bytes<N>>(dtype: DType, op: ReduceOp, ranks: &[&[T]]) -> Vec<T> {
         let bytes = |rank: &[T]| -> Vec<u8> { rank.iter().flat_map(|element| element.bytes()).collect() };
-        let reduction = Reduction::new(dtype, op).unwrap();
+        let reduction = Reduction::new(dtype, op, ranks.len()).unwrap();
         let mut into = bytes(ranks[0]);
         let mut two = vec![0; into.len()];
         for rank in &ranks[1..] {
@@ -287,7 +296,7 @@ mod tests {
             reduction.fold(&mut into, &bytes(rank));
             assert_eq!(into, two);
         }
-        reduction.finish(&mut into, ranks.len());
+        reduction.finish(&mut into);
         into.as_chunks::<N>().0.iter().map(|chunk| T::read(*chunk)).collect()
     }
 
@@ -333,7 +342,7 @@ mod tests {
             (dtype(TypeCode::Int, 32), ReduceOp::Average),
             (dtype(TypeCode::Complex, 64), ReduceOp::Sum),
         ] {
-            let error = Reduction::new(dtype, op).unwrap_err().to_string();
+            let error = Reduction::new(dtype, op, 2).unwrap_err().to_string();
             assert!(error.contains(op.name()) && error.contains(&dtype.to_string()), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Rounds of collectives: in each, every rank writes something into its own slot, says so, and reads what it wants of the others'. A slot
+//! Rounds of the collectives of one host: in each, every rank writes something into its own slot, says so, and reads what it wants of the others'. A slot
 //! is written again two rounds later, when all have read it. So a rank is never more than two rounds ahead of another, and the next round
 //! is written while the others still read the last.
 //!
@@ -13,7 +13,7 @@ use sealane_transport::{
 };
 
 use super::{
-    call::{Call, Told, digest},
+    call::{Call, Told, differs, digest},
     members::{Awaited, Members},
 };
 
@@ -50,17 +50,18 @@ impl Rounds {
         &self.reader.members
     }
 
-    /// A call begins, which is to end by `until`.
-    pub(super) fn begin(&mut self, call: &Call, until: Option<Instant>) -> Result<(), Error> {
+    /// A call begins, which is to end by `until`; the words that say so to others.
+    pub(super) fn begin(&mut self, call: &Call, until: Option<Instant>) -> Result<[u64; CALL_WORDS], Error> {
         let Reader { members, calls, call: before, .. } = &self.reader;
         members.check()?;
         // Also where all that this call waits for was said before.
         members.check_others()?;
+        members.check_far()?;
         let calls = calls.wrapping_add(1);
         let (members, began) = (members.clone(), self.next[Stage::Given as usize]);
-        let call = call.words(calls, began, digest(before));
+        let call = call.words(calls, digest(before));
         self.reader = Reader { members, calls, call, began, until };
-        Ok(())
+        Ok(call)
     }
 
     /// The slot to write next, once all have read what it had.
@@ -72,15 +73,15 @@ impl Rounds {
     /// The same, to be filled with what the others have written.
     pub(super) fn slot_and_reader(&mut self, stage: Stage) -> Result<(&mut [u8], &Reader), Error> {
         let round = self.next[stage as usize];
-        let Reader { members, calls, call, began, until } = &self.reader;
+        let Reader { members, call, began, until, .. } = &self.reader;
         // What it had was round - 2; that of the first two, before 1, counts as read.
         let least = round.wrapping_sub(2);
         for rank in members.others() {
             members.wait(Awaited { rank, word: Word::Read(stage), least }, *until)?;
         }
         if (stage, round) == (Stage::Given, *began) {
-            // All have compared the call before the last: its first round was at least two before this one.
-            members.own().say_call(*calls, call);
+            // All have compared the call that was said there: its first round was at least two before this one.
+            members.own().say_call(round, call);
         }
         Ok((self.slots.slot(stage, round), &self.reader))
     }
@@ -110,27 +111,32 @@ impl Reader {
         self.members.wait(Awaited { rank, word: Word::Posted(stage), least: round }, self.until)?;
         let segment = self.members.other(rank);
         if (stage, round) == (Stage::Given, self.began) {
-            let theirs = segment.words.call(self.calls);
+            let theirs = segment.words.call(round);
             if theirs != self.call {
-                return Err(self.members.fail(self.differs(rank, theirs)));
+                let (own, rank) = (self.members.number(), self.members.number_of(rank));
+                return Err(self.members.fail(differs((own, Told(self.call)), (rank, Told(theirs)))));
             }
         }
         Ok(segment.slot(stage, round))
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.members.rank
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.members.size()
+    }
+
+    /// The number in the group of the rank at a place.
+    pub(super) fn number_of(&self, rank: usize) -> usize {
+        self.members.number_of(rank)
     }
 
     /// The other ranks, beginning with the next: so not all read the same one's slot at once.
     pub(super) fn others_from_next(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, size) = (self.members.rank, self.members.size());
         (1..size).map(move |ahead| (rank + ahead) % size)
-    }
-
-    fn differs(&self, rank: usize, theirs: [u64; CALL_WORDS]) -> Error {
-        let (own, mine, theirs) = (self.members.rank, Told(self.call).to_string(), Told(theirs).to_string());
-        let before = if mine == theirs { ", and they called differently before" } else { "" };
-        Error::invalid(format!(
-            "the ranks of a group must make the same calls in the same order: rank {own} calls {mine}, rank {rank} calls \
-             {theirs}{before}"
-        ))
     }
 }
 

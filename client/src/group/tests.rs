@@ -14,8 +14,9 @@ use sealane_transport::{
     tensor::DType,
 };
 
-use super::{Group, ReduceOp, Store};
+use super::{Group, GroupOptions, ReduceOp, Store};
 
+mod hosts;
 mod interleavings;
 mod mail;
 
@@ -43,10 +44,20 @@ impl Store for InMemory {
 fn ranks<T: Send>(size: usize, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let store = InMemory::default();
     thread::scope(|scope| {
-        let run = |rank| each(Group::new(&store, rank, size, LIMIT.unwrap()).unwrap());
+        let run = |rank| each(Group::new(&store, rank, size, &on(0)).unwrap());
         let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// On the host of that number, all of which are this one.
+fn on(host: usize) -> GroupOptions {
+    GroupOptions {
+        limit: LIMIT.unwrap(),
+        interface: Some("127.0.0.1".into()),
+        host: Some(format!("host {host}")),
+        ..GroupOptions::default()
+    }
 }
 
 /// Bytes that a rank gives in the call of that number.

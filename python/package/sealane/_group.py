@@ -1,5 +1,6 @@
-"""Groups: processes of one host that compute with each other's arrays, as those of MPI do; no daemon is needed."""
+"""Groups: processes that compute with each other's arrays, as those of MPI do; no daemon is needed."""
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -10,6 +11,7 @@ from . import _sealane
 from ._errors import InvalidArgument
 
 _Array = npt.NDArray[Any]
+_Path = str | os.PathLike[str]
 _Op = Literal["sum", "product", "min", "max", "average", "and", "or", "xor"]
 
 
@@ -41,7 +43,8 @@ class Message:
 
 
 class Group:
-    """One rank of a group of ``size`` processes on one host, all of one user, which meet by a ``store``.
+    """One rank of a group of ``size`` processes, which meet by a ``store``. Those of one host and one user share memory; the others are
+    connected by TCP.
 
     Collectives are called by all ranks in the same order. They block, without the interpreter's lock; arrays are contiguous. Any error
     but InvalidArgument of this rank's own arguments ends the group, and all ranks raise: DeadlineExceeded after ``timeout`` seconds, with
@@ -49,9 +52,26 @@ class Group:
     call differently, with what both call.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, timeout: float = 300.0) -> None:
-        """Waits until all have come, at most ``timeout`` seconds, as each call does then."""
-        self._group = _sealane.Group(store, rank, size, timeout)
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout: float = 300.0,
+        interface: str | None = None,
+        host: str | None = None,
+        secret_file: _Path | None = None,
+        tls: tuple[_Path, _Path, _Path] | None = None,
+    ) -> None:
+        """Waits until all have come, at most ``timeout`` seconds, as each call does then.
+
+        Ranks of other hosts reach this one by an ``interface`` (or an address), else by any of this host's. They must show a number that is
+        in the store; the secret in ``secret_file``; or certificates, where ``tls`` names certificate, key and authorities, and bytes are
+        encrypted. Ranks share memory if they have the same ``host``, else if they are on one."""
+        self._group = _sealane.Group(
+            store, rank, size, timeout, interface=interface, host=host, secret_file=secret_file, tls=tls
+        )
         self._rank, self._size, self._timeout = rank, size, timeout
 
     @property
@@ -63,6 +83,11 @@ class Group:
     def size(self) -> int:
         """How many ranks there are."""
         return self._size
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts they are on."""
+        return self._group.hosts()
 
     def barrier(self) -> None:
         """Waits for all ranks."""

@@ -576,7 +576,19 @@ class Group:
     """One rank of a group, by addresses of memory; ``sealane.Group`` is the one for arrays. A call that is not to be waited for, or that
     others are before, gives its ``GroupCall``."""
 
-    def __new__(cls, store: _Store, rank: int, size: int, timeout: float) -> Self: ...
+    def __new__(
+        cls,
+        store: _Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        *,
+        interface: str | None = None,
+        host: str | None = None,
+        secret_file: str | PathLike[str] | None = None,
+        tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
+    ) -> Self: ...
+    def hosts(self) -> int: ...
     def check(self) -> None: ...
     def abort(self, reason: str) -> None: ...
     def leave(self) -> None: ...

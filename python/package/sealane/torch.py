@@ -1,7 +1,8 @@
 """PyTorch's collectives through Sealane: ``torch.distributed.init_process_group("sealane")``, without an import.
 
-The ranks of a group are on one host: they reduce and copy tensors in memory that they share, without a daemon. Groups over several hosts
-use gloo, with a warning. Collectives that the caller waits for run in its thread, if no other goes on; else they run in threads of the group, in order, which also call back in order.
+Ranks of one host reduce and copy tensors in memory that they share; those of several hosts are connected by TCP. There is no daemon.
+Collectives that the caller waits for run in its thread, if no other goes on; else they run in threads of the group, in order, which also
+call back in order.
 """
 
 import atexit
@@ -9,6 +10,7 @@ import contextlib
 import datetime
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from ._errors import Error, Unimplemented
+from ._errors import Error
 from ._sealane import Group, end_callbacks
 
 _log = logging.getLogger(__name__)
@@ -49,13 +51,27 @@ def register() -> None:
             _give_works(name)
 
 
-def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    """The backend of a new group. Groups over several hosts are gloo's for now, and say so."""
-    try:
-        return Backend(store, rank, size, timeout)
-    except Unimplemented as error:
-        _log.warning("This group of %d ranks uses gloo, since Sealane's are on one host: %s", size, error)
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
+def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> "Backend":
+    return Backend(store, rank, size, timeout)
+
+
+def _options() -> dict[str, Any]:
+    """How ranks of other hosts reach this one, and what they must show, from the environment."""
+
+    def variable(name: str) -> str | None:
+        return os.environ.get(f"SEALANE_TORCH_{name}") or None
+
+    # Whoever has told gloo its interface need not say it again.
+    interface = variable("INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None
+    files = [variable(f"TLS_{name}") for name in ("CERTIFICATE", "KEY", "AUTHORITIES")]
+    if any(files) and not all(files):
+        raise ValueError("SEALANE_TORCH_TLS_CERTIFICATE, _KEY and _AUTHORITIES belong together: set all three or none")
+    return {
+        "interface": interface,
+        "host": variable("HOST"),
+        "secret_file": variable("SECRET_FILE"),
+        "tls": tuple(files) if all(files) else None,
+    }
 
 
 # The works that backends make within a call of a process group, of each thread.
@@ -354,9 +370,7 @@ class Backend(dist._Backend):
         self._sequence = 0
         self._barriers = 0
         try:
-            self._group = Group(_Store(store), rank, size, self._timeout)
-        except Unimplemented:
-            raise
+            self._group = Group(_Store(store), rank, size, self._timeout, **_options())
         except Error as error:
             raise _told(error) from None
         _open.add(self)

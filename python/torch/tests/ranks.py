@@ -12,8 +12,10 @@ LIMIT = 60
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def _rank(function, backend, store, rank, size, arguments, answers):
+def _rank(function, backend, store, rank, size, arguments, answers, host):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if host is not None:
+        os.environ["SEALANE_TORCH_HOST"] = str(host)
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -29,12 +31,13 @@ def _rank(function, backend, store, rank, size, arguments, answers):
         answers.put((rank, traceback.format_exc()))
 
 
-def run(store, size, function, *arguments, backend="sealane", missing=()):
-    """What the function returns, or its traceback, by rank; of those that are `missing`, nothing comes."""
+def run(store, size, function, *arguments, backend="sealane", missing=(), hosts=None):
+    """What the function returns, or its traceback, by rank; of those that are `missing`, nothing comes. Ranks of different `hosts`
+    share no memory."""
     answers = SPAWN.Queue()
     processes = [
-        SPAWN.Process(target=_rank, args=(function, backend, store, rank, size, arguments, answers), daemon=True)
-        for rank in range(size)
+        SPAWN.Process(target=_rank, args=(function, backend, store, rank, size, arguments, answers, host), daemon=True)
+        for rank, host in enumerate(hosts or [None] * size)
     ]
     for process in processes:
         process.start()

@@ -93,6 +93,11 @@ def test_every_call_of_every_kind_of_tensor(tmp_path, size):
     assert run(tmp_path / "store", size, every_call) == dict.fromkeys(range(size), "done")
 
 
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 1, 1)])
+def test_every_call_over_several_hosts(tmp_path, hosts):
+    assert run(tmp_path / "store", len(hosts), every_call, hosts=hosts) == dict.fromkeys(range(len(hosts)), "done")
+
+
 def at_once():
     rank, size = dist.get_rank(), dist.get_world_size()
     total = size * (size + 1) / 2
@@ -131,8 +136,9 @@ def at_once():
     return "done"
 
 
-def test_calls_go_on_at_the_same_time_and_end_in_order(tmp_path):
-    assert run(tmp_path / "store", 3, at_once) == dict.fromkeys(range(3), "done")
+@pytest.mark.parametrize("hosts", [None, (0, 1, 1)])
+def test_calls_go_on_at_the_same_time_and_end_in_order(tmp_path, hosts):
+    assert run(tmp_path / "store", 3, at_once, hosts=hosts) == dict.fromkeys(range(3), "done")
 
 
 def train_ddp():
@@ -176,14 +182,15 @@ def train_fsdp(directory):
 def test_ddp_trains_to_the_bits_that_gloo_gives(tmp_path):
     trained = [run(tmp_path / backend, 2, train_ddp, backend=backend) for backend in ("sealane", "gloo")]
     assert trained[0] == trained[1] and trained[0][0] == trained[0][1]
+    assert run(tmp_path / "hosts", 2, train_ddp, hosts=(0, 1)) == trained[0]
 
 
 def test_fsdp_and_its_checkpoint_are_those_of_gloo_to_the_bit(tmp_path):
     trained = [
-        run(tmp_path / backend, 2, train_fsdp, tmp_path / f"{backend}.checkpoint", backend=backend)
-        for backend in ("sealane", "gloo")
+        run(tmp_path / name, 2, train_fsdp, tmp_path / f"{name}.checkpoint", backend=backend, hosts=hosts)
+        for name, backend, hosts in [("one", "sealane", None), ("two", "sealane", (0, 1)), ("gloo", "gloo", None)]
     ]
-    assert trained[0] == trained[1] and isinstance(trained[0][0], list), trained[0]
+    assert trained[0] == trained[1] == trained[2] and isinstance(trained[0][0], list), trained[0]
 
 
 def one_is_killed():
@@ -191,15 +198,16 @@ def one_is_killed():
     dist.all_reduce(tensor)
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(dist.DistBackendError, match=r"rank 1 has left \(its process \d+ has ended\)"):
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 has left \(its process .*has ended"):
         dist.all_reduce(tensor)
     with pytest.raises(dist.DistBackendError, match="rank 1 has left"):
         dist.all_reduce(tensor, async_op=True).wait()
     return "done"
 
 
-def test_a_rank_that_is_killed_is_named(tmp_path):
-    assert run(tmp_path / "store", 3, one_is_killed, missing=[1]) == {0: "done", 2: "done"}
+@pytest.mark.parametrize("hosts", [None, (0, 1, 1), (0, 1, 0)])
+def test_a_rank_that_is_killed_is_named(tmp_path, hosts):
+    assert run(tmp_path / "store", 3, one_is_killed, missing=[1], hosts=hosts) == {0: "done", 2: "done"}
 
 
 def ddp_loses_a_rank():
@@ -298,21 +306,19 @@ def test_groups_that_are_destroyed_leave_nothing_behind(tmp_path):
     assert run(tmp_path / "store", 2, many_groups) == {0: "done", 1: "done"}
 
 
-def elsewhere():
-    import sealane.torch
-
-    # Ranks that say that they are on different hosts.
-    class Store(sealane.torch._Store):
-        def set(self, key, value):
-            super().set(key, value.replace(b'"host":"', f'"host":"{os.getpid()}'.encode()))
-
-    sealane.torch._Store = Store
-    group = dist.new_group(backend="sealane")
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [2, 2, 2]
-    return type(group._get_backend(torch.device("cpu"))).__name__
+def test_what_the_environment_says_of_other_hosts_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEALANE_TORCH_INTERFACE", "nothing0")
+    # The interface matters only where there are others.
+    assert run(tmp_path / "one", 2, every_call)[0] == "done"
+    answers = run(tmp_path / "two", 2, every_call, hosts=(0, 1))
+    assert all("no interface nothing0" in answer for answer in answers.values()), answers
+    monkeypatch.setenv("SEALANE_TORCH_TLS_KEY", "key.pem")
+    assert "belong together" in run(tmp_path / "three", 1, every_call)[0]
 
 
-def test_groups_over_several_hosts_are_gloos(tmp_path):
-    assert run(tmp_path / "store", 2, elsewhere) == {0: "ProcessGroupGloo", 1: "ProcessGroupGloo"}
+def test_ranks_with_one_secret_meet(tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that all ranks of this job have in a file\n")
+    secret.chmod(0o600)
+    monkeypatch.setenv("SEALANE_TORCH_SECRET_FILE", str(secret))
+    assert run(tmp_path / "store", 2, every_call, hosts=(0, 1)) == {0: "done", 1: "done"}

@@ -250,11 +250,13 @@ impl Authenticator {
                     None => secret.is_answer(&proof, &call),
                 };
                 if !is_right {
-                    let reason = format!(
-                        "the shared secret (security.secret_file) is not the same on both sides, \
-                         or their endpoint maps name the called side differently (here: {address})"
-                    );
-                    return Err(Turned::Unauthenticated(reason));
+                    let reason = "the shared secret (security.secret_file) is not the same on both sides";
+                    // Where there is no map, none names the called side.
+                    let or_map = match &address[..] {
+                        "" => String::new(),
+                        here => format!(", or their endpoint maps name the called side differently (here: {here})"),
+                    };
+                    return Err(Turned::Unauthenticated(format!("{reason}{or_map}")));
                 }
                 // The caller has shown its proof first: who only wants to see one learns nothing from a called side.
                 if let Some(answer) = answer.flatten() {

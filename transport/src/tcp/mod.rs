@@ -15,6 +15,7 @@
 mod authenticator;
 mod dial;
 mod listen;
+mod pipe;
 mod retransmission;
 mod socket;
 mod staging;
@@ -23,4 +24,5 @@ mod tls;
 
 pub use dial::{Dial, DialError, Dialed, Progress, resolve};
 pub use listen::{Answering, Call, CallError, listen};
+pub use pipe::{CalledPipe, Caller, CallingPipe, OPENING_BYTES, Pipe};
 pub use socket::{TcpLink, TcpSettings, congestion_of};

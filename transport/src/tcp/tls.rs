@@ -195,6 +195,11 @@ impl TlsStream {
         Ok(Some(taken))
     }
 
+    /// True if something is under seal that was not told as written.
+    pub(super) fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }

@@ -5,26 +5,25 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use sealane_transport::shm::group::{Bootstrap, Word};
+use sealane_transport::shm::group::{Bootstrap, Neighbour, Word};
 
 use super::{LIMIT, bytes};
 use crate::{
-    group::{mail::Mail, members::Members},
+    group::{hosts::layout::Layout, mail::Mail, members::Members},
     memory::ForkMark,
 };
 
 fn two() -> [(Arc<Members>, Mail); 2] {
-    let seats = [0, 1].map(|rank| Bootstrap::new(rank, 2).unwrap());
-    let addresses = seats.each_ref().map(|seat| seat.address().to_owned());
+    let ranks = [0, 1].map(|rank| (rank, Bootstrap::new().unwrap()));
+    let neighbours = ranks.each_ref().map(|(rank, met)| Neighbour { rank: *rank, name: met.name().to_owned() });
     std::thread::scope(|scope| {
-        let join = |seat: Bootstrap| {
-            let addresses = &addresses;
-            scope.spawn(move || seat.join(addresses, LIMIT.unwrap()).unwrap())
+        let join = |(rank, bootstrap): (usize, Bootstrap)| {
+            let neighbours = &neighbours;
+            (rank, scope.spawn(move || bootstrap.join(rank, neighbours, LIMIT.unwrap()).unwrap()))
         };
-        let mut rank = 0;
-        seats.map(join).map(|joined| {
-            let (members, _slots, boxes) = Members::new(rank, joined.join().unwrap(), ForkMark::new().unwrap());
-            rank += 1;
+        ranks.map(join).map(|(rank, joined)| {
+            let layout = Layout::new(rank, &["here"; 2]);
+            let (members, _slots, boxes) = Members::new(layout, joined.join().unwrap(), None, ForkMark::new().unwrap());
             let members = Arc::new(members);
             (members.clone(), Mail::new(members, boxes))
         })

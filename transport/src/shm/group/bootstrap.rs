@@ -1,8 +1,8 @@
-//! How the ranks of a group on one host meet: each makes its segment and listens, all learn each other's addresses by some other way (a
-//! store that they share), and each pair exchanges descriptors by a connection, which the later rank makes. On the thread of the caller,
-//! until a deadline.
+//! How the ranks of a group on one host meet: each listens, all learn the names of each other's sockets by some other way (a store that
+//! they share), and each pair exchanges the descriptors of its segments by a connection, which the later rank makes. On the thread of the
+//! caller, until a deadline.
 //!
-//! Addresses are names of Linux's abstract sockets: there is no file that a killed process leaves behind, and what is in another network
+//! The names are of Linux's abstract sockets: there is no file that a killed process leaves behind, and what is in another network
 //! namespace counts as another host. Only processes of the same user are let in.
 
 use std::{
@@ -15,6 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::{
+    PeerProcess, RANKS_MAX,
+    memory::{OthersSegment, OwnSegment},
+};
+use crate::shm::{descriptors, error::ShmError};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -23,13 +28,6 @@ use nix::{
     },
     unistd::getuid,
 };
-use serde::{Deserialize, Serialize};
-
-use super::{
-    GROUP_VERSION, PeerProcess, RANKS_MAX,
-    memory::{OthersSegment, OwnSegment},
-};
-use crate::shm::{descriptors, error::ShmError};
 
 /// How often it is looked whether others have come, if none comes.
 const LOOK_MAX: Duration = Duration::from_millis(100);
@@ -37,13 +35,13 @@ const LOOK_MAX: Duration = Duration::from_millis(100);
 /// How often it is tried again what the kernel had no room for.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Where a rank is met, and what it speaks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Address {
-    version: u32,
-    /// Equal for ranks that can share memory.
-    host: String,
-    name: String,
+/// A rank of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its number in the group, which errors say.
+    pub rank: usize,
+    /// The name of its socket.
+    pub name: String,
 }
 
 /// Why the ranks did not meet.
@@ -53,27 +51,17 @@ pub enum JoinError {
     /// This process cannot do what it takes.
     #[error(transparent)]
     System(#[from] ShmError),
-    /// The address of a rank cannot be read.
-    #[error("rank {rank} gives an address that is none of Sealane's: {reason}")]
+    /// The name of a rank's socket is none.
+    #[error("rank {rank} gives a socket's name that is none: {reason}")]
     Malformed {
         /// The rank.
         rank: usize,
         /// What is wrong with it.
         reason: String,
     },
-    /// A rank has another version of Sealane.
-    #[error(
-        "rank {rank} speaks version {theirs} of Sealane's groups, this process {GROUP_VERSION}: install the same release for both"
-    )]
-    Version {
-        /// The rank.
-        rank: usize,
-        /// Its version.
-        theirs: u32,
-    },
-    /// A rank is on another host, or in another network namespace, or of another user.
-    #[error("rank {rank} is on another host, in another network namespace, or of another user")]
-    Elsewhere {
+    /// A rank's process is of another user.
+    #[error("rank {rank} is a process of another user")]
+    Stranger {
         /// The rank.
         rank: usize,
     },
@@ -91,24 +79,15 @@ pub enum JoinError {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// There may be no group of so many.
-    #[error("a group has 1 to {RANKS_MAX} ranks on a host, and this is rank {rank} of {size}")]
-    Size {
-        /// This one.
-        rank: usize,
-        /// How many there are to be.
-        size: usize,
-    },
+    /// There may be no more ranks on a host.
+    #[error("a group has at most {RANKS_MAX} ranks on a host, and {0} are on this one")]
+    Crowded(usize),
 }
 
 /// A rank that has not met the others yet.
 #[derive(Debug)]
 pub struct Bootstrap {
-    rank: usize,
-    size: usize,
-    address: String,
-    segment: OwnSegment,
-    descriptor: OwnedFd,
+    name: String,
     listener: OwnedFd,
 }
 
@@ -122,62 +101,55 @@ pub struct Joined {
 }
 
 impl Bootstrap {
-    /// A rank of a group of `size`, all on this host.
+    /// Listens.
     ///
     /// # Errors
-    /// [`JoinError::Size`]; [`JoinError::System`] without descriptors or memory, and before Linux 5.1.
-    pub fn new(rank: usize, size: usize) -> Result<Bootstrap, JoinError> {
-        if rank >= size || size > RANKS_MAX {
-            return Err(JoinError::Size { rank, size });
-        }
-        let (segment, descriptor) = OwnSegment::create(size)?;
+    /// [`JoinError::System`] without descriptors.
+    pub fn new() -> Result<Bootstrap, JoinError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
             .map_err(ShmError::system("making a group's socket"))?;
-        let name = format!("sealane-group-{:032x}", u128::from_ne_bytes(random()?));
+        let name = format!("sealane-group-{:032x}", u128::from_ne_bytes(random_bytes()?));
         let place = UnixAddr::new_abstract(name.as_bytes()).map_err(ShmError::system("naming a group's socket"))?;
         bind(listener.as_raw_fd(), &place).map_err(ShmError::system("naming a group's socket"))?;
-        let backlog = Backlog::new(size as i32).unwrap_or(Backlog::MAXCONN);
-        listen(&listener, backlog).map_err(ShmError::system("listening for a group's ranks"))?;
-        let address = Address { version: GROUP_VERSION, host: host(), name };
-        let address = serde_json::to_string(&address).expect("strings and a number are JSON");
-        Ok(Bootstrap { rank, size, address, segment, descriptor, listener })
+        listen(&listener, Backlog::MAXCONN).map_err(ShmError::system("listening for a group's ranks"))?;
+        Ok(Bootstrap { name, listener })
     }
 
-    /// What the others must know of this one: text of some 150 bytes.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// The name of its socket, which the others must know.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
-    /// Meets the others, whose addresses are given by rank. All must do so.
+    /// Meets the others of this host, of which this is number `own`. All must do so.
     ///
     /// # Errors
-    /// [`JoinError`].
-    pub fn join(self, addresses: &[impl AsRef<[u8]>], limit: Duration) -> Result<Joined, JoinError> {
-        let known = addresses.iter().enumerate().map(|(rank, text)| read_address(rank, text.as_ref()));
-        let known: Vec<Address> = known.collect::<Result<_, _>>()?;
-        if known.len() != self.size {
-            return Err(JoinError::Size { rank: self.rank, size: known.len() });
+    /// [`JoinError`]; before Linux 5.1, too.
+    ///
+    /// # Panics
+    /// If `own` is none of them.
+    pub fn join(self, own: usize, neighbours: &[Neighbour], limit: Duration) -> Result<Joined, JoinError> {
+        assert!(own < neighbours.len(), "{own} is one of {}", neighbours.len());
+        if neighbours.len() > RANKS_MAX {
+            return Err(JoinError::Crowded(neighbours.len()));
         }
-        if let Some(rank) = known.iter().position(|address| address.host != known[self.rank].host) {
-            return Err(JoinError::Elsewhere { rank });
-        }
-        let uncalled = known.into_iter().enumerate().take(self.rank).collect();
+        let (segment, descriptor) = OwnSegment::create(neighbours.len())?;
         let mut meeting = Meeting {
-            rank: self.rank,
-            descriptor: self.descriptor,
+            own,
+            descriptor,
             listener: self.listener,
-            uncalled,
+            ranks: neighbours.iter().map(|neighbour| neighbour.rank).collect(),
+            uncalled: neighbours.iter().map(|neighbour| neighbour.name.clone()).enumerate().take(own).collect(),
             unsaid: Vec::new(),
             called: Vec::new(),
             callers: Vec::new(),
-            others: (0..self.size).map(|_| None).collect(),
+            others: neighbours.iter().map(|_| None).collect(),
         };
         match meeting.meet(limit) {
-            Ok(()) => Ok(Joined { segment: self.segment, others: meeting.others }),
+            Ok(()) => Ok(Joined { segment, others: meeting.others }),
             Err(error) => {
                 // Some may have met all.
-                self.segment.words.fail(&format!("it has not met all ranks: {error}"));
+                segment.words.fail(&format!("it has not met all ranks: {error}"));
                 Err(error)
             }
         }
@@ -186,11 +158,13 @@ impl Bootstrap {
 
 /// Ranks on their way to meet this one.
 struct Meeting {
-    rank: usize,
+    own: usize,
     descriptor: OwnedFd,
     listener: OwnedFd,
-    /// Earlier ranks that this one has not connected to.
-    uncalled: Vec<(usize, Address)>,
+    /// Their numbers in the group.
+    ranks: Vec<usize>,
+    /// Earlier ones that this one has not connected to, by their sockets' names.
+    uncalled: Vec<(usize, String)>,
     /// Ranks that have not been told who this is, and the segment of those who have said it.
     unsaid: Vec<(usize, PeerProcess, Option<OthersSegment>)>,
     /// Earlier ranks that have not answered.
@@ -209,13 +183,11 @@ impl Meeting {
             self.hear_callers()?;
             self.say()?;
             self.hear_called()?;
-            let Some(rank) = (0..self.others.len()).find(|rank| *rank != self.rank && self.others[*rank].is_none())
-            else {
-                return Ok(());
-            };
+            let is_missing = |rank: &usize| *rank != self.own && self.others[*rank].is_none();
+            let Some(rank) = (0..self.others.len()).find(is_missing) else { return Ok(()) };
             let waited = started.elapsed();
             if waited >= limit {
-                return Err(JoinError::Late { rank, waited: limit });
+                return Err(JoinError::Late { rank: self.ranks[rank], waited: limit });
             }
             self.wait((limit - waited).min(LOOK_MAX));
         }
@@ -233,18 +205,18 @@ impl Meeting {
 
     /// Connects to earlier ranks, whose queues may be full for a moment.
     fn call(&mut self) -> Result<(), JoinError> {
-        for (rank, address) in std::mem::take(&mut self.uncalled) {
+        for (rank, name) in std::mem::take(&mut self.uncalled) {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
                 .map_err(ShmError::system("making a group's socket"))?;
-            let malformed = |errno: Errno| JoinError::Malformed { rank, reason: errno.to_string() };
-            let place = UnixAddr::new_abstract(address.name.as_bytes()).map_err(malformed)?;
+            let malformed = |errno: Errno| JoinError::Malformed { rank: self.ranks[rank], reason: errno.to_string() };
+            let place = UnixAddr::new_abstract(name.as_bytes()).map_err(malformed)?;
             match connect(connection.as_raw_fd(), &place) {
                 Ok(()) if is_of_this_user(&connection) => self.unsaid.push((rank, PeerProcess::new(connection), None)),
-                Ok(()) => return Err(JoinError::Elsewhere { rank }),
-                Err(Errno::EAGAIN | Errno::EINTR) => self.uncalled.push((rank, address)),
-                // Whoever has an address listens, or is gone.
-                Err(_) => return Err(JoinError::Left { rank }),
+                Ok(()) => return Err(JoinError::Stranger { rank: self.ranks[rank] }),
+                Err(Errno::EAGAIN | Errno::EINTR) => self.uncalled.push((rank, name)),
+                // Whoever has a name listens, or is gone.
+                Err(_) => return Err(self.left(rank)),
             }
         }
         Ok(())
@@ -268,7 +240,7 @@ impl Meeting {
             match hear(&connection) {
                 Heard::Nothing => self.callers.push(connection),
                 Heard::Rank(rank, descriptor)
-                    if rank > self.rank
+                    if rank > self.own
                         && self.others.get(rank).is_some_and(Option::is_none)
                         && self.unsaid.iter().all(|(known, ..)| *known != rank) =>
                 {
@@ -283,13 +255,13 @@ impl Meeting {
 
     /// Says who this is, and gives its segment. The kernel has room for so many descriptors under way, of all processes of a user.
     fn say(&mut self) -> Result<(), JoinError> {
-        let name = (self.rank as u32).to_ne_bytes();
+        let name = (self.own as u32).to_ne_bytes();
         for (rank, process, segment) in std::mem::take(&mut self.unsaid) {
             match descriptors::send(&process.connection, &name, &[self.descriptor.as_raw_fd()]) {
                 Err(Errno::ETOOMANYREFS | Errno::EAGAIN | Errno::ENOBUFS | Errno::EINTR) => {
                     self.unsaid.push((rank, process, segment));
                 }
-                Err(_) => return Err(JoinError::Left { rank }),
+                Err(_) => return Err(self.left(rank)),
                 Ok(()) => match segment {
                     Some(segment) => self.others[rank] = Some((segment, process)),
                     None => self.called.push((rank, process)),
@@ -308,10 +280,14 @@ impl Meeting {
                     let segment = OthersSegment::open(&descriptor, self.others.len())?;
                     self.others[rank] = Some((segment, process));
                 }
-                Heard::Rank(..) | Heard::Gone => return Err(JoinError::Left { rank }),
+                Heard::Rank(..) | Heard::Gone => return Err(self.left(rank)),
             }
         }
         Ok(())
+    }
+
+    fn left(&self, rank: usize) -> JoinError {
+        JoinError::Left { rank: self.ranks[rank] }
     }
 }
 
@@ -337,29 +313,18 @@ fn is_of_this_user(connection: &OwnedFd) -> bool {
     getsockopt(connection, sockopt::PeerCredentials).is_ok_and(|known| known.uid() == getuid().as_raw())
 }
 
-fn read_address(rank: usize, text: &[u8]) -> Result<Address, JoinError> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        version: u32,
-    }
-    let malformed = |error: serde_json::Error| JoinError::Malformed { rank, reason: error.to_string() };
-    // First the version alone: the rest may look different in another.
-    let Versioned { version } = serde_json::from_slice(text).map_err(malformed)?;
-    if version != GROUP_VERSION {
-        return Err(JoinError::Version { rank, theirs: version });
-    }
-    serde_json::from_slice(text).map_err(malformed)
-}
-
 /// Of the system's randomness.
-fn random() -> Result<[u8; 16], ShmError> {
+///
+/// # Errors
+/// [`ShmError::System`] where there is none.
+pub fn random_bytes() -> Result<[u8; 16], ShmError> {
     let mut bytes = [0; 16];
     let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));
-    read.map(|()| bytes).map_err(|source| ShmError::System { operation: "naming a group's socket", source })
+    read.map(|()| bytes).map_err(|source| ShmError::System { operation: "reading random bytes", source })
 }
 
 /// What is equal for processes that can share memory, as far as that can be known.
-fn host() -> String {
+pub fn host() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino());
     format!("{}/{network}/{}", boot.trim(), getuid())
@@ -371,22 +336,23 @@ mod tests {
 
     use super::{super::Word, *};
 
-    fn ranks(size: usize) -> (Vec<Bootstrap>, Vec<String>) {
-        let ranks: Vec<Bootstrap> = (0..size).map(|rank| Bootstrap::new(rank, size).unwrap()).collect();
-        let addresses = ranks.iter().map(|seat| seat.address().to_owned()).collect();
-        (ranks, addresses)
+    fn ranks(size: usize) -> (Vec<Bootstrap>, Vec<Neighbour>) {
+        let ranks: Vec<Bootstrap> = (0..size).map(|_| Bootstrap::new().unwrap()).collect();
+        let neighbour = |(rank, met): (usize, &Bootstrap)| Neighbour { rank: 10 + rank, name: met.name().to_owned() };
+        let neighbours = ranks.iter().enumerate().map(neighbour).collect();
+        (ranks, neighbours)
     }
 
     const LIMIT: Duration = Duration::from_secs(30);
 
     #[test]
     fn every_rank_reads_what_the_others_write_and_cannot_change_it() {
-        let (ranks, addresses) = ranks(5);
+        let (ranks, neighbours) = ranks(5);
         thread::scope(|scope| {
-            for seat in ranks {
-                let addresses = &addresses;
+            for (rank, bootstrap) in ranks.into_iter().enumerate() {
+                let neighbours = &neighbours;
                 scope.spawn(move || {
-                    let (rank, Joined { segment, others }) = (seat.rank, seat.join(addresses, LIMIT).unwrap());
+                    let Joined { segment, others } = bootstrap.join(rank, neighbours, LIMIT).unwrap();
                     segment.words.store(Word::State, 100 + rank as u32);
                     for (other, met) in others.iter().enumerate() {
                         assert_eq!(met.is_none(), other == rank);
@@ -405,45 +371,39 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_does_not_come_is_named() {
-        let (mut ranks, addresses) = ranks(3);
+    fn a_rank_that_does_not_come_is_named_by_its_number_in_the_group() {
+        let (mut ranks, neighbours) = ranks(3);
         let late = ranks.pop().unwrap();
         let first = ranks.remove(0);
-        let error = first.join(&addresses, Duration::from_millis(20)).unwrap_err();
-        assert!(matches!(error, JoinError::Late { rank: 1, .. }), "{error}");
+        let error = first.join(0, &neighbours, Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(error, JoinError::Late { rank: 11, .. }), "{error}");
         drop(late);
         // Its segment was seen by nobody; whoever had met it would hear from it.
-        let error = ranks.remove(0).join(&addresses, LIMIT).unwrap_err();
-        assert!(matches!(error, JoinError::Left { rank: 0 }), "{error}");
+        let error = ranks.remove(0).join(1, &neighbours, LIMIT).unwrap_err();
+        assert!(matches!(error, JoinError::Left { rank: 10 }), "{error}");
     }
 
     #[test]
-    fn ranks_of_other_versions_and_hosts_are_named() {
-        let (mut ranks, mut addresses) = ranks(2);
-        let mut join = |text: String| {
-            addresses[1] = text;
-            let seat = ranks.pop().unwrap();
-            ranks.push(Bootstrap::new(0, 2).unwrap());
-            Bootstrap { rank: 0, ..seat }.join(&addresses, LIMIT).unwrap_err().to_string()
-        };
-        assert!(join("{}".into()).starts_with("rank 1 gives an address that is none of Sealane's"));
-        assert!(join(r#"{"version":99,"more":[]}"#.into()).contains("rank 1 speaks version 99"));
-        assert!(join(r#"{"version":1,"host":"moon","name":"x"}"#.into()).contains("rank 1 is on another host"));
-        assert!(matches!(Bootstrap::new(2, 2), Err(JoinError::Size { rank: 2, size: 2 })));
+    fn a_name_that_is_none_and_ranks_without_end_are_refused() {
+        let (mut all, mut neighbours) = ranks(2);
+        neighbours[0].name = "x".repeat(200);
+        let error = all.remove(1).join(1, &neighbours, LIMIT).unwrap_err();
+        assert!(matches!(error, JoinError::Malformed { rank: 10, .. }), "{error}");
+        let crowd = vec![neighbours[1].clone(); RANKS_MAX + 1];
+        assert!(matches!(all.remove(0).join(0, &crowd, LIMIT), Err(JoinError::Crowded(257))));
     }
 
     #[test]
     fn a_stranger_is_sent_away_and_the_ranks_meet() {
-        let (ranks, addresses) = ranks(2);
-        let name = read_address(0, addresses[0].as_bytes()).unwrap().name;
-        let place = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        let (ranks, neighbours) = ranks(2);
+        let place = UnixAddr::new_abstract(neighbours[0].name.as_bytes()).unwrap();
         let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         connect(stranger.as_raw_fd(), &place).unwrap();
         descriptors::send(&stranger, &9_u32.to_ne_bytes(), &[stranger.as_raw_fd()]).unwrap();
         thread::scope(|scope| {
-            for seat in ranks {
-                let addresses = &addresses;
-                scope.spawn(move || seat.join(addresses, LIMIT).unwrap());
+            for (rank, bootstrap) in ranks.into_iter().enumerate() {
+                let neighbours = &neighbours;
+                scope.spawn(move || bootstrap.join(rank, neighbours, LIMIT).unwrap());
             }
         });
     }

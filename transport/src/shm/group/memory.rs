@@ -130,10 +130,10 @@ impl GroupWords {
         futex::wait_any(words.map(|(words, word, seen)| (words.word(word), seen)), limit);
     }
 
-    /// What the rank calls, of its calls with even and odd numbers.
+    /// What the rank calls, of its calls that begin with even and odd rounds.
     #[inline]
-    pub fn call(&self, number: u32) -> [u64; CALL_WORDS] {
-        let at = at::CALLS + (number as usize & 1) * CALL_WORDS * 8;
+    pub fn call(&self, round: u32) -> [u64; CALL_WORDS] {
+        let at = at::CALLS + (round as usize & 1) * CALL_WORDS * 8;
         std::array::from_fn(|index| self.0.word((at + index * 8) as u64).load(Ordering::Relaxed))
     }
 
@@ -211,10 +211,10 @@ impl OwnWords {
         futex::wake(self.word(word));
     }
 
-    /// Says what this rank calls.
+    /// Says what this rank calls, from a round on.
     #[inline]
-    pub fn say_call(&self, number: u32, call: &[u64; CALL_WORDS]) {
-        let at = at::CALLS + (number as usize & 1) * CALL_WORDS * 8;
+    pub fn say_call(&self, round: u32, call: &[u64; CALL_WORDS]) {
+        let at = at::CALLS + (round as usize & 1) * CALL_WORDS * 8;
         for (index, word) in call.iter().enumerate() {
             self.0.0.word((at + index * 8) as u64).store(*word, Ordering::Relaxed);
         }

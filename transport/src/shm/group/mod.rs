@@ -5,7 +5,7 @@
 //! 32-bit words, which the others wait for by futexes.
 //!
 //! A segment holds those words; four *slots*, two for each [`Stage`] of a collective; and for each other rank a *mailbox* of a few pieces
-//! of messages. [`Bootstrap`] is how ranks that know each other's addresses exchange their segments, without a daemon.
+//! of messages. [`Bootstrap`] is how ranks that know the names of each other's sockets exchange their segments, without a daemon.
 //!
 //! Numbers and lengths that others write are checked before they are used. Their tensors' bytes may change while they are read; no
 //! decision depends on them.
@@ -15,13 +15,10 @@ mod memory;
 mod peer_process;
 
 pub use self::{
-    bootstrap::{Bootstrap, JoinError, Joined},
+    bootstrap::{Bootstrap, JoinError, Joined, Neighbour, host, random_bytes},
     memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word, state},
     peer_process::PeerProcess,
 };
-
-/// Version of the segment's layout, of what its words say, and of [`Bootstrap`]'s conversation. All ranks of a group must have the same.
-pub const GROUP_VERSION: u32 = 1;
 
 /// Most ranks of one group on one host.
 pub const RANKS_MAX: usize = 256;

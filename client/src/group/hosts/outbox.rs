@@ -1,0 +1,175 @@
+//! What a rank gives to others in collectives, until it has left. Written by the thread that does them; pushed out also while it waits in
+//! memory, for those that wait for these bytes may be what it waits for.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sealane_transport::LinkError;
+
+use super::network::{Connection, Network, Purpose, Shared, lock};
+use crate::group::limits::{GROUP_COMPACT_BYTES, GROUP_UNSENT_BYTES_MAX};
+
+/// See the module.
+#[derive(Default)]
+pub(in crate::group) struct Outbox {
+    outgoing: Mutex<HashMap<usize, Outgoing>>,
+    /// Something waits.
+    waits: AtomicBool,
+    /// Connections are being made.
+    dials: AtomicBool,
+}
+
+/// Where bytes go to a rank.
+struct Outgoing {
+    connection: Connection,
+    /// What has not left, from `head` on.
+    queue: Vec<u8>,
+    head: usize,
+    /// The number of the last call that it was told of.
+    told: Option<u32>,
+    /// The rank is not reached. Nothing was to be given to it.
+    is_lost: bool,
+}
+
+impl Outbox {
+    fn outgoing(&self) -> MutexGuard<'_, HashMap<usize, Outgoing>> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// With connections that are open.
+    pub(in crate::group) fn add(&self, open: HashMap<usize, Shared>) {
+        self.outgoing().extend(open.into_iter().map(|(rank, pipe)| (rank, Outgoing::new(Connection::Open(pipe)))));
+    }
+
+    /// Sees to it that there is a connection to a rank.
+    pub(in crate::group) fn connect(&self, network: &Network, rank: usize) {
+        let dial = || {
+            self.dials.store(true, Ordering::Relaxed);
+            Outgoing::new(Connection::begin(network, rank, Purpose::Collectives))
+        };
+        self.outgoing().entry(rank).or_insert_with(dial);
+    }
+
+    /// Gives a rank bytes, and before the first of the call of that number what `words` says. True if so much waits that its owner is to
+    /// wait too.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(in crate::group) fn send(
+        &self,
+        network: &Network,
+        (rank, number): (usize, u32),
+        words: impl FnOnce() -> Vec<u8>,
+        bytes: &[u8],
+    ) -> Result<bool, LinkError> {
+        self.connect(network, rank);
+        let mut all = self.outgoing();
+        let outgoing = all.get_mut(&rank).expect("it was just connected");
+        if outgoing.is_lost {
+            return Err(LinkError::Closed);
+        }
+        let words = if outgoing.told == Some(number) { Vec::new() } else { words() };
+        outgoing.told = Some(number);
+        let mut taken = 0;
+        if outgoing.push_out(network)?
+            && let Connection::Open(pipe) = &outgoing.connection
+        {
+            let mut pipe = lock(pipe);
+            let len = words.len() + bytes.len();
+            while taken < len {
+                match pipe.write([&words[taken.min(words.len())..], &bytes[taken.saturating_sub(words.len())..]])? {
+                    0 => break,
+                    count => taken += count,
+                }
+            }
+        }
+        outgoing.queue.extend(&words[taken.min(words.len())..]);
+        outgoing.queue.extend(&bytes[taken.saturating_sub(words.len())..]);
+        if !outgoing.is_empty() {
+            self.waits.store(true, Ordering::Relaxed);
+        }
+        Ok(outgoing.queue.len() - outgoing.head > GROUP_UNSENT_BYTES_MAX)
+    }
+
+    /// True if something waits.
+    #[inline]
+    pub(in crate::group) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// Writes what waits.
+    ///
+    /// # Errors
+    /// A connection has ended, and with which rank.
+    pub(in crate::group) fn push_out(&self, network: &Network) -> Result<(), (usize, LinkError)> {
+        if !self.waits() && !self.dials.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (mut waits, mut dials) = (false, false);
+        for (rank, outgoing) in self.outgoing().iter_mut().filter(|(_, outgoing)| !outgoing.is_lost) {
+            match outgoing.push_out(network) {
+                Ok(_) => {}
+                // What it has given may still be read.
+                Err(error) if outgoing.is_empty() => {
+                    outgoing.is_lost = true;
+                    network.has_ended(*rank, &error);
+                }
+                Err(error) => return Err((*rank, error)),
+            }
+            waits |= !outgoing.is_empty();
+            dials |= !outgoing.is_lost && matches!(outgoing.connection, Connection::Dialing(_));
+        }
+        self.waits.store(waits, Ordering::Relaxed);
+        self.dials.store(dials, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// True if less waits for a rank than its owner may leave.
+    pub(in crate::group) fn has_room(&self, rank: usize) -> bool {
+        let all = self.outgoing();
+        all.get(&rank).is_none_or(|outgoing| outgoing.queue.len() - outgoing.head <= GROUP_UNSENT_BYTES_MAX)
+    }
+
+    /// Lets go of all connections.
+    pub(in crate::group) fn close(&self) {
+        self.outgoing().clear();
+        self.waits.store(false, Ordering::Relaxed);
+        self.dials.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Outgoing {
+    fn new(connection: Connection) -> Outgoing {
+        Outgoing { connection, queue: Vec::new(), head: 0, told: None, is_lost: false }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head == self.queue.len()
+    }
+
+    /// True once nothing waits, and the connection is open.
+    fn push_out(&mut self, network: &Network) -> Result<bool, LinkError> {
+        let Some(pipe) = self.connection.open(network)? else { return Ok(false) };
+        while self.head < self.queue.len() {
+            match lock(&pipe).write([&self.queue[self.head..], &[]])? {
+                0 => {
+                    if self.head >= GROUP_COMPACT_BYTES {
+                        self.queue.drain(..self.head);
+                        self.head = 0;
+                    }
+                    return Ok(false);
+                }
+                count => self.head += count,
+            }
+        }
+        self.queue.clear();
+        self.queue.shrink_to(GROUP_COMPACT_BYTES);
+        self.head = 0;
+        Ok(true)
+    }
+}

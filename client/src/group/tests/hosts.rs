@@ -1,0 +1,519 @@
+//! Groups whose ranks are on several hosts, which are all this one: they share no memory, and are connected over loopback.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    sync::Barrier,
+    thread,
+    time::Duration,
+};
+
+use sealane_transport::{
+    Code, Error,
+    authentication::{Authentication, Authority},
+    tensor::DType,
+};
+
+use super::{InMemory, LIMIT, MESSAGES, Shared, bytes, collective, on, receive};
+use crate::group::{
+    Group, GroupOptions, ReduceOp, Store,
+    hosts::address::{Reach, decode, encode},
+};
+
+/// Two alone, two equal hosts, three of which one has fewer and ranks that are not in order, and more.
+const HOSTS: [&[usize]; 6] =
+    [&[0, 1], &[0, 0, 1, 1], &[0, 1, 1, 0, 2], &[0, 1, 0, 0, 0], &[0, 1, 2, 3, 4], &[0, 0, 0, 1, 1, 1]];
+
+/// What each rank does, on the host of its number; what they return, by rank.
+fn ranks_on<T: Send>(hosts: &[usize], each: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    ranks_with(hosts, |_, options| options, each).into_iter().map(Result::unwrap).collect()
+}
+
+/// The same with options that are changed for some ranks, of which some do not meet.
+fn ranks_with<T: Send>(
+    hosts: &[usize],
+    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
+    each: impl Fn(Group) -> T + Sync,
+) -> Vec<Result<T, Error>> {
+    ranks_by(&InMemory::default(), hosts, change, each)
+}
+
+fn ranks_by<T: Send>(
+    store: &(impl Store + Sync),
+    hosts: &[usize],
+    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
+    each: impl Fn(Group) -> T + Sync,
+) -> Vec<Result<T, Error>> {
+    let (each, change) = (&each, &change);
+    thread::scope(|scope| {
+        let run = |rank: usize| Group::new(store, rank, hosts.len(), &change(rank, on(hosts[rank]))).map(each);
+        let threads: Vec<_> = (0..hosts.len()).map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_collective_of_every_size_gives_what_it_should() {
+    for hosts in HOSTS {
+        ranks_on(hosts, |group| {
+            assert_eq!((group.size(), group.hosts()), (hosts.len(), hosts.iter().max().unwrap() + 1));
+            for (index, len) in super::SIZES.into_iter().enumerate() {
+                // Each rank is root of something.
+                for number in 0..9 {
+                    collective(&group, 9 * (index + number % 5) + number, len);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn collectives_follow_each_other_in_any_order_and_ranks_are_late_by_turns() {
+    for hosts in [&[0, 0, 1, 1][..], &[0, 1, 1, 2]] {
+        ranks_on(hosts, |group| {
+            let mut random = 4711_usize;
+            for call in 0..300 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                if (random >> 40) % 5 == group.rank() {
+                    (0..(random >> 50) % 50).for_each(|_| thread::yield_now());
+                }
+                let len = [0, 8, 1000, 20_000, 300_000][(random >> 33) % 5];
+                collective(&group, 9 * (call / 9) + (random >> 20) % 9, len);
+            }
+        });
+    }
+}
+
+#[test]
+fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
+    let run = |elements: usize| {
+        ranks_on(&[0, 1, 1, 0, 2], |group| {
+            let value = |index: usize| ((index * 7919 + group.rank() * 104_729) % 1_000_003) as f32 * 1.000_1e-3;
+            let mut data: Vec<u8> = (0..elements).flat_map(|index| value(index).to_ne_bytes()).collect();
+            group.all_reduce(&mut data, DType::F32, ReduceOp::Average, LIMIT).unwrap();
+            data
+        })
+    };
+    for elements in [100, 200_000] {
+        let first = run(elements);
+        assert!(first.iter().all(|rank| *rank == first[0]));
+        assert_eq!(first, run(elements));
+        // An average is that of all ranks.
+        let mean = |index: usize| {
+            (0..5).map(|rank| ((index * 7919 + rank * 104_729) % 1_000_003) as f64 * 1.000_1e-3).sum::<f64>() / 5.0
+        };
+        let own = f32::from_ne_bytes(first[0][396..400].try_into().unwrap());
+        assert!((f64::from(own) - mean(99)).abs() < 1e-3, "{own} {}", mean(99));
+    }
+}
+
+#[test]
+fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
+    // Rank 2 has its counterpart on the other host, rank 1 is nobody's but its own host's.
+    ranks_on(&[0, 0, 1], |group| {
+        let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
+        let mut sends = Vec::new();
+        for (number, len) in MESSAGES.into_iter().enumerate() {
+            for tag in [1, 2] {
+                sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
+            }
+        }
+        // Those of the other tag have to wait in memory meanwhile.
+        for tag in [2, 1] {
+            for (number, len) in MESSAGES.into_iter().enumerate() {
+                let (from, came) = receive(&group, len, Some(before), tag);
+                assert!(from == before && came == bytes(len, before, number * 2 + tag as usize), "{len} of {tag}");
+            }
+        }
+        sends.into_iter().for_each(|send| assert_eq!(send.wait(LIMIT), Ok(next)));
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn a_recv_from_any_rank_takes_what_comes_from_any_host() {
+    ranks_on(&[0, 0, 1, 2], |group| {
+        if group.rank() == 0 {
+            let mut from: Vec<usize> = (0..3).map(|_| receive(&group, 100, None, 5).0).collect();
+            from.sort_unstable();
+            assert_eq!(from, [1, 2, 3]);
+        } else {
+            group.send(bytes(100, group.rank(), 0), 0, 5).unwrap().wait(LIMIT).unwrap();
+        }
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn messages_move_while_nobody_waits_and_collectives_go_on() {
+    ranks_on(&[0, 1], |group| {
+        let shared = Shared::new(4 << 20);
+        let pending = match group.rank() {
+            0 => group.send(bytes(4 << 20, 0, 0), 1, 3).unwrap(),
+            _ => group.recv(super::Room(shared.clone(), vec![0; 4 << 20]), Some(0), 3).unwrap(),
+        };
+        (0..50).for_each(|_| group.barrier(LIMIT).unwrap());
+        while pending.outcome().is_none() {
+            thread::yield_now();
+        }
+        pending.wait(LIMIT).unwrap();
+        assert!(group.rank() == 0 || shared.bytes() == bytes(4 << 20, 0, 0));
+        group.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn what_a_rank_has_sent_before_it_left_arrives() {
+    ranks_on(&[0, 1], |group| {
+        if group.rank() == 0 {
+            // More than any buffer of the system: sent once the other side has most of it.
+            group.send(bytes(8 << 20, 0, 0), 1, 3).unwrap().wait(LIMIT).unwrap();
+        } else {
+            assert_eq!(receive(&group, 8 << 20, Some(0), 3).1, bytes(8 << 20, 0, 0));
+            let error = group.recv(vec![0; 8], Some(0), 4).unwrap().wait(LIMIT).unwrap_err();
+            assert!(error.to_string().contains("rank 0 has left"), "{error}");
+        }
+    });
+    ranks_on(&[0, 1, 1], |group| {
+        let mut data = bytes(3 << 20, group.rank(), 0);
+        group.broadcast(&mut data, 0, LIMIT).unwrap();
+        assert_eq!(data, bytes(3 << 20, 0, 0));
+    });
+}
+
+#[test]
+fn ranks_that_leave_after_their_last_call_disturb_nobody() {
+    for hosts in [&[0, 1][..], &[0, 0, 1, 1], &[0, 1, 1, 1]] {
+        for round in 0..30 {
+            ranks_on(hosts, |group| match round % 3 {
+                // At once: the others may still be meeting.
+                0 => {}
+                1 => collective(&group, 6, 300_000),
+                _ => collective(&group, 7 + 9 * (round % hosts.len()), 300_000),
+            });
+        }
+    }
+}
+
+#[test]
+fn ranks_that_call_differently_all_hear_what_both_call() {
+    for hosts in [&[0, 1][..], &[0, 0, 1, 1]] {
+        let errors = ranks_on(hosts, |group| {
+            let first = match group.rank() {
+                1 => group.all_reduce(&mut [0; 128], DType::F32, ReduceOp::Sum, LIMIT),
+                _ => group.all_reduce(&mut [0; 64], DType::F32, ReduceOp::Sum, LIMIT),
+            };
+            first.and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(
+                error.contains("128 bytes") && error.contains("all_reduce (call 1, 64 bytes, sum of f32)"),
+                "{error}"
+            );
+        }
+    }
+    // Neither reads the other: the next call finds it out.
+    let errors = ranks_on(&[0, 1], |group| {
+        group.broadcast(&mut [0; 64], group.rank(), LIMIT).unwrap();
+        group.barrier(LIMIT).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.contains("must make the same calls in the same order"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_ends_what_waits_for_it_on_all_hosts_and_is_named() {
+    for hosts in [&[0, 1, 1][..], &[0, 0, 1], &[0, 1, 2]] {
+        let errors = ranks_on(hosts, |group| {
+            group.barrier(LIMIT).unwrap();
+            if group.rank() == 2 {
+                return None;
+            }
+            let error = group.barrier(LIMIT).unwrap_err();
+            assert_eq!(group.error(), Some(error.clone()));
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            assert_eq!(error.code(), Code::Unavailable);
+            assert!(error.to_string().contains("rank 2 has left (it has left the group)"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_recv_hears_that_a_rank_left_which_it_has_no_other_connection_with() {
+    // Rank 1 and rank 2 are no counterparts.
+    ranks_on(&[0, 0, 1], |group| {
+        group.barrier(LIMIT).unwrap();
+        if group.rank() == 1 {
+            let error = group.recv(vec![0; 8], Some(2), 4).unwrap().wait(LIMIT).unwrap_err();
+            assert!(error.to_string().contains("rank 2 has left"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_call_whose_time_is_over_names_who_is_late_and_ends_the_group() {
+    let (met, over) = (Barrier::new(3), Barrier::new(3));
+    let errors = ranks_on(&[0, 0, 1], |group| {
+        met.wait();
+        let error = match group.rank() {
+            2 => None,
+            _ => group.barrier(Some(Duration::from_millis(30))).err(),
+        };
+        over.wait();
+        error.unwrap_or_else(|| group.barrier(LIMIT).unwrap_err()).to_string()
+    });
+    for error in errors {
+        assert!(error.contains("Timed out waiting for rank 2, which has not arrived"), "{error}");
+    }
+}
+
+#[test]
+fn who_aborts_ends_calls_that_wait_everywhere() {
+    let errors = ranks_on(&[0, 1, 1], |group| {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| group.recv(vec![0; 8], None, 7).and_then(|recv| recv.wait(LIMIT)).map(drop));
+            match group.rank() {
+                0 => group.abort("as the test says"),
+                _ => drop(group.barrier(LIMIT).unwrap_err()),
+            }
+            waits.join().unwrap().unwrap_err().to_string()
+        })
+    });
+    for error in errors {
+        assert!(error.contains("it was aborted: as the test says"), "{error}");
+    }
+}
+
+fn secret(text: &str) -> Authentication {
+    Authentication::secret_bytes(text.as_bytes()).unwrap()
+}
+
+#[test]
+fn ranks_with_one_secret_meet_and_others_do_not() {
+    let same = "the same secret of the whole job, long enough";
+    let with = |_, options| GroupOptions { authentication: secret(same), ..options };
+    for outcome in ranks_with(&[0, 1, 1], with, |group| collective(&group, 2, 300_000)) {
+        outcome.unwrap();
+    }
+    let with = |rank, options: GroupOptions| GroupOptions {
+        limit: Duration::from_millis(500),
+        authentication: if rank == 0 { secret(same) } else { secret("another secret, which is as long as that one") },
+        ..options
+    };
+    for (rank, outcome) in ranks_with(&[0, 1], with, |_| ()).into_iter().enumerate() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(&format!("rank {} ", 1 - rank)) && error.contains("secret"), "{error}");
+    }
+}
+
+#[test]
+fn with_certificates_of_one_authority_every_collective_gives_what_it_should() {
+    let certificate = |authority: &Authority| {
+        let until = std::time::SystemTime::now() + Duration::from_secs(3600);
+        let certified = authority.certify(&["rank:1".parse().unwrap()], until).unwrap();
+        Authentication::certified(&authority.certificate(), &certified).unwrap()
+    };
+    let authority = Authority::new().unwrap();
+    let with = |_, options| GroupOptions { authentication: certificate(&authority), ..options };
+    // No piece leaves at once, so each waits for what another has not sent yet.
+    for hosts in [&[0, 0, 1, 1][..], &[0, 1, 1]] {
+        let all = ranks_with(hosts, with, |group| {
+            for (index, len) in super::SIZES.into_iter().enumerate() {
+                (0..9).for_each(|number| collective(&group, 9 * (index + number % 5) + number, len));
+                let len = 4 * len;
+                collective(&group, 9 * index + 4, len);
+            }
+            let next = (group.rank() + 1) % group.size();
+            let send = group.send(bytes(3 << 20, group.rank(), 0), next, 1).unwrap();
+            let (from, came) = receive(&group, 3 << 20, None, 1);
+            assert_eq!(came, bytes(3 << 20, from, 0));
+            send.wait(LIMIT).unwrap();
+            group.barrier(LIMIT).unwrap();
+        });
+        all.into_iter().for_each(Result::unwrap);
+    }
+    let other = Authority::new().unwrap();
+    let with = |rank, options: GroupOptions| GroupOptions {
+        limit: Duration::from_millis(500),
+        authentication: certificate(if rank == 0 { &authority } else { &other }),
+        ..options
+    };
+    for outcome in ranks_with(&[0, 1], with, |_| ()) {
+        outcome.unwrap_err();
+    }
+}
+
+/// A store in which a rank's sockets are others than its own.
+struct Elsewhere(InMemory, Vec<std::net::SocketAddr>);
+
+impl Store for Elsewhere {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        match decode::<Reach>(0, value) {
+            Ok(reach) => {
+                let sockets = self.1.iter().chain(&reach.sockets).copied().collect();
+                self.0.set(key, &encode(&Reach::new(reach.token, sockets)))
+            }
+            Err(_) => self.0.set(key, value),
+        }
+    }
+
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
+        self.0.get(key, limit)
+    }
+}
+
+/// Passes on what comes at a new address, in small parts and by small buffers: senders find no room at any moment.
+fn narrow(to: std::net::SocketAddr) -> std::net::SocketAddr {
+    fn pass_on(mut from: TcpStream, mut to: TcpStream) {
+        let mut part = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut part)
+            && to.write_all(&part[..count]).is_ok()
+        {}
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    }
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.set_recv_buffer_size(4096).unwrap();
+    listener.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+    listener.listen(16).unwrap();
+    let listener = std::net::TcpListener::from(listener);
+    let address = listener.local_addr().unwrap();
+    // It ends with the test's process.
+    thread::spawn(move || {
+        while let Ok((from, _)) = listener.accept() {
+            let there = TcpStream::connect(to).unwrap();
+            let (back_from, back_to) = (there.try_clone().unwrap(), from.try_clone().unwrap());
+            thread::spawn(move || pass_on(from, there));
+            thread::spawn(move || pass_on(back_from, back_to));
+        }
+    });
+    address
+}
+
+/// A store in which ranks are reached by narrow ways.
+struct Narrow(InMemory);
+
+impl Store for Narrow {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        match decode::<Reach>(0, value) {
+            Ok(reach) => self.0.set(key, &encode(&Reach::new(reach.token, vec![narrow(reach.sockets[0])]))),
+            Err(_) => self.0.set(key, value),
+        }
+    }
+
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
+        self.0.get(key, limit)
+    }
+}
+
+#[test]
+fn what_has_no_room_to_leave_leaves_while_its_rank_waits_for_others() {
+    let store = Narrow(InMemory::default());
+    let all = ranks_by(
+        &store,
+        &[0, 0, 1, 1],
+        |_, options| options,
+        |group| {
+            for number in 0..9 {
+                collective(&group, number, 1 << 20);
+            }
+            (0..3).for_each(|_| collective(&group, 4, 1 << 20));
+            (0..3).for_each(|_| collective(&group, 2, 3 << 20));
+        },
+    );
+    all.into_iter().for_each(Result::unwrap);
+}
+
+#[test]
+fn addresses_at_which_nobody_or_somebody_else_answers_are_passed_over() {
+    // One says something else, and one has gone.
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let sockets = vec![nobody.local_addr().unwrap(), stranger.local_addr().unwrap()];
+    drop(nobody);
+    let answers = thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut socket, _) = stranger.accept().unwrap();
+            let mut opening = [0; 64];
+            socket.read_exact(&mut opening).unwrap();
+            socket.write_all(&[7; 64]).unwrap();
+        }
+    });
+    let store = Elsewhere(InMemory::default(), sockets);
+    for outcome in ranks_by(&store, &[0, 1], |_, options| options, |group| collective(&group, 2, 1000)) {
+        outcome.unwrap();
+    }
+    answers.join().unwrap();
+}
+
+#[test]
+fn strangers_that_call_are_sent_away_and_disturb_nobody() {
+    let store = InMemory::default();
+    let met = Barrier::new(3);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            met.wait();
+            let Reach { sockets, .. } = decode(0, &store.get("sealane/0/tcp", LIMIT.unwrap()).unwrap()).unwrap();
+            let mut silent = TcpStream::connect(sockets[0]).unwrap();
+            let mut opening = [0; 64];
+            opening[..8].copy_from_slice(b"SEALANEG");
+            opening[8] = 1;
+            for call in [&[0xFF; 64][..], &opening, &[1; 10]] {
+                let mut stranger = TcpStream::connect(sockets[0]).unwrap();
+                stranger.write_all(call).unwrap();
+                if call.len() == 64 {
+                    let mut answer = Vec::new();
+                    // An end, or a reset.
+                    let _ = stranger.read_to_end(&mut answer);
+                    assert!(answer.is_empty(), "{answer:?}");
+                }
+            }
+            silent.write_all(&[1]).unwrap();
+            met.wait();
+        });
+        let ranks = ranks_by(
+            &store,
+            &[0, 1],
+            |_, options| options,
+            |group| {
+                met.wait();
+                // Calls are taken while ranks wait for something that has not come.
+                let wanted = (group.rank() == 0).then(|| group.recv(vec![0; 8], Some(1), 3).unwrap());
+                met.wait();
+                if group.rank() == 1 {
+                    group.send(vec![0; 8], 0, 3).unwrap().wait(LIMIT).unwrap();
+                }
+                wanted.map(|recv| recv.wait(LIMIT).unwrap());
+                collective(&group, 2, 1000);
+            },
+        );
+        ranks.into_iter().for_each(|outcome| outcome.unwrap());
+    });
+}
+
+#[test]
+fn who_does_not_come_is_named_and_an_interface_that_is_not_there_too() {
+    let store = InMemory::default();
+    let short = GroupOptions { limit: Duration::from_millis(100), ..on(0) };
+    let other = GroupOptions { limit: Duration::from_millis(100), ..on(1) };
+    let other = GroupOptions { interface: Some("nothing0".into()), ..other };
+    let errors = thread::scope(|scope| {
+        let first = scope.spawn(|| Group::new(&store, 0, 2, &short).unwrap_err().to_string());
+        let second = scope.spawn(|| Group::new(&store, 1, 2, &other).unwrap_err().to_string());
+        [first.join().unwrap(), second.join().unwrap()]
+    });
+    assert!(errors[0].contains("nobody has set the key"), "{}", errors[0]);
+    assert!(errors[1].contains("no interface nothing0"), "{}", errors[1]);
+}
+
+#[test]
+fn groups_of_several_hosts_leave_nothing_behind() {
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // Other tests run beside this one: those of this one would be thousands.
+    for _ in 0..200 {
+        ranks_on(&[0, 1], |group| group.barrier(LIMIT).unwrap());
+    }
+    assert!(open() < 1000, "{} descriptors are open", open());
+}

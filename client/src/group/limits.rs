@@ -71,3 +71,6 @@ pub(super) const GROUP_UNSENT_BYTES_MAX: usize = 4 << 20;
 
 /// As many bytes that have left are let go of, and as much memory is kept for the next.
 pub(super) const GROUP_COMPACT_BYTES: usize = 1 << 20;
+
+/// How long the next of the last bytes of a rank that has left may take, which the network may have lost once or twice.
+pub(super) const GROUP_LAST_BYTES: Duration = Duration::from_secs(10);

@@ -481,6 +481,7 @@ impl Mail {
         if self.members.network().is_some() {
             // What has come tells whether more is to come.
             self.advance();
+            self.end_sends_to_gone();
         }
         let own = self.members.number();
         let has_gone = |rank: usize| match self.members.layout().local(rank) {

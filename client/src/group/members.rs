@@ -253,7 +253,7 @@ impl Members {
         };
         let until = Instant::now() + GROUP_NOTICE;
         loop {
-            if let Err(error) = self.check_far() {
+            if let Err(error) = self.check().and_then(|()| self.check_far()) {
                 return error;
             }
             if let Some(error) = network.has_gone(rank) {

@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::authenticator::{Authenticator, Turned};
 use super::dial::{DialError, Progress};
+use super::retransmission;
 use super::socket::TcpSettings;
 use super::stream::Stream;
 use crate::authentication::{Authentication, Speaker};
@@ -50,7 +51,8 @@ impl Pipe {
 
     /// Nothing more is written: the other side sees the end of it, also where a forked child still has the connection.
     pub fn end(&mut self) {
-        // Where that fails, the connection has ended.
+        // What is on its way takes its time. Where either fails, the connection has ended.
+        let _ = retransmission::release(self.0.socket());
         let _ = self.0.socket().shutdown(std::net::Shutdown::Write);
     }
 

@@ -12,12 +12,26 @@ const TCP_RTO_MAX_MS: c_int = 44;
 /// a cable that was cut for 7 s stayed dead for 6 s more.
 const WAIT_MAX_MS: c_int = 1000;
 
+/// The kernel's own bound. By it the kernel also knows when to give up what a closed socket has not sent yet.
+const KERNELS_MAX_MS: c_int = 120_000;
+
 /// Bounds the waits of a socket, those of its connecting included. A kernel that cannot is left as it is.
 ///
 /// # Errors
 /// The socket is none, or the kernel refuses the bound.
 pub(super) fn bound(socket: &impl AsFd) -> io::Result<()> {
-    let value = WAIT_MAX_MS;
+    set(socket, WAIT_MAX_MS)
+}
+
+/// Lifts the bound, before a socket is closed that may not have sent everything.
+///
+/// # Errors
+/// As [`bound`].
+pub(super) fn release(socket: &impl AsFd) -> io::Result<()> {
+    set(socket, KERNELS_MAX_MS)
+}
+
+fn set(socket: &impl AsFd, value: c_int) -> io::Result<()> {
     let (descriptor, size) = (socket.as_fd().as_raw_fd(), size_of::<c_int>() as libc::socklen_t);
     // SAFETY: the descriptor is borrowed for the call, and the value is an int that outlives it, of the size that is told.
     let set =
@@ -54,6 +68,8 @@ mod tests {
         assert_ne!(without, Some(WAIT_MAX_MS));
         bound(&socket).unwrap();
         assert_eq!(bound_of(&socket), without.map(|_| WAIT_MAX_MS));
+        release(&socket).unwrap();
+        assert_eq!(bound_of(&socket), without);
     }
 
     #[test]

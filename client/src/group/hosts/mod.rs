@@ -26,7 +26,7 @@ use super::{
     call::{Told, differs},
     members::Members,
 };
-use crate::group::limits::{GROUP_LOOK, GROUP_NOTICE};
+use crate::group::limits::{GROUP_LAST_BYTES, GROUP_LOOK};
 
 const CALL_BYTES: usize = CALL_WORDS * 8;
 
@@ -162,9 +162,15 @@ impl Hosts {
         self.members.check()?;
         self.members.check_others()?;
         self.members.check_far()?;
+        if awaited.is_none()
+            && let Some(error) = self.network.outbox.owed().into_iter().find_map(|rank| self.network.has_gone(rank))
+        {
+            // A rank that has left this call behind takes what it gets before.
+            return Err(self.members.fail(error));
+        }
         if let Some(error) = awaited.and_then(|rank| self.network.has_gone(rank)) {
-            // What it gave before it went may still be on its way.
-            let is_over = idle.gone_since.get_or_insert_with(Instant::now).elapsed() > GROUP_NOTICE;
+            // What it gave before it went may still be on its way: the end of that tells.
+            let is_over = idle.gone_since.get_or_insert_with(Instant::now).elapsed() > GROUP_LAST_BYTES;
             if is_over || awaited.is_none_or(|rank| self.network.incoming(rank, Purpose::Collectives).is_none()) {
                 return Err(self.members.fail(error));
             }

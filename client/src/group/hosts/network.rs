@@ -204,7 +204,7 @@ impl Network {
         let events = [epoll().map_err(failed)?, epoll().map_err(failed)?];
         let Listener { socket, reach } = listener;
         let state = Mutex::new(State { listener: Some(socket), ..State::default() });
-        Ok(Network { layout, outbox: Outbox::default(), authentication, token: reach.token, reaches, events, state })
+        Ok(Network { layout, outbox: Outbox::new(), authentication, token: reach.token, reaches, events, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -426,7 +426,10 @@ impl Network {
         // Nothing more is given, nor heard; who calls is refused.
         state.outgoing.drain(..).for_each(|one| lock(&one.pipe).end());
         state.called.clear();
-        state.listener = None;
+        if let Some(listener) = state.listener.take() {
+            // It ends also where a forked child has it. Where that fails, it has ended.
+            let _ = listener.shutdown(std::net::Shutdown::Both);
+        }
         drop(state);
         self.outbox.close();
     }

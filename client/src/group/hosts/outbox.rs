@@ -15,9 +15,9 @@ use super::network::{Connection, Network, Purpose, Shared, lock};
 use crate::group::limits::{GROUP_COMPACT_BYTES, GROUP_UNSENT_BYTES_MAX};
 
 /// See the module.
-#[derive(Default)]
 pub(in crate::group) struct Outbox {
-    outgoing: Mutex<HashMap<usize, Outgoing>>,
+    /// `None` once this rank has ended: nothing more is given.
+    outgoing: Mutex<Option<HashMap<usize, Outgoing>>>,
     /// Something waits.
     waits: AtomicBool,
     /// Connections are being made.
@@ -37,22 +37,36 @@ struct Outgoing {
 }
 
 impl Outbox {
-    fn outgoing(&self) -> MutexGuard<'_, HashMap<usize, Outgoing>> {
+    pub(in crate::group) fn new() -> Outbox {
+        let (waits, dials) = (AtomicBool::new(false), AtomicBool::new(false));
+        Outbox { outgoing: Mutex::new(Some(HashMap::new())), waits, dials }
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Option<HashMap<usize, Outgoing>>> {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// With connections that are open.
     pub(in crate::group) fn add(&self, open: HashMap<usize, Shared>) {
-        self.outgoing().extend(open.into_iter().map(|(rank, pipe)| (rank, Outgoing::new(Connection::Open(pipe)))));
+        let open = open.into_iter().map(|(rank, pipe)| (rank, Outgoing::new(Connection::Open(pipe))));
+        if let Some(all) = self.outgoing().as_mut() {
+            all.extend(open);
+        }
     }
 
     /// Sees to it that there is a connection to a rank.
     pub(in crate::group) fn connect(&self, network: &Network, rank: usize) {
+        if let Some(all) = self.outgoing().as_mut() {
+            self.to(all, network, rank);
+        }
+    }
+
+    fn to<'a>(&self, all: &'a mut HashMap<usize, Outgoing>, network: &Network, rank: usize) -> &'a mut Outgoing {
         let dial = || {
             self.dials.store(true, Ordering::Relaxed);
             Outgoing::new(Connection::begin(network, rank, Purpose::Collectives))
         };
-        self.outgoing().entry(rank).or_insert_with(dial);
+        all.entry(rank).or_insert_with(dial)
     }
 
     /// Gives a rank bytes, and before the first of the call of that number what `words` says. True if so much waits that its owner is to
@@ -67,9 +81,9 @@ impl Outbox {
         words: impl FnOnce() -> Vec<u8>,
         bytes: &[u8],
     ) -> Result<bool, LinkError> {
-        self.connect(network, rank);
         let mut all = self.outgoing();
-        let outgoing = all.get_mut(&rank).expect("it was just connected");
+        let Some(all) = all.as_mut() else { return Err(LinkError::Closed) };
+        let outgoing = self.to(all, network, rank);
         if outgoing.is_lost {
             return Err(LinkError::Closed);
         }
@@ -111,7 +125,8 @@ impl Outbox {
             return Ok(());
         }
         let (mut waits, mut dials) = (false, false);
-        for (rank, outgoing) in self.outgoing().iter_mut().filter(|(_, outgoing)| !outgoing.is_lost) {
+        let mut all = self.outgoing();
+        for (rank, outgoing) in all.iter_mut().flatten().filter(|(_, outgoing)| !outgoing.is_lost) {
             match outgoing.push_out(network) {
                 Ok(_) => {}
                 // What it has given may still be read.
@@ -132,12 +147,20 @@ impl Outbox {
     /// True if less waits for a rank than its owner may leave.
     pub(in crate::group) fn has_room(&self, rank: usize) -> bool {
         let all = self.outgoing();
-        all.get(&rank).is_none_or(|outgoing| outgoing.queue.len() - outgoing.head <= GROUP_UNSENT_BYTES_MAX)
+        let outgoing = all.as_ref().and_then(|all| all.get(&rank));
+        outgoing.is_none_or(|outgoing| outgoing.queue.len() - outgoing.head <= GROUP_UNSENT_BYTES_MAX)
     }
 
-    /// Lets go of all connections.
+    /// The ranks for which something waits.
+    pub(in crate::group) fn owed(&self) -> Vec<usize> {
+        let all = self.outgoing();
+        let owed = all.iter().flatten().filter(|(_, outgoing)| !outgoing.is_empty());
+        owed.map(|(rank, _)| *rank).collect()
+    }
+
+    /// Lets go of all connections: nothing more is given.
     pub(in crate::group) fn close(&self) {
-        self.outgoing().clear();
+        *self.outgoing() = None;
         self.waits.store(false, Ordering::Relaxed);
         self.dials.store(false, Ordering::Relaxed);
     }

@@ -177,6 +177,20 @@ impl Mail {
         Ok(true)
     }
 
+    /// Ends sends to ranks of other hosts that are gone, whatever may still come of them.
+    pub(super) fn end_sends_to_gone(&mut self) {
+        let Some(network) = self.members.network().cloned() else { return };
+        let waits = |rank: &usize| !self.peers[*rank].sends.is_empty();
+        let far: Vec<usize> = self.members.layout().far().filter(waits).collect();
+        for rank in far {
+            let Some(error) = network.has_gone(rank) else { continue };
+            for Sending { id, given, .. } in std::mem::take(&mut self.peers[rank].sends) {
+                self.aftermath.given.push(given);
+                self.end(id, Err(error.clone()));
+            }
+        }
+    }
+
     /// The error of what needs a rank of another host which is gone. What it said before counts.
     pub(super) fn has_gone_far(&self, rank: usize) -> Option<Error> {
         self.members.network()?.has_gone(rank).filter(|_| self.peers[rank].line.is_drained())

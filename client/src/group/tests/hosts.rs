@@ -242,6 +242,25 @@ fn a_rank_that_leaves_ends_what_waits_for_it_on_all_hosts_and_is_named() {
 }
 
 #[test]
+fn a_send_ends_though_a_message_of_the_rank_that_left_is_still_there() {
+    let left = Barrier::new(2);
+    ranks_on(&[0, 1], |group| {
+        if group.rank() == 1 {
+            // The second fits into the system's buffers, so it is sent, and nobody receives it.
+            group.send(vec![7; 8], 0, 2).unwrap().wait(LIMIT).unwrap();
+            group.send(vec![7; 8], 0, 1).unwrap().wait(LIMIT).unwrap();
+            drop(group);
+            left.wait();
+            return;
+        }
+        receive(&group, 8, Some(1), 2);
+        left.wait();
+        let error = group.send(vec![0; 8 << 20], 1, 1).unwrap().wait(LIMIT).unwrap_err();
+        assert!(error.to_string().contains("rank 1 has left"), "{error}");
+    });
+}
+
+#[test]
 fn a_recv_hears_that_a_rank_left_which_it_has_no_other_connection_with() {
     // Rank 1 and rank 2 are no counterparts.
     ranks_on(&[0, 0, 1], |group| {

@@ -41,6 +41,7 @@ class Files:
 def _rank(function, directory, rank, size, arguments, answers, host):
     where = {} if host is None else {"host": str(host), "interface": "127.0.0.1"}
     with sealane.Group(Files(directory), rank, size, timeout=LIMIT, **where) as group:
+        assert (group.hosts > 1) == (host is not None)
         try:
             answers.put((rank, function(group, *arguments)))
         except Exception as error:

@@ -55,6 +55,7 @@ def rank(arguments: argparse.Namespace) -> None:
     own, size = int(os.environ["RANK"]), arguments.ranks
     dist.init_process_group("gloo", init_method=f"file://{arguments.store}", rank=own, world_size=size)
     groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
+    assert groups["sealane"]._get_backend(torch.device("cpu"))._group.hosts() == arguments.hosts
     figures = {}
 
     def measure(name, make, count):

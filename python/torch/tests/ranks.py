@@ -25,6 +25,10 @@ def _rank(function, backend, store, rank, size, arguments, answers, host):
             world_size=size,
             timeout=datetime.timedelta(seconds=LIMIT),
         )
+        if backend == "sealane":
+            # Else what is tested would be shared memory.
+            own = dist.group.WORLD._get_backend(torch.device("cpu"))
+            assert (own._group.hosts() > 1) == (host is not None)
         answers.put((rank, function(*arguments)))
         dist.destroy_process_group()
     except BaseException:

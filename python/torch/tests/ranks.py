@@ -28,6 +28,7 @@ def _rank(function, backend, store, rank, size, arguments, answers, host):
         if backend == "sealane":
             # Else what is tested would be shared memory.
             own = dist.group.WORLD._get_backend(torch.device("cpu"))
+            own = getattr(own, "wrapped_pg", own)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
             assert (own._group.hosts() > 1) == (host is not None)
         answers.put((rank, function(*arguments)))
         dist.destroy_process_group()

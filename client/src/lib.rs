@@ -80,7 +80,7 @@ mod under_way;
 mod waiter;
 
 #[cfg(feature = "group")]
-pub use self::group::{Group, GroupOptions, Message, ReduceOp, Store};
+pub use self::group::{CallFigures, Group, GroupOptions, Message, RankFigures, ReduceOp, Store};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use self::stream::far_end;

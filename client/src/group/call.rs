@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Barrier,
 }
 
-const NAMES: [&str; 10] = [
+pub(super) const NAMES: [&str; 10] = [
     "all_reduce",
     "reduce",
     "reduce_scatter",

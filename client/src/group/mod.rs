@@ -29,6 +29,7 @@
 
 mod call;
 mod collectives;
+mod figures;
 mod hosts;
 mod limits;
 mod mail;
@@ -56,6 +57,7 @@ use sealane_transport::{
 
 use self::{
     call::{Call, Kind},
+    figures::Counters,
     hosts::{
         Hosts,
         address::{Place, Reach, decode, encode},
@@ -69,7 +71,12 @@ use self::{
     reduce::Reduction,
     rounds::Rounds,
 };
-pub use self::{message::Message, reduce::ReduceOp, store::Store};
+pub use self::{
+    figures::{CallFigures, RankFigures},
+    message::Message,
+    reduce::ReduceOp,
+    store::Store,
+};
 use crate::{
     group::limits::{GROUP_LOCK_LOOK, GROUP_RANKS_MAX},
     memory::ForkMark,
@@ -81,6 +88,7 @@ pub struct Group {
     members: Arc<Members>,
     collectives: Mutex<Collectives>,
     post: Arc<Post>,
+    counters: Counters,
 }
 
 /// How the ranks of a group meet, and how those of different hosts talk.
@@ -139,8 +147,9 @@ impl Group {
         let neighbour = |rank: &usize| Neighbour { rank: *rank, name: places[*rank].name.clone() };
         let neighbours: Vec<Neighbour> = layout.neighbours().iter().map(neighbour).collect();
         let joined = bootstrap.join(layout.own_index(), &neighbours, left()).map_err(join_error)?;
+        let counters = Counters::new(&places[0].name, &layout).map_err(|error| join_error(error.into()))?;
         if layout.hosts() == 1 {
-            return Ok(Group::of(layout, joined, None, mark));
+            return Ok(Group::of(layout, joined, None, (mark, counters)));
         }
         let network = match Group::reach(store, &layout, options) {
             Ok(network) => Arc::new(network),
@@ -150,7 +159,7 @@ impl Group {
                 return Err(error);
             }
         };
-        let group = Group::of(layout, joined, Some(network.clone()), mark);
+        let group = Group::of(layout, joined, Some(network.clone()), (mark, counters));
         network.meet(left(), || group.members.check_all()).map_err(|error| group.members.fail(error))?;
         let hosts = Hosts::new(network, group.members.clone());
         group.lock_collectives(None)?.add_hosts(hosts);
@@ -170,11 +179,16 @@ impl Group {
         Network::new(layout.clone(), listener, reaches, options.authentication.clone())
     }
 
-    fn of(layout: Layout, joined: Joined, network: Option<Arc<Network>>, mark: ForkMark) -> Group {
+    fn of(
+        layout: Layout,
+        joined: Joined,
+        network: Option<Arc<Network>>,
+        (mark, counters): (ForkMark, Counters),
+    ) -> Group {
         let (members, slots, boxes) = Members::new(layout, joined, network, mark);
         let members = Arc::new(members);
         let collectives = Mutex::new(Collectives::new(Rounds::new(members.clone(), slots)));
-        Group { collectives, post: Post::new(members.clone(), boxes), members }
+        Group { collectives, post: Post::new(members.clone(), boxes), members, counters }
     }
 
     /// This process's rank.
@@ -190,6 +204,14 @@ impl Group {
     /// How many hosts they are on.
     pub fn hosts(&self) -> usize {
         self.members.layout().hosts()
+    }
+
+    /// What the ranks on this host have done, of all groups of this user's processes; of all users' for root.
+    ///
+    /// # Errors
+    /// Unavailable if there is no list of processes.
+    pub fn ranks_here() -> Result<Vec<RankFigures>, Error> {
+        figures::ranks_here()
     }
 
     /// Why the group is over, if it is.
@@ -352,7 +374,12 @@ impl Group {
                 "an all_to_all has a part for each rank, within its memory, and gives itself as much as it wants";
             return Err(Error::invalid(reason));
         }
-        self.call(Kind::AllToAllUneven, None, 0, None, timeout, |all| all.all_to_all_uneven(from, to, (given, wanted)))
+        // Ranks may give different numbers of bytes, so they are not compared.
+        let (began, call) =
+            (Instant::now(), Call { kind: Kind::AllToAllUneven, arithmetic: None, bytes: 0, root: None });
+        self.run(&call, deadline(timeout), |all| all.all_to_all_uneven(from, to, (given, wanted)))?;
+        self.counters.collective(Kind::AllToAllUneven, from.len(), began.elapsed());
+        Ok(())
     }
 
     /// Sends a message to a rank, which receives it by the same `tag`. Messages of one tag arrive in order. One to this rank itself is copied
@@ -361,6 +388,7 @@ impl Group {
     /// # Errors
     /// InvalidArgument if there is no such rank; as the group has ended.
     pub fn send(&self, data: impl AsRef<[u8]> + Send + 'static, to: usize, tag: i64) -> Result<Message, Error> {
+        self.counters.send(data.as_ref().len());
         self.post.send(Box::new(data), to, tag)
     }
 
@@ -371,10 +399,11 @@ impl Group {
     /// As [`send`](Self::send).
     pub fn recv(
         &self,
-        into: impl AsMut<[u8]> + Send + 'static,
+        mut into: impl AsMut<[u8]> + Send + 'static,
         from: Option<usize>,
         tag: i64,
     ) -> Result<Message, Error> {
+        self.counters.recv(into.as_mut().len());
         self.post.recv(Box::new(into), from, tag)
     }
 
@@ -390,10 +419,21 @@ impl Group {
         if let Some(root) = root.filter(|root| *root >= self.size()) {
             return Err(Error::invalid(format!("there is no rank {root} in a group of {}", self.size())));
         }
+        let began = Instant::now();
+        self.run(&Call { kind, arithmetic, bytes, root }, deadline(timeout), run)?;
+        self.counters.collective(kind, bytes, began.elapsed());
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        call: &Call,
+        until: Option<Instant>,
+        run: impl FnOnce(&mut Collectives) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.members.check()?;
-        let until = deadline(timeout);
         let mut collectives = self.lock_collectives(until)?;
-        collectives.begin(&Call { kind, arithmetic, bytes, root }, until)?;
+        collectives.begin(call, until)?;
         run(&mut collectives)
     }
 

@@ -449,3 +449,42 @@ fn a_thousand_groups_leave_nothing_behind() {
     assert!(open() < 1000, "{} descriptors are open", open());
     assert!(mapped() < 1000, "{} segments are mapped", mapped());
 }
+
+#[test]
+fn what_ranks_have_called_is_found_while_they_are_there() {
+    let figures_of = |group: u64| {
+        let mut ranks = Group::ranks_here().unwrap();
+        ranks.retain(|figures| figures.group == group);
+        ranks
+    };
+    let groups = ranks(3, |group| {
+        let mut data = [1_u8; 4096];
+        for _ in 0..5 {
+            group.all_reduce(&mut data, DType::U8, ReduceOp::Max, LIMIT).unwrap();
+        }
+        let parts: Vec<_> = (0..3).map(|rank| rank..rank + 1).collect();
+        group.all_to_all_uneven(&[1; 3], &parts, &mut [0; 3], &parts, LIMIT).unwrap();
+        if group.rank() == 2 {
+            group.send([0; 100], 0, 7).unwrap().wait(LIMIT).unwrap();
+        } else if group.rank() == 0 {
+            group.recv([0; 100], Some(2), 7).unwrap().wait(LIMIT).unwrap();
+        }
+        group.barrier(LIMIT).unwrap();
+        let found = figures_of(group.counters.group());
+        // Until all have looked.
+        group.barrier(LIMIT).unwrap();
+        assert_eq!(found.iter().map(|figures| figures.rank).collect::<Vec<_>>(), [0, 1, 2]);
+        for figures in &found {
+            assert_eq!((figures.process, figures.size, figures.hosts), (std::process::id(), 3, 1));
+            assert!(figures.began.elapsed().unwrap() < LIMIT.unwrap());
+            let calls: Vec<_> = figures.calls.iter().map(|calls| (calls.name, calls.count, calls.bytes)).collect();
+            assert_eq!(calls[..2], [("all_reduce", 5, 5 * 4096), ("all_to_all of uneven parts", 1, 3)]);
+            assert!(figures.calls[0].time > Duration::ZERO && figures.calls[0].is_collective());
+            let message = calls.iter().find(|(name, ..)| ["send", "recv"].contains(name));
+            assert_eq!(message, [Some(&("recv", 1, 100)), None, Some(&("send", 1, 100))][figures.rank]);
+        }
+        group.counters.group()
+    });
+    assert!(groups.iter().all(|group| *group == groups[0]));
+    assert_eq!(figures_of(groups[0]), []);
+}

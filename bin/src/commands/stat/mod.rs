@@ -1,5 +1,6 @@
-//! `sealane stat`: what the daemon of this host does, in one look, or live.
+//! `sealane stat`: what the daemon of this host does, or the groups, in one look, or live.
 
+mod groups;
 mod rows;
 mod watch;
 
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use sealane_transport::shm::attach::{self, AttachError};
 
+use self::groups::Groups;
 use crate::commands::daemon::socket_override;
 use crate::figures::{Figures, SCHEMA};
 use crate::flags::SettingsFlags;
@@ -23,9 +25,9 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 /// Show the state of this host's daemon
 ///
 /// Shows shards, peers with the path to each and its reason, clients, rates and call latencies. Rates cover the last half
-/// second.
+/// second. With --groups it shows the groups of this host's processes instead, which need no daemon: PyTorch's, among others.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sealane stat\n  sealane stat --watch")]
+#[command(after_help = "Example:\n  sealane stat\n  sealane stat --watch\n  sealane stat --groups")]
 pub struct Args {
     #[command(flatten)]
     settings: SettingsFlags,
@@ -33,6 +35,10 @@ pub struct Args {
     /// Where the daemon's clients attach
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Show the calls of groups (PyTorch's, and those of sealane.Group) whose processes are this user's, and their slowest rank
+    #[arg(long, conflicts_with = "socket")]
+    groups: bool,
 
     /// Refresh every second until Ctrl-C
     #[arg(long, conflicts_with = "json")]
@@ -49,6 +55,9 @@ pub struct Args {
 ///
 /// No daemon serves at the socket, it does not answer, or there is no terminal for `--watch`.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    if args.groups {
+        return show_groups(args, context);
+    }
     let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
     let socket = &settings.daemon.clients_socket();
     if args.json {
@@ -58,12 +67,31 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         return context.print(&(text + "\n"));
     }
     if args.watch {
-        return watch::run(socket);
+        return watch::run(
+            || look(socket),
+            |now, before, is_first| rows::text(now, before, (!is_first).then_some(before)),
+        );
     }
     let before = look(socket)?;
     std::thread::sleep(RATE_INTERVAL);
     let now = look(socket)?;
     context.print(&rows::text(&now, &before, None))
+}
+
+/// # Errors
+/// There is no list of processes, or no terminal for `--watch`.
+fn show_groups(args: &Args, context: &Context) -> Result<(), Failure> {
+    if args.watch {
+        return watch::run(Groups::look, |now, before, _| now.to_text(before));
+    }
+    let before = Groups::look()?;
+    if args.json {
+        return context.print(&before.to_json());
+    }
+    if !before.is_empty() {
+        std::thread::sleep(RATE_INTERVAL);
+    }
+    context.print(&Groups::look()?.to_text(&before))
 }
 
 /// One look at the daemon whose clients attach at `socket`.
@@ -92,7 +120,11 @@ fn unseen(socket: &ClientsSocket, error: &AttachError) -> Failure {
     match error {
         AttachError::Connect { source, .. } => Failure::work(format!(
             "no daemon can be reached at {socket} ({source}); start one with `sealane daemon`, or name its socket \
-             with --socket"
+             with --socket{}",
+            match Groups::look() {
+                Ok(groups) if !groups.is_empty() => "; of groups, which need none, see `sealane stat --groups`",
+                _ => "",
+            }
         )),
         AttachError::Refused(error) => Failure::work(error.clone()),
         error => Failure::work(format!("the daemon at {socket} returned no figures: {error}; its log may say why")),

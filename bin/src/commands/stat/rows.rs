@@ -11,7 +11,7 @@ use crate::table::{Column, Table};
 use crate::wording::{counted, scaled};
 
 /// Columns of texts, and behind them columns of numbers.
-fn columns(texts: &[&str], numbers: &[&str]) -> Vec<Column> {
+pub(super) fn columns(texts: &[&str], numbers: &[&str]) -> Vec<Column> {
     texts.iter().map(|head| Column::text(head)).chain(numbers.iter().map(|head| Column::number(head))).collect()
 }
 
@@ -263,7 +263,7 @@ fn percent(share: f64) -> String {
 }
 
 /// Nanoseconds, to three digits.
-fn duration(nanoseconds: u64) -> String {
+pub(super) fn duration(nanoseconds: u64) -> String {
     match nanoseconds {
         0 => "-".into(),
         nanoseconds => scaled(nanoseconds as f64, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs")], " ns"),
@@ -275,7 +275,7 @@ fn quantile(of: &HistogramSnapshot, share: f64) -> String {
 }
 
 /// A number, with k, M or G from ten thousand on.
-fn count(number: f64) -> String {
+pub(super) fn count(number: f64) -> String {
     match number < 1e4 {
         true => format!("{number:.0}"),
         false => scaled(number, &[(1e9, "G"), (1e6, "M"), (1e3, "k")], ""),
@@ -283,12 +283,12 @@ fn count(number: f64) -> String {
 }
 
 /// Bytes, with decimal units.
-fn bytes(bytes: f64) -> String {
+pub(super) fn bytes(bytes: f64) -> String {
     scaled(bytes, &[(1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")], " B")
 }
 
 /// Days, hours, minutes and seconds; the two largest that there are.
-fn span(time: Duration) -> String {
+pub(super) fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
         (0, 0, 0, seconds) => format!("{seconds} s"),

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 
-use super::{look, rows};
-use crate::settings::ClientsSocket;
 use crate::{Failure, counted};
 
 /// Between two looks.
@@ -20,33 +18,36 @@ const HOME: &str = "\x1b[H";
 const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
-/// Shows the daemon at `socket` until the process is interrupted.
+/// Shows what `look` finds until the process is interrupted, as `text` of that, of the look before, and whether it is the first.
 ///
 /// # Errors
-/// There is no terminal, or none any more, or no daemon at first: one that ends later is said, and waited for.
-pub(super) fn run(socket: &ClientsSocket) -> Result<(), Failure> {
+/// There is no terminal, or none any more, or the first look fails: a later one that does is said, and made again.
+pub(super) fn run<T>(
+    look: impl Fn() -> Result<T, Failure>,
+    text: impl Fn(&T, &T, bool) -> String,
+) -> Result<(), Failure> {
     let mut screen = io::stdout();
     if !screen.is_terminal() {
         return Err(Failure::input(
             "--watch needs a terminal; without one, use `sealane stat` or `sealane stat --json`",
         ));
     }
-    let mut before = look(socket)?;
-    let (mut text, mut clear) = (rows::text(&before, &before, None), CLEAR);
+    let mut before = look()?;
+    let (mut shown, mut clear) = (text(&before, &before, true), CLEAR);
     loop {
         let lost = |error: io::Error| Failure::work(format!("the terminal is lost ({error})"));
         let size = tcgetwinsize(&screen).map_err(|error| lost(error.into()))?;
-        let drawn = drawn(&fit(&text, size.ws_col.into(), size.ws_row.into()));
+        let drawn = drawn(&fit(&shown, size.ws_col.into(), size.ws_row.into()));
         write!(screen, "{clear}{HOME}{drawn}").and_then(|()| screen.flush()).map_err(lost)?;
         thread::sleep(INTERVAL);
         clear = "";
-        text = match look(socket) {
+        shown = match look() {
             Ok(now) => {
-                let text = rows::text(&now, &before, Some(&before));
+                let shown = text(&now, &before, false);
                 before = now;
-                text
+                shown
             }
-            Err(failure) => format!("{failure}\n\n{}", rows::text(&before, &before, None)),
+            Err(failure) => format!("{failure}\n\n{}", text(&before, &before, true)),
         };
     }
 }
@@ -96,6 +97,7 @@ fn broken(line: &str, columns: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows;
     use super::*;
     use crate::figures::example;
 

@@ -11,11 +11,13 @@
 //! decision depends on them.
 
 mod bootstrap;
+mod counters;
 mod memory;
 mod peer_process;
 
 pub use self::{
     bootstrap::{Bootstrap, JoinError, Joined, Neighbour, host, random_bytes},
+    counters::{COUNTERS, CounterPage, FoundPage},
     memory::{GroupWords, Mailboxes, OthersSegment, OwnSegment, OwnWords, Slots, Stage, Word, state},
     peer_process::PeerProcess,
 };

@@ -47,6 +47,8 @@ macro_rules! metrics {
 metrics! {
     /// Time from a request to its full response; percentiles.
     RoundTrip: "rtt_us", "round trip, µs", 2;
+    /// The time of a call of all ranks on the slowest one.
+    CallTime: "call_us", "call, µs", 1;
     /// Tensors that arrived in a second.
     TensorsPerSecond: "tensors_per_s", "tensors/s", 0;
     /// 10^9 bytes of tensors that arrived in a second.

@@ -43,6 +43,9 @@ pub const HOSTED_WORKERS_MAX: usize = 64;
 /// Most bytes that such workers pull and push in a step together: each has memory for its own.
 pub const HOSTED_BYTES_MAX: usize = 2 << 30;
 
+/// Most ranks of a group, which are as many processes on this machine.
+pub const RANKS_MAX: usize = 64;
+
 /// Most tables of a measurement of rows.
 pub const TABLES_MAX: usize = 1_024;
 

@@ -1,6 +1,7 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
+mod collectives;
 mod tables;
 mod training;
 mod words;
@@ -18,6 +19,7 @@ use crate::limits::{
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
 
+pub use collectives::{Collective, Collectives};
 pub use tables::{Skew, Tables};
 pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
@@ -48,6 +50,8 @@ pub enum Bench {
     Ps,
     /// Workers that pull rows of tables.
     Rows,
+    /// The ranks of a group that make a call together.
+    Collectives,
 }
 
 /// What carries the tensors.
@@ -104,8 +108,8 @@ pub struct Plan {
     /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc (unary calls), grpc-stream (one stream)
     /// and stream (Sealane's streams of bytes; both with latency, rate and bandwidth), over shm direct (a direct lane; with latency and
     /// rate), with rows and ps --rows, whole (tables as a
-    /// whole), or, with --security, open (Sealane without it); repeatable
-    #[arg(long = "baseline", value_name = "raw|grpc|grpc-stream|stream|direct|whole|open")]
+    /// whole), with collectives gloo (PyTorch's), or, with --security, open (Sealane without it); repeatable
+    #[arg(long = "baseline", value_name = "raw|grpc|grpc-stream|stream|direct|whole|open|gloo")]
     pub baselines: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
@@ -126,7 +130,7 @@ pub struct Plan {
     /// What is fused. Default: turn; plan for fuse.
     #[arg(skip)]
     pub fuse: Fuse,
-    /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle and restart, as an engine's own default is.
+    /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle, restart and collectives.
     /// Latency can do with either, and so can the engine of idle.
     #[arg(skip)]
     pub polling: bool,
@@ -145,6 +149,9 @@ pub struct Plan {
     /// The parameter-server experiment; `None` elsewhere.
     #[arg(skip)]
     pub training: Option<Training>,
+    /// The call of a group's ranks; `None` elsewhere.
+    #[arg(skip)]
+    pub collectives: Option<Collectives>,
     /// The tables of which rows are pulled, those of one size together; none elsewhere.
     #[arg(skip)]
     pub tables: Vec<Tables>,
@@ -180,6 +187,7 @@ impl Plan {
             Bench::Fuse => (64, 40),
             Bench::Ps => (1 << 10, 40),
             Bench::Latency | Bench::Connect | Bench::Idle | Bench::Restart | Bench::Rows => (64, 1),
+            Bench::Collectives => (64 << 10, 1),
         };
         let step = match bench {
             Bench::Fuse => vec![size_bytes; 1_000],
@@ -196,10 +204,11 @@ impl Plan {
             size_bytes,
             window,
             fuse: if matches!(bench, Bench::Fuse | Bench::Ps) { Fuse::Plan } else { Fuse::Turn },
-            polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
+            polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart | Bench::Collectives),
             peers: 64,
             step,
             training,
+            collectives: (bench == Bench::Collectives).then(Collectives::default),
             tables: if bench == Bench::Rows { vec![Tables::default()] } else { Vec::new() },
             ..self
         }
@@ -251,6 +260,9 @@ impl Plan {
         refuse(is_pushed, "--fuse", &self.fuse, "off or turn with --baseline direct: pushes go by the daemon")?;
         let is_one = self.cpus.is_some_and(|[consumer, producer]| consumer == producer);
         refuse(is_one, "--cpus", &"one twice", "two different CPUs")?;
+        if let Some(collectives) = &self.collectives {
+            collectives.check(self.size_bytes)?;
+        }
         self.check_trainees()?;
         self.check_step()
     }
@@ -259,18 +271,19 @@ impl Plan {
     fn offer(&self) -> Offer {
         use Fuse::{Off, Plan, Push, Receive, ReceiveWaitAll, Turn};
         use Link::{Loopback, Shm, Tcp, Verbs};
-        use SystemName::{Direct, Grpc, GrpcStream, Open, Raw, Stream, Whole};
+        use SystemName::{Direct, Gloo, Grpc, GrpcStream, Open, Raw, Stream, Whole};
         let is_of_rows = !self.tables.is_empty();
         let links: &[Link] = match self.bench {
             Bench::Connect | Bench::FanIn | Bench::Restart => &[Tcp],
             Bench::Ps if is_of_rows => &[Tcp, Shm],
-            Bench::Idle | Bench::Rows => &[Tcp, Shm],
+            Bench::Idle | Bench::Rows | Bench::Collectives => &[Tcp, Shm],
             Bench::Fuse | Bench::Ps => &[Tcp, Shm, Verbs],
             Bench::Latency | Bench::Rate | Bench::Bandwidth => &[Tcp, Shm, Verbs, Loopback],
         };
         let baselines: &[SystemName] = match (self.bench, self.link) {
             (Bench::Connect | Bench::FanIn, _) | (Bench::Rows, Shm) => &[Raw],
             (Bench::Idle | Bench::Restart, _) => &[],
+            (Bench::Collectives, _) => &[Gloo],
             (Bench::Ps, _) if is_of_rows => &[Whole],
             (Bench::Ps | Bench::Fuse, Shm) => &[],
             (Bench::Ps, _) | (Bench::Fuse, Verbs) => &[Grpc],

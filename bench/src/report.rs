@@ -18,7 +18,7 @@ const SCHEMA: &str = "sealane-bench/1";
 const PROFILE: &str = env!("SEALANE_PROFILE");
 
 /// Parameters that the heading tells even if they have their defaults.
-const ALWAYS_TOLD: [&str; 5] = ["tensors", "peers", "workers", "ps", "congestion"];
+const ALWAYS_TOLD: [&str; 7] = ["tensors", "peers", "workers", "ps", "ranks", "hosts", "congestion"];
 
 /// Metrics that a table for people has no room for.
 const ONLY_IN_JSON: [Metric; 6] = [
@@ -197,7 +197,10 @@ impl Report {
 
 /// Whether all its tensors have one size.
 fn has_size(bench: Bench) -> bool {
-    matches!(bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Restart)
+    matches!(
+        bench,
+        Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Restart | Bench::Collectives
+    )
 }
 
 fn parameters(plan: &Plan, carrier: &Carrier) -> Value {
@@ -230,6 +233,11 @@ fn parameters(plan: &Plan, carrier: &Carrier) -> Value {
             parameters["mode"] = json!(training.mode);
             parameters["compute_us"] = training.compute_us.into();
         }
+    }
+    if let Some(collectives) = &plan.collectives {
+        parameters["call"] = json!(collectives.call);
+        parameters["ranks"] = collectives.ranks.into();
+        parameters["hosts"] = collectives.hosts.into();
     }
     if !plan.tables.is_empty() {
         parameters["tables"] = json!(plan.tables);

@@ -237,7 +237,7 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                 Bench::Bandwidth => Metric::GigabytesPerSecond,
                 Bench::Connect => Metric::ConnectAll,
                 Bench::Idle => Metric::CpuPercent,
-                Bench::FanIn | Bench::Fuse | Bench::Restart | Bench::Ps | Bench::Rows => {
+                Bench::FanIn | Bench::Fuse | Bench::Restart | Bench::Ps | Bench::Rows | Bench::Collectives => {
                     unreachable!("they yield several")
                 }
             };

@@ -1,5 +1,6 @@
 //! The arguments of `sealane-bench`: measures Sealane and what users would otherwise run, side by side.
 
+mod collectives;
 mod ps;
 mod restart;
 mod tables;
@@ -15,8 +16,8 @@ use sealane_cli::{Context, Failure, Program, command_line};
 
 use crate::byte_count::{Sizes, parse_bytes};
 use crate::limits::{IDLE_US_DEFAULT, STEP_TENSORS_MAX};
-use crate::plan::{Bench, Fuse, Plan, Size, Tables, Training, within};
-use crate::run::{run as run_pairs, run_own, serve_peer};
+use crate::plan::{Bench, Collective, Collectives, Fuse, Link, Plan, Size, Tables, Training, within};
+use crate::run::{Outcome, run as run_pairs, run_own, serve_peer};
 use crate::{BenchError, PeerProgram, Progress, Report};
 
 /// What starts this program as a producer; the job follows as the last argument.
@@ -306,6 +307,48 @@ enum Command {
         ps: usize,
     },
 
+    /// A call of all ranks of a group, each a process, as those of PyTorch's backend
+    ///
+    /// call_us is the time of a call on the slowest rank. --size is of each rank's tensor; with reduce_scatter, all_gather and all_to_all,
+    /// of each rank's part. send is a message of the first rank to the last and one back. Ranks of different --hosts pretend to share no
+    /// memory and use TCP over loopback. gloo: the same call in PyTorch, whose ranks always use TCP. Nothing is pinned.
+    #[command(after_help = "Example:\n  sealane bench collectives --ranks 4 --size 64KiB..16MiB\n  \
+                      sealane bench collectives --call all_to_all --ranks 4 --baseline gloo")]
+    Collectives {
+        #[command(flatten)]
+        common: Common,
+
+        /// Which call
+        #[arg(long, value_name = "NAME", default_value_t = Collective::default())]
+        call: Collective,
+
+        /// Bytes of a tensor, as in 64 or 4MiB; or a range, 64..4MiB: a line for each power of two
+        #[arg(long, value_name = "BYTES", default_value = "64KiB")]
+        size: Sizes,
+
+        /// Processes
+        #[arg(long, value_name = "N", default_value_t = Collectives::default().ranks)]
+        ranks: usize,
+
+        /// Hosts that they pretend to be on
+        #[arg(long, value_name = "N", default_value_t = Collectives::default().hosts)]
+        hosts: usize,
+
+        /// For gloo: a Python that has PyTorch
+        #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+        python: String,
+    },
+
+    /// Be a rank of collectives
+    #[command(
+        hide = true,
+        after_help = "Example:\n  sealane bench rank JSON  # started by the other commands, not by hand"
+    )]
+    Rank {
+        /// Which one
+        job: String,
+    },
+
     /// Serve a measurement made by another process
     #[command(
         hide = true,
@@ -360,6 +403,15 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
             let plan = Plan { window, ..of(Bench::Bandwidth, common) };
             return measure_all(&size.of(&plan), common, context);
         }
+        Command::Collectives { common, call, size, ranks, hosts, python } => {
+            let collectives = Some(Collectives { call: *call, ranks: *ranks, hosts: *hosts });
+            let link = if *hosts > 1 { common.plan.link } else { Link::Shm };
+            let plans = size.of(&Plan { collectives, link, ..of(Bench::Collectives, common) });
+            return measure_by(&plans, common, context, |plan| {
+                run_own(plan, collectives::systems(plan, python)?, Progress::Shown)
+            });
+        }
+        Command::Rank { job } => return Ok(collectives::serve(job)?),
         &Command::Rate { ref common, size: size_bytes, window, fuse } => {
             (common, Plan { size_bytes, window, fuse, ..of(Bench::Rate, common) })
         }
@@ -389,19 +441,27 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
     measure_all(&[plan], common, context)
 }
 
+fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
+    measure_by(plans, common, context, |plan| match plan.bench {
+        Bench::Restart => run_own(plan, restart::systems(plan)?, Progress::Shown),
+        _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
+    })
+}
+
 /// Measures each of the plans; of several there is one table, and the JSON is a list of their reports. Where one fails, those before it
 /// are reported all the same.
-fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
+fn measure_by(
+    plans: &[Plan],
+    common: &Common,
+    context: &Context,
+    measure: impl Fn(&Plan) -> Result<Outcome, BenchError>,
+) -> Result<(), Failure> {
     if plans.len() > 1 && common.plot.is_some() {
         return Err(Failure::input("--plot is of one size; give one to --size, or leave it out"));
     }
     let output = ReportOutput::to(common.json.as_ref())?;
     let plot_file = OutputFile::named("--plot", common.plot.as_ref())?;
     plans.iter().try_for_each(Plan::check)?;
-    let measure = |plan: &Plan| match plan.bench {
-        Bench::Restart => run_own(plan, restart::systems(plan)?, Progress::Shown),
-        _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
-    };
     let mut outcomes = Vec::new();
     let measured = plans.iter().try_for_each(|plan| measure(plan).map(|outcome| outcomes.push(outcome)));
     if outcomes.is_empty() {

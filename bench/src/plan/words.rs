@@ -94,6 +94,8 @@ pub enum SystemName {
     Stream,
     /// Sealane that pulls the tables of which rows are wanted as a whole.
     Whole,
+    /// PyTorch's collectives on CPUs.
+    Gloo,
     /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`](super::Security).
     Open,
 }
@@ -109,6 +111,7 @@ impl SystemName {
             Self::Direct => "direct",
             Self::Stream => "stream",
             Self::Whole => "whole",
+            Self::Gloo => "gloo",
             Self::Open => "open",
         }
     }

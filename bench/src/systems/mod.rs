@@ -84,7 +84,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (Bench::Ps | Bench::Rows, Grpc, _) => grpc::training::start(job, program),
         (Bench::Rows, Raw, _) => raw::rows::start(job, program),
         (Bench::Ps | Bench::Rows, ..) => sealane::training::start(job, program),
-        (Bench::Restart, ..) => unreachable!("restart has systems of its own"),
+        (Bench::Restart | Bench::Collectives, ..) => unreachable!("they have systems of their own"),
         (_, Raw, Link::Tcp) => raw::over_tcp(job, program),
         (_, Raw, Link::Shm) => Ok(raw::shm::start(job)),
         (_, Raw, Link::Verbs) => raw::verbs::start(job),

@@ -1,0 +1,310 @@
+//! What `sealane bench collectives` measures: a call of all ranks of a group, each of which is a process, and the same call of gloo's in
+//! Python. This process is Sealane's first rank. Nothing is pinned; ranks that wait sleep, so that those of the other system can work.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use sealane::{DType, Error, Group, GroupOptions, ReduceOp, Store};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use crate::error::BenchError;
+use crate::figures::{Metric, Sample};
+use crate::plan::{Collective, Collectives, Plan, SystemName};
+use crate::system::{Client, System};
+
+const GLOO: &str = include_str!("collectives.py");
+
+/// How long ranks may take to come: PyTorch's import on a slow disk, and some.
+const JOIN_LIMIT: Duration = Duration::from_secs(120);
+
+/// Between two looks at a key that is not there yet.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Calls by which it is found how many make a round.
+const GUESS_CALLS: u64 = 8;
+
+/// Most calls of one round.
+const CALLS_MAX: f64 = 1e6;
+
+/// Sealane, and gloo if the plan has it.
+///
+/// # Errors
+/// A rank does not start, or the ranks do not meet.
+pub(super) fn systems(plan: &Plan, python: &str) -> Result<Vec<System>, BenchError> {
+    let of = plan.collectives.clone().expect("it is what the plan is of");
+    let variant = of.call.to_string();
+    let mut systems = vec![System::new("sealane", variant.clone(), plan, Ours::start(plan, &of)?)];
+    if plan.baselines.contains(&SystemName::Gloo) {
+        systems.push(System::new("gloo", variant, plan, Gloo::start(plan, &of, python)?));
+    }
+    Ok(systems)
+}
+
+/// Ranks that make calls together.
+trait Ranks {
+    /// The time of so many calls on the slowest rank.
+    fn time(&mut self, count: u64) -> Result<Duration, BenchError>;
+}
+
+impl<R: Ranks> Client for R {
+    fn round(&mut self, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+        let guess = self.time(GUESS_CALLS)?.as_secs_f64() / GUESS_CALLS as f64;
+        let count = (length.as_secs_f64() / guess).clamp(1.0, CALLS_MAX) as u64;
+        let seconds = self.time(count)?.as_secs_f64() / count as f64;
+        let mut figures = vec![(Metric::CallTime, seconds * 1e6)];
+        if plan.collectives.as_ref().is_some_and(|of| of.call != Collective::Barrier) {
+            figures.push((Metric::GigabytesPerSecond, plan.size_bytes as f64 / seconds / 1e9));
+        }
+        Ok(figures.into())
+    }
+}
+
+/// Processes that end with this.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that is gone is what is wanted.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Sealane's ranks.
+struct Ours {
+    // Before the directory of their store.
+    _others: Children,
+    rank: Rank,
+    _directory: TempDir,
+}
+
+/// What another rank's process is told, as JSON in one argument.
+#[derive(Serialize, Deserialize)]
+struct Job {
+    plan: Plan,
+    rank: usize,
+    store: PathBuf,
+}
+
+impl Ours {
+    fn start(plan: &Plan, of: &Collectives) -> Result<Ours, BenchError> {
+        let directory = tempfile::tempdir().map_err(BenchError::io("make a directory for the ranks"))?;
+        let store = directory.path().to_owned();
+        let mut others = Children(Vec::new());
+        for rank in 1..of.ranks {
+            let job = Job { plan: plan.clone(), rank, store: store.clone() };
+            let job = serde_json::to_string(&job).expect("a job has only named fields and finite numbers");
+            let mut command = Command::new("/proc/self/exe");
+            command.arg("rank").arg(job).stdin(Stdio::null()).stdout(Stdio::null());
+            others.0.push(command.spawn().map_err(BenchError::io("start a rank"))?);
+        }
+        let rank = Rank::join(&Job { plan: plan.clone(), rank: 0, store })?;
+        Ok(Ours { _others: others, rank, _directory: directory })
+    }
+}
+
+impl Ranks for Ours {
+    fn time(&mut self, count: u64) -> Result<Duration, BenchError> {
+        self.rank.time(count).map_err(failed)
+    }
+}
+
+fn failed(error: Error) -> BenchError {
+    BenchError::sealane("make a call of all ranks")(error)
+}
+
+/// Does what the first rank says until it is gone.
+///
+/// # Errors
+/// A job that cannot be read; the ranks do not meet, or do not get what they should.
+pub(super) fn serve(job: &str) -> Result<(), BenchError> {
+    let job: Job = serde_json::from_str(job).map_err(BenchError::failed("a rank", "understand its job"))?;
+    set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))?;
+    let mut rank = Rank::join(&job)?;
+    loop {
+        rank.time(0).map_err(failed)?;
+    }
+}
+
+/// One rank with its tensors.
+struct Rank {
+    group: Group,
+    call: Collective,
+    one: Vec<u8>,
+    /// A part for each rank, as are the others.
+    whole: Vec<u8>,
+    other: Vec<u8>,
+    sent: Arc<[u8]>,
+}
+
+impl Rank {
+    fn join(job: &Job) -> Result<Rank, BenchError> {
+        let (of, bytes) = (job.plan.collectives.as_ref().expect("it is what the plan is of"), job.plan.size_bytes);
+        let options = GroupOptions {
+            limit: JOIN_LIMIT,
+            interface: Some("127.0.0.1".into()),
+            host: Some(format!("host {}", job.rank * of.hosts / of.ranks)),
+            ..GroupOptions::default()
+        };
+        let group = Group::new(&InFiles(&job.store), job.rank, of.ranks, &options);
+        let group = group.map_err(BenchError::sealane("bring the ranks together"))?;
+        // Every element is 1, so that sums say how many ranks there are.
+        let ones = |count: usize| 1_f32.to_ne_bytes().repeat(bytes / 4 * count);
+        let [one, whole, other] = [1, of.ranks, of.ranks].map(ones);
+        let sent = one.clone().into();
+        let mut rank = Rank { group, call: of.call, one, whole, other, sent };
+        rank.run().map_err(failed)?;
+        rank.check()?;
+        // Sums of sums would grow without end.
+        for bytes in [&mut rank.one, &mut rank.whole, &mut rank.other] {
+            bytes.fill(0);
+        }
+        Ok(rank)
+    }
+
+    /// The time of so many calls, which the first rank alone knows, on the slowest.
+    fn time(&mut self, count: u64) -> Result<Duration, Error> {
+        let mut count = count.to_ne_bytes();
+        self.group.broadcast(&mut count, 0, None)?;
+        self.group.barrier(None)?;
+        let began = Instant::now();
+        for _ in 0..u64::from_ne_bytes(count) {
+            self.run()?;
+        }
+        let mut took = began.elapsed().as_secs_f64().to_ne_bytes();
+        self.group.all_reduce(&mut took, DType::F64, ReduceOp::Max, None)?;
+        Ok(Duration::from_secs_f64(f64::from_ne_bytes(took)))
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        let Rank { group, call, one, whole, other, .. } = self;
+        match call {
+            Collective::AllReduce => group.all_reduce(one, DType::F32, ReduceOp::Sum, None),
+            Collective::ReduceScatter => group.reduce_scatter(whole, one, DType::F32, ReduceOp::Sum, None),
+            Collective::AllGather => group.all_gather(whole, None),
+            Collective::AllToAll => group.all_to_all(other, whole, None),
+            Collective::Broadcast => group.broadcast(one, 0, None),
+            Collective::Barrier => group.barrier(None),
+            Collective::Send => self.there_and_back(),
+        }
+    }
+
+    /// A message from the first rank to the last, and one back, each into new memory.
+    fn there_and_back(&self) -> Result<(), Error> {
+        let last = self.group.size() - 1;
+        for (sender, receiver) in [(0, last), (last, 0)] {
+            if self.group.rank() == sender {
+                self.group.send(self.sent.clone(), receiver, 0)?.wait(None)?;
+            } else if self.group.rank() == receiver {
+                self.group.recv(vec![0; self.sent.len()], Some(sender), 0)?.wait(None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the first call has brought what it should.
+    fn check(&self) -> Result<(), BenchError> {
+        let (sum, ones) = (self.group.size() as f32, 1.0);
+        let (brought, expected) = match self.call {
+            Collective::AllReduce | Collective::ReduceScatter => (&self.one, sum),
+            Collective::AllGather | Collective::AllToAll => (&self.whole, ones),
+            Collective::Broadcast | Collective::Barrier | Collective::Send => (&self.one, ones),
+        };
+        let (elements, _) = brought.as_chunks::<4>();
+        match elements.iter().find(|element| f32::from_ne_bytes(**element) != expected) {
+            None => Ok(()),
+            Some(_) => Err(BenchError::sealane("give all ranks the right result")(format!("of {}", self.call))),
+        }
+    }
+}
+
+/// A store in a directory: a file for each key.
+struct InFiles<'p>(&'p Path);
+
+impl InFiles<'_> {
+    fn file(&self, key: &str) -> PathBuf {
+        self.0.join(key.replace('/', "-"))
+    }
+}
+
+impl Store for InFiles<'_> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        // Nobody reads half of it.
+        let (file, part) = (self.file(key), self.file(key).with_added_extension("part"));
+        let written = fs::write(&part, value).and_then(|()| fs::rename(&part, &file));
+        written.map_err(|error| Error::unavailable("the ranks' directory", error.to_string()))
+    }
+
+    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
+        let until = Instant::now() + limit;
+        loop {
+            match fs::read(self.file(key)) {
+                Ok(value) => return Ok(value),
+                Err(error) if Instant::now() >= until => {
+                    return Err(Error::unavailable("the ranks' directory", error.to_string()));
+                }
+                Err(_) => thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+/// gloo's ranks.
+struct Gloo {
+    program: String,
+    asked: ChildStdin,
+    said: BufReader<ChildStdout>,
+    _ranks: Children,
+    _directory: TempDir,
+}
+
+impl Gloo {
+    fn start(plan: &Plan, of: &Collectives, python: &str) -> Result<Gloo, BenchError> {
+        let directory = tempfile::tempdir().map_err(BenchError::io("make a directory for the ranks"))?;
+        let mut ranks = Children(Vec::new());
+        for rank in 0..of.ranks {
+            let mut command = Command::new(python);
+            command.args(["-c", GLOO]).arg(directory.path().join("store"));
+            command.args([rank, of.ranks].map(|number| number.to_string()));
+            command.args([of.call.to_string(), plan.size_bytes.to_string()]);
+            command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
+            // Only the first is asked.
+            let pipe = || if rank == 0 { Stdio::piped() } else { Stdio::null() };
+            command.stdin(pipe()).stdout(pipe());
+            ranks.0.push(command.spawn().map_err(BenchError::io(format!("start {python}, which --python names")))?);
+        }
+        let first = &mut ranks.0[0];
+        let (asked, said) = (first.stdin.take().expect("it is a pipe"), first.stdout.take().expect("it is a pipe"));
+        Ok(Gloo { program: python.into(), asked, said: BufReader::new(said), _ranks: ranks, _directory: directory })
+    }
+
+    fn ended(&self) -> BenchError {
+        let reason = format!("{} has ended; it needs PyTorch: name a Python that has it by --python", self.program);
+        BenchError::failed("gloo", "make a call of all ranks")(reason)
+    }
+}
+
+impl Ranks for Gloo {
+    fn time(&mut self, count: u64) -> Result<Duration, BenchError> {
+        writeln!(self.asked, "{count}").map_err(|_| self.ended())?;
+        let mut line = String::new();
+        // gloo says there, too, that it has connected.
+        while let Ok(1..) = self.said.read_line(&mut line) {
+            if let Some(seconds) = line.strip_prefix("seconds ").and_then(|text| text.trim().parse().ok()) {
+                return Ok(Duration::from_secs_f64(seconds));
+            }
+            line.clear();
+        }
+        Err(self.ended())
+    }
+}

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
 from ._errors import Error
@@ -49,6 +50,7 @@ def register() -> None:
         dist.Backend.register_backend("sealane", _create, devices=["cpu", "cuda"])
         for name in _CALLS:
             _give_works(name)
+        _leave_out_others()
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> "Backend":
@@ -132,6 +134,22 @@ def _give_works(name: str) -> None:
         return made[-1] if made else work
 
     setattr(dist.ProcessGroup, name, with_work)
+
+
+def _leave_out_others() -> None:
+    """Has `split_group` return nothing to ranks that are in no part: PyTorch 2.15 ends the process of one whose backend in Python does."""
+    call = getattr(dist.ProcessGroup, "split_group", None)
+    if call is None:
+        return
+
+    @functools.wraps(call)
+    def split_group(group: dist.ProcessGroup, ranks: list[int], *arguments: Any, **named: Any) -> Any:
+        backends = [group._get_backend(device) for device in group._device_types]
+        if group.rank() not in ranks and all(isinstance(backend, Backend) for backend in backends):
+            return None
+        return call(group, ranks, *arguments, **named)
+
+    dist.ProcessGroup.split_group = split_group
 
 
 class _Store:
@@ -264,6 +282,17 @@ def _unwrap(told: "torch.futures.Future[Any]") -> Any:
     if error is not None:
         raise _told(error)
     return result
+
+
+def _profiled(name: str, begin: Callable[[], _Work]) -> _Work:
+    """Begins a call, which PyTorch's profiler shows by its name until it ends."""
+    if not profiler._is_profiler_enabled:
+        return begin()
+    with profiler.record_function(f"sealane:{name}") as span:
+        work = begin()
+        if not work.is_completed():
+            span._call_end_callbacks_on_future(work.get_future())
+    return work
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
@@ -399,6 +428,11 @@ class Backend(dist._Backend):
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
+    def split(self, store: dist.Store, ranks: Sequence[int], opts: Any) -> "Backend":
+        if self.rank() not in ranks:
+            raise RuntimeError("with several backends, split_group must have a part for each rank")
+        return Backend(store, list(ranks).index(self.rank()), len(ranks), opts._timeout)
+
     def abort(self) -> None:
         # There is nothing to end once it has left, nor in a forked child.
         with contextlib.suppress(Error):
@@ -415,13 +449,18 @@ class Backend(dist._Backend):
         opts: Any,
         result: Any,
         after: Callable[[], None] | None = None,
+        name: str | None = None,
     ) -> _Work:
         self._sequence += 1
-        try:
-            going_on = call(*arguments, self._limit(opts), not getattr(opts, "asyncOp", True))
-        except Error as error:
-            raise _told(error) from None
-        return _noted(_Work(result, going_on, after))
+
+        def begin() -> _Work:
+            try:
+                going_on = call(*arguments, self._limit(opts), not getattr(opts, "asyncOp", True))
+            except Error as error:
+                raise _told(error) from None
+            return _Work(result, going_on, after)
+
+        return _noted(_profiled(name or call.__name__, begin))
 
     def _wait_for(self, call: Callable[..., Any], *arguments: Any, opts: Any) -> None:
         """A part of a call, which is waited for."""
@@ -461,7 +500,8 @@ class Backend(dist._Backend):
         self, place: torch.Tensor, opts: Any, root: int | None, result: Any, after: Callable[[], None] | None
     ) -> _Work:
         arguments = (_memory(place), _dtype(place), _operation(opts.reduceOp), root)
-        return self._run(self._group.reduce, *arguments, opts=opts, result=result, after=after)
+        name = "all_reduce" if root is None else "reduce"
+        return self._run(self._group.reduce, *arguments, opts=opts, result=result, after=after, name=name)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
         flat = _joined(tensors)
@@ -646,11 +686,14 @@ class Backend(dist._Backend):
         *,
         is_recv: bool = False,
     ) -> _Work:
-        try:
-            call = start()
-        except Error as error:
-            raise _told(error) from None
-        return _noted(_Work(tensors, call, after, self._timeout, is_recv=is_recv))
+        def begin() -> _Work:
+            try:
+                call = start()
+            except Error as error:
+                raise _told(error) from None
+            return _Work(tensors, call, after, self._timeout, is_recv=is_recv)
+
+        return _noted(_profiled("recv" if is_recv else "send", begin))
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Rank 0 waits for each of the others and tells them whether all came; its error, and theirs, are worded as gloo's."""
@@ -698,7 +741,7 @@ class Backend(dist._Backend):
 # Of a property that a backend in Python does not have, PyTorch 2.15 calls itself without end.
 for _name, _member in vars(dist._Backend).items():
     if "supports_" in _name and isinstance(_member, property):
-        setattr(Backend, _name, property(lambda self: False))
+        setattr(Backend, _name, property(lambda self, name=_name: name == "supports_splitting"))
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -267,6 +267,45 @@ def test_futures_may_be_waited_for_where_they_call_back(tmp_path, monkeypatch, d
     assert run(tmp_path / "second", 3, at_once) == dict.fromkeys(range(3), "done")
 
 
+def split():
+    rank = dist.get_rank()
+    group = dist.split_group(split_ranks=[[0, 2], [3, 1]])
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total, group=group)
+    assert total.item() == (2 if rank % 2 == 0 else 4)
+    assert dist.get_rank(group) == [0, 1, 1, 0][rank]
+    group = dist.split_group(split_ranks=[[0, 1, 2]])
+    assert (group == dist.GroupMember.NON_GROUP_MEMBER) == (rank == 3)
+    if rank != 3:
+        dist.all_reduce(total, group=group)
+        assert total.item() == 8
+    return "done"
+
+
+def test_a_group_is_split_and_may_leave_ranks_out(tmp_path):
+    assert run(tmp_path / "store", 4, split) == dict.fromkeys(range(4), "done")
+
+
+def profiled():
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as traced:
+        dist.all_reduce(torch.ones(1000))
+        dist.all_gather_into_tensor(torch.ones(2000), torch.ones(1000), async_op=True).wait()
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(3), 1)
+        else:
+            dist.recv(torch.ones(3), 0)
+    names = {event.name for event in traced.events()}
+    expected = {"sealane:all_reduce", "sealane:all_gather", "sealane:recv" if dist.get_rank() else "sealane:send"}
+    assert expected <= names, names
+    return "done"
+
+
+def test_calls_are_in_profiles_by_their_names(tmp_path):
+    assert run(tmp_path / "store", 2, profiled) == {0: "done", 1: "done"}
+
+
 def wrong():
     for call, what in [
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),

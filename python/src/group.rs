@@ -10,7 +10,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -30,8 +30,41 @@ use crate::{
 
 type Outcome = Result<usize, Error>;
 type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
-/// The interpreter is about to end: nobody is called back any more.
-static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// How long the interpreter waits at its end for whoever is being called back.
+const CALLBACKS_END: Duration = Duration::from_secs(10);
+
+/// Who is being called back.
+static UNDER_WAY: Mutex<UnderWay> = Mutex::new(UnderWay { callbacks: 0, process: 0, is_closed: false });
+static FEWER_UNDER_WAY: Condvar = Condvar::new();
+
+struct UnderWay {
+    callbacks: usize,
+    /// Where: a forked child has none of these threads.
+    process: u32,
+    /// The interpreter is about to end: nobody is called back any more.
+    is_closed: bool,
+}
+
+/// A callback under way, until it is dropped.
+struct Calling;
+
+impl Calling {
+    fn begin() -> Option<Calling> {
+        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        let before = if under_way.process == process { under_way.callbacks } else { 0 };
+        (under_way.process, under_way.callbacks) = (process, before + usize::from(!under_way.is_closed));
+        (!under_way.is_closed).then_some(Calling)
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).callbacks -= 1;
+        FEWER_UNDER_WAY.notify_all();
+    }
+}
 
 thread_local! {
     /// This thread calls back at this moment.
@@ -61,10 +94,17 @@ impl Store for InPython {
     }
 }
 
-/// Called when the interpreter is about to end, where threads that call back would find none.
+/// Called when the interpreter is about to end. It ends other threads where they take its lock, also within C++ code, for which that is the
+/// end of the process: so callbacks under way are waited for, for a while.
 #[pyfunction]
-pub(crate) fn end_callbacks() {
-    ENDING.store(true, Ordering::SeqCst);
+pub(crate) fn end_callbacks(py: Python<'_>) {
+    py.detach(|| {
+        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.is_closed = true;
+        let own = std::process::id();
+        let goes_on = |under_way: &mut UnderWay| under_way.callbacks > 0 && under_way.process == own;
+        drop(FEWER_UNDER_WAY.wait_timeout_while(under_way, CALLBACKS_END, goes_on));
+    });
 }
 
 /// One rank of a group; ``sealane.Group`` and ``sealane.torch`` call it with addresses of memory.
@@ -196,9 +236,10 @@ impl Ending {
 
 /// Calls each with the error, or with None. What they raise is printed: nobody is there to hear it.
 fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
-    if callbacks.is_empty() || ENDING.load(Ordering::SeqCst) {
+    if callbacks.is_empty() {
         return;
     }
+    let Some(_calling) = Calling::begin() else { return };
     Python::attach(|py| {
         for callback in callbacks {
             let error = outcome.as_ref().err().map(|error| exception(py, error).into_value(py));

@@ -306,6 +306,29 @@ def test_calls_are_in_profiles_by_their_names(tmp_path):
     assert run(tmp_path / "store", 2, profiled) == {0: "done", 1: "done"}
 
 
+_ENDS = '''
+import sys, threading, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("sealane", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+began = threading.Event()
+
+def callback(future):
+    began.set()
+    time.sleep(0.5)
+    print("called back", flush=True)
+
+dist.all_reduce(torch.ones(1), async_op=True).get_future().then(callback)
+began.wait()
+'''
+
+
+def test_a_process_ends_well_while_a_callback_runs(tmp_path):
+    command = [sys.executable, "-c", _ENDS, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "called back"), ended
+
+
 def wrong():
     for call, what in [
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),

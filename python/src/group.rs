@@ -46,8 +46,8 @@ struct UnderWay {
     is_closed: bool,
 }
 
-/// A callback under way, until it is dropped.
-struct Calling;
+/// A callback under way in a process, until it is dropped.
+struct Calling(u32);
 
 impl Calling {
     fn begin() -> Option<Calling> {
@@ -55,14 +55,19 @@ impl Calling {
         let process = std::process::id();
         let before = if under_way.process == process { under_way.callbacks } else { 0 };
         (under_way.process, under_way.callbacks) = (process, before + usize::from(!under_way.is_closed));
-        (!under_way.is_closed).then_some(Calling)
+        (!under_way.is_closed).then_some(Calling(process))
     }
 }
 
 impl Drop for Calling {
     fn drop(&mut self) {
-        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).callbacks -= 1;
-        FEWER_UNDER_WAY.notify_all();
+        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that began before a fork is not among those of the child.
+        if under_way.process == self.0 && self.0 == std::process::id() {
+            under_way.callbacks = under_way.callbacks.saturating_sub(1);
+            drop(under_way);
+            FEWER_UNDER_WAY.notify_all();
+        }
     }
 }
 

@@ -46,7 +46,7 @@ def train(steps: int, group: dist.ProcessGroup) -> tuple[list[float], str]:
     set_state_dict(model, optimizer, **loaded)
     again = learn(model, optimizer, range(half, steps), group)
     dist.barrier(group)
-    return losses, f"; from the checkpoint on they {comparison.apart(again, losses[half:])}"
+    return losses, f"; from the checkpoint on they {comparison.apart(again, losses[half:], most=0)}"
 
 
 def build(seed: int, group: dist.ProcessGroup) -> tuple[Model, torch.optim.Optimizer]:

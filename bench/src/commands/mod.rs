@@ -311,7 +311,7 @@ enum Command {
     ///
     /// call_us is the time of a call on the slowest rank. --size is of each rank's tensor; with reduce_scatter, all_gather and all_to_all,
     /// of each rank's part. send is a message of the first rank to the last and one back. Ranks of different --hosts pretend to share no
-    /// memory and use TCP over loopback. gloo: the same call in PyTorch, whose ranks always use TCP. Nothing is pinned.
+    /// memory and use TCP over loopback; --link and --cpus change nothing. gloo: the same call in PyTorch, whose ranks always use TCP. Nothing is pinned.
     #[command(after_help = "Example:\n  sealane bench collectives --ranks 4 --size 64KiB..16MiB\n  \
                       sealane bench collectives --call all_to_all --ranks 4 --baseline gloo")]
     Collectives {
@@ -405,7 +405,11 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
         }
         Command::Collectives { common, call, size, ranks, hosts, python } => {
             let collectives = Some(Collectives { call: *call, ranks: *ranks, hosts: *hosts });
-            let link = if *hosts > 1 { common.plan.link } else { Link::Shm };
+            let link = match common.plan.link {
+                Link::Tcp | Link::Shm if *hosts > 1 => Link::Tcp,
+                Link::Tcp | Link::Shm => Link::Shm,
+                other => other,
+            };
             let plans = size.of(&Plan { collectives, link, ..of(Bench::Collectives, common) });
             return measure_by(&plans, common, context, |plan| {
                 run_own(plan, collectives::systems(plan, python)?, Progress::Shown)

@@ -1,7 +1,7 @@
 //! What a rank counts of its group, and how whoever looks at this host finds that: in a page of memory of its process, without a daemon.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{HashMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::atomic::Ordering,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -59,7 +59,7 @@ pub struct RankFigures {
     pub size: usize,
     /// How many hosts they are on.
     pub hosts: usize,
-    /// When the ranks had met, to the second.
+    /// When the ranks knew of each other, to the second.
     pub began: SystemTime,
     /// What it has called, in no order of time.
     pub calls: Vec<CallFigures>,
@@ -75,14 +75,16 @@ pub struct CallFigures {
     pub count: u64,
     /// The bytes of their tensors: of each rank, or of each part where all ranks have one.
     pub bytes: u64,
-    /// How long they took, with the time that this rank waited for others: whoever the others wait for has the least. Of messages, none.
+    /// How long they took, with the time that this rank waited for others: of calls in which all wait for all, whoever comes last has the
+    /// least. Of messages, none.
     pub time: Duration,
 }
 
 impl CallFigures {
-    /// Whether it is one that all ranks call.
-    pub fn is_collective(&self) -> bool {
-        NAMES.contains(&self.name)
+    /// Whether it is one in which each rank waits for all others.
+    pub fn waits_for_all(&self) -> bool {
+        const ROOTED: [&str; 4] = ["reduce", "gather", "scatter", "broadcast"];
+        NAMES.contains(&self.name) && !ROOTED.contains(&self.name)
     }
 }
 
@@ -91,7 +93,7 @@ impl CallFigures {
 pub(super) struct Counters(CounterPage);
 
 impl Counters {
-    /// Of a group that has met, whose first rank has a name that no other group's has.
+    /// Of a group whose first rank has a name that no other group's has.
     pub(super) fn new(first: &str, layout: &Layout) -> Result<Counters, ShmError> {
         let page = CounterPage::create(PAGE)?;
         let mut group = DefaultHasher::new();
@@ -128,6 +130,11 @@ impl Counters {
         }
     }
 
+    /// Nobody takes this for a rank's page any more, also if a forked child still has it.
+    pub(super) fn close(&self) {
+        self.0.counter(at::FORM).store(0, Ordering::Relaxed);
+    }
+
     #[cfg(test)]
     pub(super) fn group(&self) -> u64 {
         self.0.counter(at::GROUP).load(Ordering::Relaxed)
@@ -139,8 +146,17 @@ pub(super) fn ranks_here() -> Result<Vec<RankFigures>, Error> {
     let pages =
         CounterPage::find(PAGE).map_err(|error| Error::unavailable("the list of processes", error.to_string()))?;
     let mut ranks: Vec<RankFigures> = pages.iter().filter_map(figures).collect();
-    ranks.sort_by_key(|figures| (figures.began, figures.group, figures.rank));
+    order(&mut ranks);
     Ok(ranks)
+}
+
+/// Groups in the order of their beginning, which each rank knows to the second alone, and each group's ranks together.
+fn order(ranks: &mut [RankFigures]) {
+    let mut first: HashMap<u64, SystemTime> = HashMap::new();
+    for RankFigures { group, began, .. } in &*ranks {
+        first.entry(*group).and_modify(|first| *first = (*first).min(*began)).or_insert(*began);
+    }
+    ranks.sort_by_key(|figures| (first[&figures.group], figures.group, figures.rank));
 }
 
 /// What a page says, if it is one of this form.
@@ -163,4 +179,26 @@ fn figures(page: &FoundPage) -> Option<RankFigures> {
         began: UNIX_EPOCH.checked_add(Duration::from_secs(counters[at::BEGAN]))?,
         calls: (0..COUNTED).map(of_kind).filter(|calls| calls.count > 0).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranks_of_a_group_are_together_whenever_they_began() {
+        let of = |group, rank, began| RankFigures {
+            process: 1,
+            group,
+            rank,
+            size: 3,
+            hosts: 1,
+            began: UNIX_EPOCH + Duration::from_secs(began),
+            calls: Vec::new(),
+        };
+        let mut ranks = vec![of(7, 1, 100), of(5, 0, 100), of(7, 0, 101), of(9, 0, 99), of(7, 2, 100), of(5, 1, 102)];
+        order(&mut ranks);
+        let found: Vec<(u64, usize)> = ranks.iter().map(|figures| (figures.group, figures.rank)).collect();
+        assert_eq!(found, [(9, 0), (5, 0), (5, 1), (7, 0), (7, 1), (7, 2)]);
+    }
 }

@@ -146,8 +146,9 @@ impl Group {
         let layout = Layout::new(rank, &places.iter().map(|place| &place.host).collect::<Vec<_>>());
         let neighbour = |rank: &usize| Neighbour { rank: *rank, name: places[*rank].name.clone() };
         let neighbours: Vec<Neighbour> = layout.neighbours().iter().map(neighbour).collect();
-        let joined = bootstrap.join(layout.own_index(), &neighbours, left()).map_err(join_error)?;
+        // Before the ranks meet: nobody waits for one that is short of memory for it.
         let counters = Counters::new(&places[0].name, &layout).map_err(|error| join_error(error.into()))?;
+        let joined = bootstrap.join(layout.own_index(), &neighbours, left()).map_err(join_error)?;
         if layout.hosts() == 1 {
             return Ok(Group::of(layout, joined, None, (mark, counters)));
         }
@@ -388,8 +389,10 @@ impl Group {
     /// # Errors
     /// InvalidArgument if there is no such rank; as the group has ended.
     pub fn send(&self, data: impl AsRef<[u8]> + Send + 'static, to: usize, tag: i64) -> Result<Message, Error> {
-        self.counters.send(data.as_ref().len());
-        self.post.send(Box::new(data), to, tag)
+        let bytes = data.as_ref().len();
+        let message = self.post.send(Box::new(data), to, tag)?;
+        self.counters.send(bytes);
+        Ok(message)
     }
 
     /// Receives a message of a tag, from a rank or from any, into memory of exactly its size. It waits behind messages of other tags that
@@ -403,8 +406,10 @@ impl Group {
         from: Option<usize>,
         tag: i64,
     ) -> Result<Message, Error> {
-        self.counters.recv(into.as_mut().len());
-        self.post.recv(Box::new(into), from, tag)
+        let bytes = into.as_mut().len();
+        let message = self.post.recv(Box::new(into), from, tag)?;
+        self.counters.recv(bytes);
+        Ok(message)
     }
 
     fn call(
@@ -484,6 +489,7 @@ impl Drop for Group {
         if self.members.is_forked() {
             return;
         }
+        self.counters.close();
         // Nothing more is sent once it is said that this rank has left.
         self.post.close(&Error::invalid("this rank has left the group"));
         self.members.leave();

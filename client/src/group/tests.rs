@@ -479,7 +479,7 @@ fn what_ranks_have_called_is_found_while_they_are_there() {
             assert!(figures.began.elapsed().unwrap() < LIMIT.unwrap());
             let calls: Vec<_> = figures.calls.iter().map(|calls| (calls.name, calls.count, calls.bytes)).collect();
             assert_eq!(calls[..2], [("all_reduce", 5, 5 * 4096), ("all_to_all of uneven parts", 1, 3)]);
-            assert!(figures.calls[0].time > Duration::ZERO && figures.calls[0].is_collective());
+            assert!(figures.calls[0].time > Duration::ZERO && figures.calls[0].waits_for_all());
             let message = calls.iter().find(|(name, ..)| ["send", "recv"].contains(name));
             assert_eq!(message, [Some(&("recv", 1, 100)), None, Some(&("send", 1, 100))][figures.rank]);
         }

@@ -628,7 +628,9 @@ class Backend(dist._Backend):
         sizes = [[tensor.nbytes for tensor in tensors] for tensors in (inputs, outputs)]
         arguments = (_memory(given), sizes[0], _memory(place), sizes[1])
         after = _split_back(place, outputs)
-        return self._run(self._group.all_to_all_uneven, *arguments, opts=opts, result=outputs, after=after)
+        return self._run(
+            self._group.all_to_all_uneven, *arguments, opts=opts, result=outputs, after=after, name="all_to_all"
+        )
 
     def all_to_all_single(
         self,
@@ -648,7 +650,9 @@ class Backend(dist._Backend):
             return self._run(self._group.all_to_all, *arguments, opts=opts, result=output, after=after)
         sizes = [self._sizes(given, input_splits), self._sizes(place, output_splits)]
         arguments = (_memory(given), sizes[0], _memory(place), sizes[1])
-        return self._run(self._group.all_to_all_uneven, *arguments, opts=opts, result=output, after=after)
+        return self._run(
+            self._group.all_to_all_uneven, *arguments, opts=opts, result=output, after=after, name="all_to_all"
+        )
 
     alltoall_base = all_to_all_single
 

@@ -98,7 +98,7 @@ fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String 
         let calls: Vec<(&CallFigures, Option<&CallFigures>)> = calls.collect();
         let rate = |of: fn(&CallFigures) -> u64| {
             let since = |(now, then): &(&CallFigures, Option<&CallFigures>)| of(now) - then.map_or(0, of).min(of(now));
-            if seconds > 0.0 { calls.iter().map(since).sum::<u64>() as f64 / seconds } else { 0.0 }
+            if seconds > 0.0 { calls.iter().map(since).map(|count| count as f64).sum::<f64>() / seconds } else { 0.0 }
         };
         let means = calls.iter().map(|(calls, _)| calls.time.as_nanos() as u64 / calls.count.max(1));
         vec![
@@ -110,7 +110,7 @@ fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String 
             duration(means.max().unwrap_or(0)),
         ]
     };
-    let heads = columns(&["call"], &["ended", "calls/s", "bytes/s", "mean: least", "most of a rank"]);
+    let heads = columns(&["call"], &["ended", "calls/s", "bytes/s", "mean, fastest rank", "slowest rank"]);
     text += &Table::new(heads, kinds.iter().map(row)).to_text();
     text + &slowest(ranks)
 }
@@ -119,10 +119,20 @@ fn of<'r>(rank: &'r RankFigures, kind: &str) -> Option<&'r CallFigures> {
     rank.calls.iter().find(|calls| calls.name == kind)
 }
 
-/// Who comes last to collectives has the shortest.
+/// Who comes last to calls in which all wait for all has the shortest.
 fn slowest(ranks: &[RankFigures]) -> String {
-    let in_collectives =
-        |rank: &RankFigures| rank.calls.iter().filter(|calls| calls.is_collective()).map(|calls| calls.time).sum();
+    let collectives = |rank: &RankFigures| {
+        let calls = rank.calls.iter().filter(|calls| calls.waits_for_all());
+        calls.fold((0_u64, Duration::ZERO), |(count, time), calls| {
+            (count.saturating_add(calls.count), time.saturating_add(calls.time))
+        })
+    };
+    // One that has ended a call less may be in it since long.
+    let counts = ranks.iter().map(|rank| collectives(rank).0);
+    if counts.clone().min() != counts.max() {
+        return String::new();
+    }
+    let in_collectives = |rank: &RankFigures| collectives(rank).1;
     let mut times: Vec<(Duration, &RankFigures)> = ranks.iter().map(|rank| (in_collectives(rank), rank)).collect();
     times.sort_by_key(|(time, _)| *time);
     let ((least, slow), (most, waits)) = (times[0], times[times.len() - 1]);
@@ -131,7 +141,7 @@ fn slowest(ranks: &[RankFigures]) -> String {
     }
     let [least, most] = [least, most].map(|time| duration(time.as_nanos() as u64));
     format!(
-        "the slowest is rank {} (process {}): it spent {least} in collectives, rank {} {most}, as it waits for others\n",
+        "the slowest here is rank {} (process {}): it spent {least} in collectives, rank {} {most}, as it waits for others\n",
         slow.rank, slow.process, waits.rank
     )
 }
@@ -191,7 +201,7 @@ mod tests {
         let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[1], ["all_reduce", "2", "1", "1.00", "kB", "1.00", "s", "4.00", "s"], "{text}");
         let slowest = format!(
-            "the slowest is rank 1 (process {}): it spent 1.00 s in collectives, rank 0 4.00 s, as it waits for others\n",
+            "the slowest here is rank 1 (process {}): it spent 1.00 s in collectives, rank 0 4.00 s, as it waits for others\n",
             std::process::id()
         );
         assert!(text.ends_with(&slowest), "{text}");

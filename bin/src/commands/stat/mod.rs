@@ -122,7 +122,7 @@ fn unseen(socket: &ClientsSocket, error: &AttachError) -> Failure {
             "no daemon can be reached at {socket} ({source}); start one with `sealane daemon`, or name its socket \
              with --socket{}",
             match Groups::look() {
-                Ok(groups) if !groups.is_empty() => "; of groups, which need none, see `sealane stat --groups`",
+                Ok(groups) if !groups.is_empty() => "; groups need none: `sealane stat --groups` shows them",
                 _ => "",
             }
         )),

@@ -1,5 +1,5 @@
 //! Counters that a process writes and others read without asking it: a page of memory, which they find among its open files by its name.
-//! It is gone with the process, and needs no daemon.
+//! It is gone with the process, and those that it forked, and needs no daemon.
 
 use std::{
     collections::HashSet,
@@ -32,7 +32,7 @@ pub struct CounterPage {
 /// The page of some process as it was read, which may hold anything.
 #[derive(Debug, Clone)]
 pub struct FoundPage {
-    /// The process that has it open, as this one sees it; of several the first, which forked the others.
+    /// The process that has it open, as this one sees it; of several, as after a fork, the one with the lowest number.
     pub process: u32,
     /// Its counters.
     pub counters: [u64; COUNTERS],

@@ -10,11 +10,11 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pyo3::{prelude::*, types::PyBytes};
@@ -34,41 +34,39 @@ type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
 /// How long the interpreter waits at its end for whoever is being called back.
 const CALLBACKS_END: Duration = Duration::from_secs(10);
 
-/// Who is being called back.
-static UNDER_WAY: Mutex<UnderWay> = Mutex::new(UnderWay { callbacks: 0, process: 0, is_closed: false });
-static FEWER_UNDER_WAY: Condvar = Condvar::new();
+/// Between two looks whether they have ended.
+const CALLBACKS_LOOK: Duration = Duration::from_millis(1);
 
-struct UnderWay {
-    callbacks: usize,
-    /// Where: a forked child has none of these threads.
-    process: u32,
-    /// The interpreter is about to end: nobody is called back any more.
-    is_closed: bool,
-}
+/// The callbacks under way: how many; whether there may be no more; and, in the upper half, the process that they are in, for a forked child
+/// has none of these threads. Without a lock, which a child might find taken for ever.
+static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
+const CLOSED: u64 = 1 << 31;
 
 /// A callback under way in a process, until it is dropped.
-struct Calling(u32);
+struct Calling(u64);
 
 impl Calling {
     fn begin() -> Option<Calling> {
-        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        let before = if under_way.process == process { under_way.callbacks } else { 0 };
-        (under_way.process, under_way.callbacks) = (process, before + usize::from(!under_way.is_closed));
-        (!under_way.is_closed).then_some(Calling(process))
+        let process = u64::from(std::process::id());
+        let one_more = |now: u64| {
+            let here = if now >> 32 == process { now & u64::from(u32::MAX) } else { now & CLOSED };
+            (here & CLOSED == 0).then_some(process << 32 | (here + 1))
+        };
+        let begun = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
+        begun.ok().map(|_| Calling(process))
     }
 }
 
 impl Drop for Calling {
     fn drop(&mut self) {
-        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
         // One that began before a fork is not among those of the child.
-        if under_way.process == self.0 && self.0 == std::process::id() {
-            under_way.callbacks = under_way.callbacks.saturating_sub(1);
-            drop(under_way);
-            FEWER_UNDER_WAY.notify_all();
-        }
+        let one_less = |now: u64| are_under_way(now, self.0).then(|| now - 1);
+        let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     }
+}
+
+fn are_under_way(now: u64, process: u64) -> bool {
+    now >> 32 == process && now & (CLOSED - 1) > 0
 }
 
 thread_local! {
@@ -104,11 +102,11 @@ impl Store for InPython {
 #[pyfunction]
 pub(crate) fn end_callbacks(py: Python<'_>) {
     py.detach(|| {
-        let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
-        under_way.is_closed = true;
-        let own = std::process::id();
-        let goes_on = |under_way: &mut UnderWay| under_way.callbacks > 0 && under_way.process == own;
-        drop(FEWER_UNDER_WAY.wait_timeout_while(under_way, CALLBACKS_END, goes_on));
+        UNDER_WAY.fetch_or(CLOSED, Ordering::SeqCst);
+        let (own, until) = (u64::from(std::process::id()), Instant::now() + CALLBACKS_END);
+        while are_under_way(UNDER_WAY.load(Ordering::SeqCst), own) && Instant::now() < until {
+            thread::sleep(CALLBACKS_LOOK);
+        }
     });
 }
 

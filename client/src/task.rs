@@ -308,11 +308,10 @@ impl Task {
         tensors: impl IntoIterator<Item = (K, Tensor)>,
         options: SendOptions,
     ) -> Vec<Sending> {
-        // The iterator is the caller's code, and runs before anything is locked.
-        let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
+        let tensors = tensors.into_iter();
         match &self.0 {
             Engine::Daemon(attached) => {
-                let mut sendings = Vec::with_capacity(tensors.len());
+                let mut sendings = Vec::with_capacity(tensors.size_hint().0);
                 let each = |sent| sendings.push(Sending::of(&attached.0, sent));
                 let to = To { peer: to, purpose: Purpose::Send { step } };
                 attached.0.send_all(to, tensors, &options, each);
@@ -323,7 +322,7 @@ impl Task {
                 let send = |(key, tensor): (K, Tensor)| {
                     task.send_with(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
                 };
-                tensors.into_iter().map(send).collect()
+                tensors.map(send).collect()
             }
         }
     }
@@ -705,9 +704,8 @@ impl Task {
     ) {
         match &self.0 {
             Engine::Daemon(attached) => {
-                // The iterator is the caller's code, and runs before anything is locked.
-                let tensors: Vec<(&str, Tensor)> = tensors.into_iter().map(|tensor| (queue, tensor)).collect();
-                pushes.reserve(tensors.len());
+                let tensors = tensors.into_iter().map(|tensor| (queue, tensor));
+                pushes.reserve(tensors.size_hint().0);
                 let each = |pushed| pushes.push(Sending::of(&attached.0, pushed));
                 attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, each);
             }

@@ -104,29 +104,35 @@ impl<K: Kind> UnderWay<K> {
     /// Waits for all, those of one attachment under one lock as far as they have ended.
     fn wait_all(calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
-        let mut taken: Vec<K::Taken> = Vec::new();
-        let mut rest = calls.into_iter().peekable();
-        while let Some(first) = rest.next() {
+        let mut calls = calls;
+        let mut rest = &mut calls[..];
+        while let Some(first) = rest.first_mut() {
             let Some((attachment, _)) = first.at_daemon() else {
-                outcomes.push(first.wait());
+                outcomes.push(first.take().wait());
+                rest = &mut rest[1..];
                 continue;
             };
             let attachment = attachment.clone();
-            let of_same = |next: &Self| next.at_daemon().is_some_and(|(other, _)| Arc::ptr_eq(other, &attachment));
-            let mut same = vec![first];
-            same.extend(std::iter::from_fn(|| rest.next_if(of_same)));
-            let count = same.len();
+            let of_same = |next: &&Self| next.at_daemon().is_some_and(|(other, _)| Arc::ptr_eq(other, &attachment));
+            let count = rest.iter().take_while(of_same).count();
+            let (same, others) = rest.split_at_mut(count);
             let numbers = same.iter().filter_map(Self::at_daemon).map(|(_, call)| call);
+            let mut taken: Vec<K::Taken> = Vec::with_capacity(count);
             let waited = attachment.wait_all(numbers, K::TAKE, |outcome| taken.push(outcome));
             // What was taken is no longer the table's; in a forked child nothing was, and nothing may be given up.
-            same.into_iter().for_each(|mut call| call.0 = CallState::Ended(None));
+            same.iter_mut().for_each(|call| call.0 = CallState::Ended(None));
             match waited {
                 // Bytes are copied out here, where nobody waits for the lock.
-                Ok(()) => outcomes.extend(taken.drain(..).map(K::outcome)),
+                Ok(()) => outcomes.extend(taken.into_iter().map(K::outcome)),
                 Err(error) => outcomes.extend((0..count).map(|_| Err(error.clone().into()))),
             }
+            rest = others;
         }
         outcomes
+    }
+
+    fn take(&mut self) -> Self {
+        UnderWay(std::mem::replace(&mut self.0, CallState::Ended(None)))
     }
 
     fn at_daemon(&self) -> Option<(&Arc<Attachment>, u32)> {

@@ -61,6 +61,8 @@ mod load;
 mod mailbox;
 #[cfg(not(loom))]
 mod polling;
+#[cfg(not(loom))]
+pub mod prefetch;
 #[cfg(shards)]
 mod readiness;
 #[cfg(not(loom))]

@@ -9,11 +9,13 @@ use std::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-use crate::{VolatileSlice, VolatileSliceMut, stripes::Stripe};
+use crate::{VolatileSlice, VolatileSliceMut, prefetch, stripes::Stripe};
 
 /// Rows ahead of the one that is copied, whose memory is asked for: a table is larger than the caches, and the processor cannot
 /// guess which row comes next.
 const AHEAD: usize = 8;
+/// Bytes of a row that are fetched so early: of a longer one, the processor sees by itself that it is read.
+const AHEAD_BYTES: usize = 256;
 
 /// Times that one row is looked at because it was written meanwhile, before its reader gives way.
 const LOOKS_MAX: usize = 64;
@@ -102,7 +104,7 @@ impl<'a> Rows<'a> {
         let mut left = 2 * ids.len() + looks;
         for (at, &id) in ids.iter().enumerate() {
             if let Some(&next) = ids.get(at + AHEAD) {
-                prefetch(row(next), self.row_bytes);
+                prefetch::for_reading(row(next), self.row_bytes.min(AHEAD_BYTES));
             }
             let (from, to) = (row(id), to.wrapping_add(at * self.row_bytes));
             if self.stripes.is_empty() {
@@ -168,18 +170,6 @@ fn stripes(locks: VolatileSlice<'_>) -> &[Stripe] {
     // SAFETY: the memory can be read, holds as many of them, and is aligned; a lock is one atomic word, which any process may write
     // at any time, and of which every value is legal.
     unsafe { std::slice::from_raw_parts(locks.as_ptr().cast(), count) }
-}
-
-#[inline(always)]
-fn prefetch(row: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes.min(256)).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, of which no address is a fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (row, bytes);
 }
 
 #[cfg(test)]

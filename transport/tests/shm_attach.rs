@@ -335,10 +335,10 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":11}"#,
-        br#"{"request":"attach","version":11,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":11,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":11}"#,
+        br#"{"version":12}"#,
+        br#"{"request":"attach","version":12,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":12,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":12}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
@@ -369,7 +369,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":11}"#;
+    let request = br#"{"request":"drain","version":12}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

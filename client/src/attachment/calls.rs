@@ -106,13 +106,17 @@ impl Calls {
         deadline: Tick,
         memory: Memory,
     ) -> Result<u32, Memory> {
+        let Some((call, slot)) = self.occupy(direction, segment, deadline) else { return Err(memory) };
+        slot.memory = memory;
+        Ok(call)
+    }
+
+    /// Takes a slot for a call that lends nothing; `None` if the table is full.
+    #[inline]
+    fn occupy(&mut self, direction: Direction, segment: u16, deadline: Tick) -> Option<(u32, &mut Slot)> {
         let index = match self.vacant.pop() {
             Some(index) => index,
-            None if self.slots.len() < CALLS_MAX => {
-                self.slots.push(Slot::vacant());
-                self.slots.len() as u32 - 1
-            }
-            None => return Err(memory),
+            None => self.new_slot()?,
         };
         let slot = &mut self.slots[index as usize];
         (slot.direction, slot.segment, slot.deadline) = (direction, segment, deadline);
@@ -120,8 +124,17 @@ impl Calls {
         (slot.keeps, slot.borrowed, slot.asked) = (false, false, true);
         debug_assert!(slot.name.is_none(), "a lane would find another call");
         debug_assert!(slot.failure.is_none(), "the call would fail as the one before it");
-        slot.memory = memory;
-        Ok(slot.generation << CALL_INDEX_BITS | index)
+        debug_assert!(matches!(slot.memory, Memory::Nothing), "what the call before it has lent would be lost");
+        Some((slot.generation << CALL_INDEX_BITS | index, slot))
+    }
+
+    #[cold]
+    fn new_slot(&mut self) -> Option<u32> {
+        if self.slots.len() >= CALLS_MAX {
+            return None;
+        }
+        self.slots.push(Slot::vacant());
+        Some(self.slots.len() as u32 - 1)
     }
 
     /// Notes what a recv asks for that was submitted; `borrowed` if its destination is memory that others may write once the
@@ -129,8 +142,7 @@ impl Calls {
     #[inline]
     pub(super) fn asked(&mut self, call: u32, (peer, step, key): (&str, i64, &str), borrowed: bool) {
         if let Some(slot) = self.slot(call) {
-            slot.place.set(peer, step, key);
-            (slot.keeps, slot.borrowed) = (true, borrowed);
+            slot.note((peer, step, key), borrowed);
         }
     }
 
@@ -140,34 +152,28 @@ impl Calls {
         &mut self.unclaimed
     }
 
-    /// Enters a recv that has ended, with a tensor that came for one which was given up.
-    ///
-    /// # Errors
-    /// The memory, if the table is full; the tensor is kept.
+    /// Enters a recv that has ended, with a tensor that came for one which was given up; `None` if the table is full, and then the tensor
+    /// is kept.
     pub(super) fn claim(
         &mut self,
-        (peer, step, key): (&str, i64, &str),
+        of: (&str, i64, &str),
         tensor: Tensor,
-        memory: Memory,
+        memory: &mut Memory,
         after: &mut Aftermath,
-    ) -> Result<u32, Memory> {
-        let (destination, rest) = memory.into_destination();
+    ) -> Option<u32> {
+        let Some((call, slot)) = self.occupy(Direction::Recv, 0, Tick::NEVER) else {
+            let mut place = Place::default();
+            place.set(of.0, of.1, of.2);
+            self.unclaimed.put_back(place, tensor);
+            return None;
+        };
+        slot.note(of, false);
+        (slot.daemon, slot.caller, slot.copies, slot.tensor) = (Daemon::Done, Caller::Owed, false, Some(tensor));
+        let (destination, rest) = std::mem::take(memory).into_destination();
         after.spent.push(rest);
         // The caller's thread copies it to where it is wanted.
-        let memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
-        let mut place = Place::default();
-        place.set(peer, step, key);
-        let call = match self.open(Direction::Recv, 0, Tick::NEVER, memory) {
-            Ok(call) => call,
-            Err(memory) => {
-                self.unclaimed.put_back(place, tensor);
-                return Err(memory);
-            }
-        };
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        (slot.daemon, slot.caller, slot.tensor) = (Daemon::Done, Caller::Owed, Some(tensor));
-        (slot.place, slot.keeps, slot.copies) = (place, true, false);
-        Ok(call)
+        slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+        Some(call)
     }
 
     /// A call that was entered waits in this process for room.

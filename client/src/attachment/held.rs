@@ -13,6 +13,14 @@ use crate::limits::ROOM_WAIT_MAX;
 /// The state, locked. When it is released, what must not happen under the lock happens.
 pub(super) struct Held<'a> {
     pub(super) attachment: &'a Attachment,
+    guard: Option<MutexGuard<'a, State>>,
+    /// Of the few that do more than a call: kept apart, as every call makes and drops one of these.
+    more: Option<Box<More<'a>>>,
+}
+
+/// What only some holders have.
+#[derive(Default)]
+pub(super) struct More<'a> {
     /// How long the caller has waited for a daemon.
     pub(super) waited: Duration,
     /// Who publishes has it until all shards were told.
@@ -21,7 +29,6 @@ pub(super) struct Held<'a> {
     pub(super) attaches: bool,
     /// What it has waited for room in the rings, for all that it submits together.
     room: RoomWait,
-    guard: Option<MutexGuard<'a, State>>,
 }
 
 /// Since when a caller waits for room in the rings. Many calls that are made together wait together: a daemon that does not read is
@@ -69,10 +76,21 @@ pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// What only some holders have, which this one is from now on.
+    pub(super) fn more(&mut self) -> &mut More<'a> {
+        self.more.get_or_insert_default()
+    }
+
+    /// How long the caller has waited for a daemon.
+    #[inline]
+    pub(super) fn waited(&self) -> Duration {
+        self.more.as_ref().map_or(Duration::ZERO, |more| more.waited)
+    }
+
     /// Looks at what was waited for room.
     pub(super) fn waiting_for_room<T>(&mut self, look: impl FnOnce(&mut RoomWait) -> T) -> T {
-        let Some(mut together) = TOGETHER.get() else { return look(&mut self.room) };
+        let Some(mut together) = TOGETHER.get() else { return look(&mut self.more().room) };
         let seen = look(&mut together);
         TOGETHER.set(Some(together));
         seen
@@ -87,8 +105,7 @@ impl Attachment {
 
     #[inline]
     fn holding<'a>(&'a self, guard: MutexGuard<'a, State>) -> Held<'a> {
-        let (waited, room) = (Duration::ZERO, RoomWait::default());
-        Held { attachment: self, waited, turn: None, attaches: false, room, guard: Some(guard) }
+        Held { attachment: self, guard: Some(guard), more: None }
     }
 
     #[inline]
@@ -220,7 +237,9 @@ impl DerefMut for Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.turn = None;
+        if let Some(more) = &mut self.more {
+            more.turn = None;
+        }
         self.release();
     }
 }
@@ -238,11 +257,15 @@ impl Held<'_> {
         if self.guard.is_some() && self.attachment.owes_chores.load(Ordering::Relaxed) {
             self.chores_owed();
         }
-        let Some(mut guard) = self.guard.take() else { return };
-        if guard.aftermath.is_empty() {
-            return;
+        let Some(guard) = self.guard.take() else { return };
+        if !guard.aftermath.is_empty() {
+            self.carry_out(guard);
         }
-        if self.turn.is_some() || self.attaches {
+    }
+
+    /// Does what is to be done without the lock.
+    fn carry_out(&self, mut guard: MutexGuard<'_, State>) {
+        if self.more.as_ref().is_some_and(|more| more.turn.is_some() || more.attaches) {
             // What is to be done may wait for the turn, or attach: somebody who does neither does it, or this thread when it does not
             // any more.
             if guard.listening {

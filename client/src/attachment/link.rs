@@ -58,7 +58,7 @@ pub(super) struct Link {
     /// Peers as shards know them that do not serve their pairs, by these shards.
     peers_elsewhere: HashMap<(u16, Box<str>), Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
-    recent: Option<(Box<str>, Peer)>,
+    recent: Option<(String, Peer)>,
     pub(super) outgoing: Record,
     pub(super) incoming: Record,
     tokens: Vec<u64>,
@@ -107,7 +107,7 @@ enum QueueChore {
 }
 
 /// A peer as its shard knows it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) segment: u16,
     pub(super) number: u16,
@@ -183,7 +183,7 @@ impl Link {
     /// The number of the peer that was named last, if it is this one.
     #[inline]
     pub(super) fn recent_peer(&self, name: &str) -> Option<Peer> {
-        self.recent.as_ref().and_then(|(recent, peer)| (**recent == *name).then_some(*peer))
+        self.recent.as_ref().and_then(|(recent, peer)| (*recent == *name).then_some(*peer))
     }
 
     /// The number of a peer, which its shard is told before the first use.
@@ -196,7 +196,10 @@ impl Link {
                 peer
             }
         };
-        self.recent = Some((name.into(), peer));
+        let (mut recent, _) = self.recent.take().unwrap_or((String::new(), peer));
+        recent.clear();
+        recent.push_str(name);
+        self.recent = Some((recent, peer));
         Ok(peer)
     }
 
@@ -265,6 +268,12 @@ impl Link {
     pub(super) fn ring(&mut self) {
         self.ring_shards();
         self.direct.ring();
+    }
+
+    /// True if a shard was written to that was not rung for.
+    #[inline]
+    pub(super) fn has_written(&self) -> bool {
+        self.segments.iter().any(|segment| segment.unannounced)
     }
 
     #[inline]

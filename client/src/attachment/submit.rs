@@ -21,7 +21,6 @@ use super::{
     Attachment, Held, Line, Link, State,
     backlog::Way,
     calls::Direction,
-    direct::Found,
     dropped,
     held::RoomWait,
     link::{Peer, Unsubmitted},
@@ -99,7 +98,7 @@ impl Attachment {
             }
         };
         let sent = held.send(now, to, name, &mut tensor, options.timeout);
-        held.submitted(1);
+        held.called(1);
         // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
         drop(held);
         sent
@@ -110,7 +109,7 @@ impl Attachment {
     pub(crate) fn recv(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
         let now = Tick::now();
         let mut destination = options.destination;
-        let (memory, mut held) = loop {
+        let (mut memory, mut held) = loop {
             let memory = self.destination(destination, || self.arena(now, options.timeout))?;
             match self.up(now, options.timeout) {
                 Ok(held) if held.span(&memory).is_ok() => break (memory, held),
@@ -119,11 +118,10 @@ impl Attachment {
                 Err(error) => return Err(unreceived(error, memory.into_destination().0)),
             }
         };
-        held.give_back_blocks();
-        let asked = held.recv(now, from, (key, false, options.fail_if_gone), memory, options.timeout);
-        held.submitted(1);
+        let asked = held.recv(now, from, (key, false, options.fail_if_gone), &mut memory, options.timeout);
+        held.called(1);
         drop(held);
-        asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
+        asked.map_err(|error| unreceived(error, memory.into_destination().0))
     }
 
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
@@ -150,12 +148,12 @@ impl Attachment {
     pub(crate) fn send_all<K: AsRef<str>>(
         &self,
         to: To<'_>,
-        tensors: Vec<(K, Tensor)>,
+        tensors: impl Iterator<Item = (K, Tensor)>,
         options: &SendOptions,
         mut each: impl FnMut(Result<u32, Error>),
     ) {
-        let mut tensors: Vec<(K, Option<Tensor>)> =
-            tensors.into_iter().map(|(key, tensor)| (key, Some(tensor))).collect();
+        // The iterator is the caller's code, and runs before anything is locked.
+        let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
         // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
         let now = Tick::now();
         let (refusal, mut held) = loop {
@@ -186,7 +184,7 @@ impl Attachment {
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
         }
-        held.submitted(tensors.len());
+        held.called(tensors.len());
         drop(held);
     }
 
@@ -194,7 +192,7 @@ impl Attachment {
     pub(crate) fn recv_all<K: AsRef<str>>(
         &self,
         from: With<'_>,
-        wanted: Vec<(K, RecvOptions)>,
+        mut wanted: Vec<(K, RecvOptions)>,
         mut each: impl FnMut(Result<u32, Unreceived>),
     ) {
         let now = Tick::now();
@@ -202,32 +200,34 @@ impl Attachment {
         let timeouts = wanted.iter().map(|(_, options)| options.timeout);
         let timeout = timeouts.max_by_key(|timeout| timeout.unwrap_or(Duration::MAX)).flatten();
         let arena = OnceCell::new();
-        let prepare = |(key, options): (K, RecvOptions)| {
-            let arena = || arena.get_or_init(|| self.arena(now, timeout)).clone();
-            let memory = self.destination(options.destination, arena).map_err(Box::new);
-            ((key, options.fail_if_gone), options.timeout, memory)
+        let arena = || arena.get_or_init(|| self.arena(now, timeout)).clone();
+        // Before the lock is taken.
+        let destinations = wanted.iter_mut().filter_map(|(_, options)| options.destination.as_mut());
+        let memories = destinations.map(|destination| self.destination(Some(std::mem::take(destination)), arena));
+        let mut memories = memories.collect::<Vec<_>>().into_iter();
+        let mut memory_of = |options: &RecvOptions| match options.destination {
+            None => Ok(Memory::Nothing),
+            Some(_) => memories.next().expect("each destination has its memory"),
         };
-        // Keys are the caller's and are dropped like payloads, without the lock.
-        let mut prepared: Vec<_> = wanted.into_iter().map(prepare).collect();
         let mut held = match self.up(now, timeout) {
             Ok(held) => held,
             Err(error) => {
-                let refuse = |memory: Memory| Box::new(unreceived(error.clone(), memory.into_destination().0));
-                return prepared.into_iter().for_each(|(_, _, memory)| each(Err(*memory.map_or_else(|e| e, refuse))));
+                let refused = |memory: Memory| unreceived(error.clone(), memory.into_destination().0);
+                return wanted
+                    .iter()
+                    .for_each(|(_, options)| each(Err(memory_of(options).map_or_else(|e| e, refused))));
             }
         };
-        held.give_back_blocks();
-        let count = prepared.len();
-        for ((key, fail_if_gone), timeout, memory) in &mut prepared {
-            each(match std::mem::replace(memory, Ok(Memory::Nothing)) {
-                Ok(memory) => {
-                    let asked = held.recv(now, from, (key.as_ref(), true, *fail_if_gone), memory, *timeout);
-                    asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
-                }
-                Err(unreceived) => Err(*unreceived),
-            });
+        for (key, options) in &wanted {
+            each(memory_of(options).and_then(|mut memory| {
+                let what = (key.as_ref(), true, options.fail_if_gone);
+                let asked = held.recv(now, from, what, &mut memory, options.timeout);
+                asked.map_err(|error| unreceived(error, memory.into_destination().0))
+            }));
         }
-        held.submitted(count);
+        held.called(wanted.len());
+        // Keys are the caller's and are dropped like payloads, without the lock.
+        drop(held);
     }
 
     /// Tells every shard that a step is aborted.
@@ -368,23 +368,24 @@ impl Held<'_> {
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
-        let Peer { segment, number: peer } = self.peer(to.peer)?;
+        let peer = self.peer(to.peer)?;
         let To { purpose, .. } = to;
         if let (Purpose::Send { step }, Some(large)) = (purpose, &tensor)
             && !is_small(large)
         {
-            self.say_by_daemon(now, (to.peer, step), name);
+            self.say_by_daemon(now, (peer, to.peer), (step, name));
         }
         if let Some(early) = tensor.take_if(|tensor| self.must_wait(purpose, tensor)) {
-            return self.keep_waiting((Peer { segment, number: peer }, purpose, name), (timeout_ms, deadline), early);
+            return self.keep_waiting((peer, purpose, name), (timeout_ms, deadline), early);
         }
+        let Peer { segment, number } = peer;
         if let Some(large) = tensor.take_if(|tensor| !is_small(tensor)) {
             let (meta, payload) = large.into_parts();
             let memory = Memory::Source(payload);
             let sent = match self.span(&memory) {
                 Ok(span) => self.enter(purpose.direction(), segment, deadline, memory, |call| {
                     let (meta, payload) = (meta.as_wire(), PayloadAt::Arena(span.unwrap_or_default()));
-                    (timeout_ms, purpose.submission((call, peer, timeout_ms), name, meta, payload))
+                    (timeout_ms, purpose.submission((call, number, timeout_ms), name, meta, payload))
                 }),
                 Err(error) => Err((error, memory)),
             };
@@ -395,69 +396,62 @@ impl Held<'_> {
         }
         let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
         if let Purpose::Send { step } = purpose
-            && let Some(call) = self.send_direct(now, (to.peer, step), name, small, deadline)
+            && let Some(call) = self.send_direct(now, (peer, to.peer), (step, name), small, deadline)
         {
             return Ok(call);
         }
         let sent = self.enter(purpose.direction(), segment, deadline, Memory::Nothing, |call| {
             let (meta, payload) = (small.meta().as_wire(), PayloadAt::Inline(small.bytes()));
-            (timeout_ms, purpose.submission((call, peer, timeout_ms), name, meta, payload))
+            (timeout_ms, purpose.submission((call, number, timeout_ms), name, meta, payload))
         });
         sent.map_err(|(error, _)| error)
     }
 
     /// Submits a recv; one of many that are asked for together is `fused`. One whose tensor came before, for a recv that was
-    /// given up, has ended.
+    /// given up, has ended. The memory is the call's if it is entered.
     #[inline]
     fn recv(
         &mut self,
         now: Tick,
         from: With<'_>,
         (key, fused, fail_if_gone): (&str, bool, bool),
-        memory: Memory,
+        memory: &mut Memory,
         timeout: Option<Duration>,
-    ) -> Result<u32, (Error, Memory)> {
+    ) -> Result<u32, Error> {
         let place = (from.peer, from.step, key);
-        if !self.calls.unclaimed().is_empty() {
-            let claimed = self.calls.unclaimed().take(place, memory.room());
+        if !self.calls.unclaimed().is_empty()
+            && let Some(tensor) = self.calls.unclaimed().take(place, memory.room())?
+        {
             let State { calls, aftermath, .. } = &mut **self;
-            match claimed {
-                Ok(None) => {}
-                Ok(Some(tensor)) => {
-                    return calls.claim(place, tensor, memory, aftermath).map_err(|memory| (table_full(), memory));
-                }
-                Err(error) => return Err((error, memory)),
-            }
+            return calls.claim(place, tensor, memory, aftermath).ok_or_else(table_full);
         }
-        let (timeout_ms, deadline) = match self.time(now, timeout) {
-            Ok(time) => time,
-            Err(error) => return Err((error, memory)),
-        };
-        let destination = match self.span(&memory) {
-            Ok(span) => span,
-            Err(error) => return Err((error, memory)),
-        };
-        let Peer { segment, number: peer } = match self.peer(from.peer) {
-            Ok(peer) => peer,
-            Err(error) => return Err((error, memory)),
-        };
-        let borrowed = match (&memory, &self.line) {
+        let (timeout_ms, deadline) = self.time(now, timeout)?;
+        let destination = self.span(memory)?;
+        let to = self.peer(from.peer)?;
+        let borrowed = match (&*memory, &self.line) {
             (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
             _ => false,
         };
-        let memory = match self.recv_direct(now, place, memory, (deadline, borrowed, fail_if_gone)) {
-            Found::Entered(call) => return Ok(call),
-            Found::Nothing(memory) => memory,
-            Found::Failed(error, memory) => return Err((error, memory)),
-        };
-        let asked = self.enter(Direction::Recv, segment, deadline, memory, |call| {
+        if let Some(found) = self.recv_direct(now, to, place, memory, (deadline, borrowed, fail_if_gone)) {
+            return found;
+        }
+        self.give_back_blocks();
+        let Peer { segment, number: peer } = to;
+        let asked = self.enter(Direction::Recv, segment, deadline, std::mem::take(memory), |call| {
             let step = from.step;
             (timeout_ms, Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone })
         });
-        asked.inspect(|call| {
-            self.calls.asked(*call, place, borrowed);
-            self.asked_by_name(*call, place);
-        })
+        match asked {
+            Ok(call) => {
+                self.calls.asked(call, place, borrowed);
+                self.asked_by_name(call, to, place);
+                Ok(call)
+            }
+            Err((error, back)) => {
+                *memory = back;
+                Err(error)
+            }
+        }
     }
 
     /// Submits a request for rows. A cancelled one leaves nothing to the next: other rows are other tensors.
@@ -522,9 +516,9 @@ impl Held<'_> {
             (Line::Up(link), None) => link.default_timeout_ms,
             (line, _) => return Err(down(line)),
         };
-        let left = match whole {
-            NO_TIMEOUT => NO_TIMEOUT,
-            whole => whole.saturating_sub(u32::try_from(self.waited.as_millis()).unwrap_or(whole)),
+        let left = match (whole, self.waited()) {
+            (NO_TIMEOUT, _) | (_, Duration::ZERO) => whole,
+            (whole, waited) => whole.saturating_sub(u32::try_from(waited.as_millis()).unwrap_or(whole)),
         };
         Ok((left, now.deadline(whole)))
     }
@@ -619,22 +613,36 @@ impl Held<'_> {
         }
     }
 
-    /// After a call or a batch: wakes the shards, and looks at the answers now and then.
+    /// After sends or recvs: wakes those who were written to, and looks at the answers now and then. Of calls that went by lanes no shard
+    /// hears; what no caller waits for goes out when somebody looks.
     #[inline]
-    pub(super) fn submitted(&mut self, count: usize) {
+    fn called(&mut self, count: usize) {
         let Line::Up(link) = &mut self.line else { return };
-        let flushed = link.flush();
-        link.ring();
-        if let Err(fault) = flushed {
-            return self.lose(&fault);
+        if link.has_written() || !link.waiting.is_empty() {
+            return self.submitted(count);
         }
-        if self.has_backlog() {
-            self.attend();
-        }
-        self.unlooked = self.unlooked.saturating_add(count as u32);
+        link.direct.ring();
+        self.count(count);
+    }
+
+    /// After anything else: what no caller waits for goes out, too.
+    pub(super) fn submitted(&mut self, count: usize) {
+        self.chores();
+        self.count(count);
+    }
+
+    #[inline]
+    fn count(&mut self, submissions: usize) {
+        self.unlooked = self.unlooked.saturating_add(submissions as u32);
         if self.unlooked >= SUBMISSIONS_PER_LOOK {
-            self.pump();
+            self.look();
         }
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        self.pump();
+        self.chores();
     }
 }
 

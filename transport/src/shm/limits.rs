@@ -40,6 +40,9 @@ pub const LANE_ENTRY_WORDS: usize = 128;
 /// Where the record in an entry begins: behind the word of its state and that of its kind.
 pub const LANE_RECORD_AT: usize = 2;
 
+/// Bytes of an entry that are fetched while the one before it is dealt with: what a tensor of 64 bytes takes, with its key.
+pub(super) const LANE_AHEAD_BYTES: usize = 256;
+
 /// Notes of one entry that may be unread: that it was sent, and that it was withdrawn.
 pub const LANE_NOTES_PER_ENTRY: usize = 2;
 

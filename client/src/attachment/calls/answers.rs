@@ -96,6 +96,18 @@ impl Calls {
         if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
             return Err("it answered a send with a tensor");
         }
+        self.arrived(call, meta, arrived, after)
+    }
+
+    /// The tensor of a recv that is in flight has arrived, from the daemon or by a lane.
+    #[inline]
+    pub(super) fn arrived(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
         self.unset_aside(call, after);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if slot.asked && slot.name.is_some() {

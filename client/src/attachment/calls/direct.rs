@@ -6,7 +6,7 @@ use sealane_transport::{Error, Tensor, Unreceived};
 use super::super::aftermath::Aftermath;
 use super::super::memory::Memory;
 use super::{
-    Arrived, Awaited, Calls, INDEX_MASK, Matching, Name,
+    Arrived, Awaited, Calls, Matching, Name,
     slot::{Caller, Daemon, Direction, Slot},
 };
 use crate::{clock::Tick, limits::CALL_INDEX_BITS};
@@ -32,9 +32,7 @@ impl Calls {
     /// Enters a send that went by a lane. There is [room](Self::have_room_for) for it.
     #[inline]
     pub(in crate::attachment) fn enter_sent(&mut self, sent_by: (u16, u16), deadline: Tick) -> u32 {
-        let opened = self.open(Direction::Send, 0, deadline, Memory::Nothing);
-        let call = opened.expect("the caller has looked");
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let (call, slot) = self.occupy(Direction::Send, 0, deadline).expect("the caller has looked");
         (slot.daemon, slot.sent_by) = (Daemon::Bypassed, sent_by);
         call
     }
@@ -44,11 +42,31 @@ impl Calls {
     pub(in crate::attachment) fn enter_recv(
         &mut self,
         place: (&str, i64, &str),
-        memory: Memory,
+        memory: &mut Memory,
         (deadline, borrowed): (Tick, bool),
     ) -> u32 {
-        let call = self.open(Direction::Recv, 0, deadline, memory).expect("the caller has looked");
-        self.asked(call, place, borrowed);
+        let (call, slot) = self.occupy(Direction::Recv, 0, deadline).expect("the caller has looked");
+        slot.note(place, borrowed);
+        slot.lend(memory);
+        slot.daemon = Daemon::Untold;
+        call
+    }
+
+    /// Enters a recv that waits here for the tensor of a lane which has that name, and has it to itself. The daemon is not told of it yet.
+    /// There is room for it, likewise.
+    #[inline]
+    pub(in crate::attachment) fn enter_waiting(
+        &mut self,
+        name: Name,
+        place: (&str, i64, &str),
+        memory: &mut Memory,
+        (deadline, borrowed): (Tick, bool),
+    ) -> u32 {
+        let (call, slot) = self.occupy(Direction::Recv, 0, deadline).expect("the caller has looked");
+        slot.note(place, borrowed);
+        slot.lend(memory);
+        (slot.daemon, slot.asked, slot.name) = (Daemon::Untold, false, Some(name));
+        self.matching.insert_new(name, Awaited::Recv(call));
         call
     }
 
@@ -129,9 +147,7 @@ impl Calls {
         after: &mut Aftermath,
     ) {
         self.forget_name(call);
-        self.told(call);
-        let Some(segment) = self.at_work_on(call) else { return };
-        let received = self.received(segment, call, meta, Arrived::Inline(bytes), after);
+        let received = self.arrived(call, meta, Arrived::Inline(bytes), after);
         debug_assert!(received.is_ok(), "{received:?}");
     }
 
@@ -170,16 +186,6 @@ impl Calls {
         self.overdue(call, no_room(room, len), after);
         if let (segment, true) = asked {
             self.to_cancel.push((segment, call));
-        }
-    }
-
-    /// A recv waits here for a lane.
-    #[inline]
-    pub(in crate::attachment) fn wait_for_lane(&mut self, call: u32, name: Name) {
-        self.waits(call);
-        self.give_name(call, name);
-        if let Some(slot) = self.slot(call) {
-            slot.asked = false;
         }
     }
 

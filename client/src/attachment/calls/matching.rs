@@ -80,6 +80,13 @@ impl Matching {
         }
     }
 
+    /// Gives a name that nothing has.
+    #[inline]
+    pub(in crate::attachment) fn insert_new(&mut self, name: Name, awaited: Awaited) {
+        debug_assert!(self.find(name).is_none(), "two things would have one name");
+        self.table.insert_unique(name.0, (name, awaited), |(other, _)| other.0);
+    }
+
     /// The lanes are no more.
     pub(in crate::attachment) fn clear(&mut self) {
         self.table.clear();

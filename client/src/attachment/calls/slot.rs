@@ -110,6 +110,21 @@ impl Slot {
         }
     }
 
+    /// Takes the memory of its call.
+    #[inline]
+    pub(super) fn lend(&mut self, memory: &mut Memory) {
+        if !matches!(memory, Memory::Nothing) {
+            self.memory = std::mem::take(memory);
+        }
+    }
+
+    /// What a recv asks for; `borrowed` if others may write its destination once the call has ended.
+    #[inline]
+    pub(super) fn note(&mut self, (peer, step, key): (&str, i64, &str), borrowed: bool) {
+        self.place.set(peer, step, key);
+        (self.keeps, self.borrowed) = (true, borrowed);
+    }
+
     /// The daemon is done with the memory, and the caller gets none of it.
     #[inline]
     pub(super) fn spend(&mut self, after: &mut Aftermath) {

@@ -2,7 +2,7 @@
 
 use sealane_transport::{
     Error,
-    shm::{Fate, Standing, Submission},
+    shm::{Fate, Submission},
 };
 
 use super::{
@@ -13,16 +13,12 @@ use super::{
 use crate::limits::LANE_REASON_BYTES_MAX;
 
 impl Lanes {
-    /// The other side has opened its end.
+    /// A lane, for what is of that step; `None` if the step has ended for this task or the other, or may have: then the daemon knows what
+    /// becomes of its calls.
     #[inline]
-    pub(super) fn is_read(&self, lane: u16) -> bool {
-        self.lanes[usize::from(lane)].as_ref().is_some_and(|lane| lane.ends.other() == Standing::Here)
-    }
-
-    /// A step has ended for this task or the other of a lane, or may have: the daemon knows what becomes of its calls.
-    #[inline]
-    pub(super) fn may_have_ended(&self, lane: u16, step: i64) -> bool {
-        self.ended.may_have(step) || self.lanes[usize::from(lane)].as_ref().is_none_or(|lane| lane.ended.may_have(step))
+    pub(super) fn for_step(&mut self, lane: u16, step: i64) -> Option<&mut Lane> {
+        let has_ended = self.ended.may_have(step);
+        self.get_mut(lane).filter(|lane| !has_ended && !lane.ended.may_have(step))
     }
 }
 

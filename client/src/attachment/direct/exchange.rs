@@ -2,7 +2,7 @@
 
 use sealane_transport::{
     Error, Tensor,
-    shm::{Broken, Fate, Note, PayloadAt, Returned, Submission},
+    shm::{Broken, Fate, Note, PayloadAt, Returned, Standing, Submission},
 };
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
         Held, Line, Link, State,
         aftermath::Aftermath,
         calls::{Awaited, Calls, Name, Wish, no_room},
+        link::Peer,
         memory::Memory,
     },
     lane::{Kept, Lane, Sent},
@@ -18,16 +19,6 @@ use crate::{
     clock::Tick,
     limits::{LANE_NOTES_PER_LOOK, LANE_PATIENCE},
 };
-
-/// What became of a recv that a lane may serve.
-pub(in crate::attachment) enum Found {
-    /// It is entered: it has its tensor, or waits here for it.
-    Entered(u32),
-    /// The daemon is to be asked, and [`Held::asked_by_name`] told.
-    Nothing(Memory),
-    /// It fails.
-    Failed(Error, Memory),
-}
 
 /// What became of a tensor that waited in a lane.
 enum TakeKept {
@@ -47,41 +38,44 @@ impl Held<'_> {
     pub(in crate::attachment) fn send_direct(
         &mut self,
         now: Tick,
-        (peer, step): (&str, i64),
-        key: &str,
+        (peer, name): (Peer, &str),
+        (step, key): (i64, &str),
         tensor: &Tensor,
         deadline: Tick,
     ) -> Option<u32> {
-        let lane = self.lane_of(peer, now)?;
+        let (lane, is_read) = self.lane_of((peer, name), now)?;
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
-        if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) || !calls.have_room_for(1) {
+        if !is_read || !calls.have_room_for(1) {
             return None;
         }
-        link.find_entry(lane, calls, aftermath);
+        if !link.direct.for_step(lane, step)?.has_entry() {
+            link.drain_lane(lane, calls, aftermath);
+        }
+        let Link { direct, outgoing, .. } = &mut **link;
+        let at = direct.for_step(lane, step)?;
         let (meta, payload) = (tensor.meta().as_wire(), PayloadAt::Inline(tensor.bytes()));
         let send = Submission::Send { call: 0, peer: 0, step, timeout_ms: 0, key, meta, payload };
-        send.encode(&mut link.outgoing).ok()?;
-        let Link { direct, outgoing, .. } = &mut **link;
-        let at = direct.get_mut(lane)?;
+        send.encode(outgoing).ok()?;
         let Some(entry) = at.send_tensor(outgoing) else {
-            self.say_by_daemon(now, (peer, step), key);
+            self.say_by_daemon(now, (peer, name), (step, key));
             return None;
         };
         let call = calls.enter_sent((lane, entry), deadline);
         let due = now.later(LANE_PATIENCE).min(now.halfway(deadline));
-        at.has_gone(entry, Sent { call, bytes: tensor.len() as u32, step }, due, |call| calls.sent_by(call).is_some());
+        let is_away = |call| calls.sent_by(call).is_some();
+        at.has_gone(entry, Sent { call, bytes: tensor.len() as u32, step }, due, is_away);
         self.attend_lanes(now, due);
         Some(call)
     }
 
     /// A tensor goes by the daemon that is too large or finds no entry, as the lane to its peer says, for its recv may wait there.
-    pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, (peer, step): (&str, i64), key: &str) {
+    pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, peer: (Peer, &str), (step, key): (i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let Some(lane) = link.direct.open_lane_of(peer) else { return };
-        if !link.direct.is_read(lane) || link.direct.may_have_ended(lane, step) {
-            return;
+        let Some(at) = link.direct.for_step(lane, step).filter(|at| at.ends.other() == Standing::Here) else { return };
+        if !at.has_entry() {
+            link.drain_lane(lane, calls, aftermath);
         }
-        link.find_entry(lane, calls, aftermath);
         let (call, peer, timeout_ms, destination, fused, fail_if_gone) = (0, 0, 0, None, false, false);
         let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
         let said = recv.encode(&mut link.outgoing).is_ok();
@@ -92,70 +86,67 @@ impl Held<'_> {
         }
     }
 
-    /// Enters a recv that the lane to its peer may serve.
+    /// Enters a recv that the lane to its peer may serve: it has its tensor, or waits here for it, or fails, and then the memory stays.
+    /// `None` if the daemon is to be asked, and [`asked_by_name`](Self::asked_by_name) told.
     #[inline]
     pub(in crate::attachment) fn recv_direct(
         &mut self,
         now: Tick,
+        peer: Peer,
         place: (&str, i64, &str),
-        memory: Memory,
+        memory: &mut Memory,
         (deadline, borrowed, fail_if_gone): (Tick, bool, bool),
-    ) -> Found {
-        let (peer, step, key) = place;
-        let Some(lane) = self.lane_of(peer, now) else { return Found::Nothing(memory) };
+    ) -> Option<Result<u32, Error>> {
+        let (from, step, key) = place;
+        let (lane, is_read) = self.lane_of((peer, from), now)?;
         for is_last in [false, true] {
-            let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { break };
-            if link.direct.may_have_ended(lane, step) || !calls.have_room_for(1) {
-                break;
-            }
+            let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
+            let at = link.direct.for_step(lane, step).filter(|_| calls.have_room_for(1))?;
             let name = calls.matching().name(lane, step, key);
             match calls.matching().find(name) {
+                None if !fail_if_gone && is_read && !at.hints.is_passed_by(now) => {
+                    if calls.matching().comes_by_daemon(from, key) {
+                        return None;
+                    }
+                    let call = calls.enter_waiting(name, place, memory, (deadline, borrowed));
+                    let due = at.waits(call, now, deadline, |call| calls.wants(call).is_some());
+                    self.attend_lanes(now, due);
+                    return Some(Ok(call));
+                }
+                None => return None,
                 Some(Awaited::Tensor { entry, .. }) => {
                     match link.take_kept((lane, entry), (step, key), memory.room(), calls) {
                         TakeKept::Taken => {
                             let call = calls.enter_recv(place, memory, (deadline, borrowed));
                             link.hand_over(call, Wish::Quiet, calls, aftermath);
-                            return Found::Entered(call);
+                            return Some(Ok(call));
                         }
-                        TakeKept::TooLong(len) => {
-                            return Found::Failed(no_room(memory.room().unwrap_or_default(), len), memory);
-                        }
-                        TakeKept::ByDaemon => return Found::Nothing(memory),
+                        TakeKept::TooLong(len) => return Some(Err(no_room(memory.room().unwrap_or_default(), len))),
+                        TakeKept::ByDaemon => return None,
+                        // Its place is free.
                         TakeKept::Lost => {}
                     }
                 }
                 Some(Awaited::Recv(_)) if is_last => {
-                    let error = format!("a recv already waits for '{key}' of step {step} from {peer}");
-                    return Found::Failed(Error::invalid(error), memory);
+                    let error = format!("a recv already waits for '{key}' of step {step} from {from}");
+                    return Some(Err(Error::invalid(error)));
                 }
                 Some(Awaited::Recv(_)) => {
                     // It may have ended, as nobody has looked.
                     self.pump();
-                    continue;
                 }
-                None => {}
             }
-            if fail_if_gone || !link.direct.is_read(lane) || calls.matching().comes_by_daemon(peer, key) {
-                break;
-            }
-            let Some(at) = link.direct.get_mut(lane).filter(|at| !at.hints.is_passed_by(now)) else { break };
-            let call = calls.enter_recv(place, memory, (deadline, borrowed));
-            calls.wait_for_lane(call, name);
-            let due = at.waits(call, now, deadline, |call| calls.wants(call).is_some());
-            self.attend_lanes(now, due);
-            return Found::Entered(call);
         }
-        Found::Nothing(memory)
+        None
     }
 
     /// The daemon was asked for a recv. A lane may serve it all the same, and may have what it wants by now: while there was no room to
     /// ask, lanes were looked at, and perhaps opened.
-    pub(in crate::attachment) fn asked_by_name(&mut self, call: u32, place: (&str, i64, &str)) {
+    pub(in crate::attachment) fn asked_by_name(&mut self, call: u32, peer: Peer, place: (&str, i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        let (peer, step, key) = place;
-        let Some(lane) = link.direct.open_lane_of(peer).filter(|lane| !link.direct.may_have_ended(*lane, step)) else {
-            return;
-        };
+        let (from, step, key) = place;
+        let lane = link.direct.open_lane_of((peer, from));
+        let Some(lane) = lane.filter(|lane| link.direct.for_step(*lane, step).is_some()) else { return };
         let name = calls.matching().name(lane, step, key);
         match calls.matching().find(name) {
             None => calls.give_name(call, name),
@@ -209,14 +200,6 @@ impl Lane {
 }
 
 impl Link {
-    /// Takes what came back by a lane that has no entry for a tensor.
-    #[inline]
-    fn find_entry(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
-        if !self.direct.get_mut(lane).is_some_and(|lane| lane.has_entry()) {
-            self.drain_lane(lane, calls, after);
-        }
-    }
-
     /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. What its sender writes meanwhile
     /// changes nothing: it was copied before it is looked at.
     fn take_kept(

@@ -6,7 +6,7 @@ use sealane_transport::shm::{ClientBell, DirectLane, Moved, Record, limits::LANE
 
 use super::{hints::Hints, steps::Steps};
 use crate::{
-    attachment::calls::Name,
+    attachment::calls::{Calls, Name},
     clock::Tick,
     limits::{ASK_AFTER, ENTRIES_FOR_ENDS, LANES_LOOK},
 };
@@ -139,11 +139,25 @@ impl Lane {
         self.ends.has_news() || self.hints.are_passed_by(&self.ends)
     }
 
-    /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
-    #[inline]
+    /// A tensor was sent, and goes by the daemon if it is not received by `due`.
+    ///
+    /// Inline, for `sent` would else be read from the stack in one piece that was written in several, for which the processor waits until
+    /// the stores before are done: those into the lane, whose memory another core has.
+    #[inline(always)]
     pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
         self.sent[usize::from(entry)] = sent;
         queue(&mut self.pending, (due, sent.call), is_away);
+    }
+
+    /// The send that is to go by the daemon first: when, and its entry.
+    pub(super) fn first_pending(&mut self, lane: u16, calls: &mut Calls) -> Option<(Tick, u16)> {
+        while let Some(&(due, call)) = self.pending.front() {
+            match calls.sent_by(call) {
+                Some((of, entry)) if of == lane => return Some((due, entry)),
+                _ => self.pending.pop_front(),
+            };
+        }
+        None
     }
 
     /// A recv begins to wait now that must have ended by then. When the daemon is to be asked at the latest.
@@ -163,13 +177,11 @@ impl Lane {
     }
 }
 
-/// Puts a call where it is due, most often behind all others, and takes out the first that do not wait any more.
+/// Puts a call where it is due, most often behind all others. Those that do not wait any more are taken out when there are many, or by who
+/// looks for the first that is due.
 #[inline]
 fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl FnMut(u32) -> bool) {
-    while calls.front().is_some_and(|(_, first)| !waits(*first)) {
-        calls.pop_front();
-    }
-    // Where the first waits long, because the daemon does not read: amortised, those behind it cost nothing.
+    // Of powers of two alone: where many wait, because the daemon does not read, each call looks at few of them.
     if calls.len() >= 2 * LANE_ENTRIES && calls.len().is_power_of_two() {
         calls.retain(|(_, call)| waits(*call));
     }

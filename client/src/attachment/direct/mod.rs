@@ -30,9 +30,8 @@ use std::{collections::VecDeque, sync::Arc};
 use hashbrown::HashMap;
 use sealane_transport::shm::{ClientEar, Fate, Standing};
 
-pub(super) use self::exchange::Found;
 use self::{lane::Lane, opening::Neighbour, redirect::Unsent, steps::Steps};
-use super::{Link, aftermath::Aftermath, calls::Calls};
+use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer};
 use crate::clock::Tick;
 
 /// The lanes of one link.
@@ -40,7 +39,7 @@ pub(super) struct Lanes {
     /// Tasks of this host.
     neighbours: HashMap<Box<str>, Neighbour>,
     /// The peer that was looked for last, and its lane.
-    recent: Option<(Box<str>, Option<u16>)>,
+    recent: Option<(Peer, Option<u16>)>,
     lanes: Vec<Option<Lane>>,
     open: usize,
     /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
@@ -109,7 +108,10 @@ impl Lanes {
     /// This process sleeps, as every lane tells; if deeply, it is not woken for sends that were received.
     pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
         for lane in self.lanes.iter_mut().flatten() {
-            let awaits = lane.quiet.iter().any(|(_, call)| calls.wants(*call).is_some());
+            while lane.quiet.front().is_some_and(|(_, call)| calls.wants(*call).is_none()) {
+                lane.quiet.pop_front();
+            }
+            let awaits = !lane.quiet.is_empty();
             lane.hints.say_awaits(awaits, &lane.ends);
             if deeply {
                 lane.ends.own_sleep().announce_deep();
@@ -132,7 +134,9 @@ impl Lanes {
     /// Wakes those who sleep and were written to.
     #[inline]
     pub(super) fn ring(&mut self) {
-        self.lanes.iter_mut().flatten().for_each(Lane::ring);
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.ring();
+        }
     }
 
     /// The daemon is lost, or `closing` if the task goes: nothing more goes by lanes. What the others have received, they have.

@@ -8,7 +8,7 @@ use sealane_transport::{
 };
 
 use super::{
-    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls},
+    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls, link::Peer},
     lane::Lane,
 };
 use crate::{
@@ -37,24 +37,27 @@ impl Default for Neighbour {
 }
 
 impl Held<'_> {
-    /// The lane to a peer, if it has one that has not gone; one that has none is counted.
+    /// The lane to a peer, if it has one that has not gone, and whether the other side has opened its end; a peer that has none is counted.
     #[inline]
-    pub(super) fn lane_of(&mut self, peer: &str, now: Tick) -> Option<u16> {
+    pub(super) fn lane_of(&mut self, (peer, name): (Peer, &str), now: Tick) -> Option<(u16, bool)> {
         let State { line: Line::Up(link), .. } = &mut **self else { return None };
         if link.direct.neighbours.is_empty() {
             return None;
         }
-        let found = match &link.direct.recent {
-            Some((recent, lane)) if **recent == *peer => *lane,
-            _ => link.direct.look_up(peer, now),
+        let found = match link.direct.recent {
+            Some((recent, lane)) if recent == peer => lane,
+            _ => link.direct.look_up((peer, name), now),
         };
         match found {
-            Some(lane) if link.direct.get_mut(lane).is_some_and(|lane| !lane.ends.has_ended()) => Some(lane),
-            Some(_) => {
-                // Before the call is made, which is none of those that hear of it.
-                self.pump();
-                None
-            }
+            Some(lane) => match link.direct.get_mut(lane).map(|lane| lane.ends.other()) {
+                Some(Standing::Here) => Some((lane, true)),
+                Some(Standing::Absent) => Some((lane, false)),
+                Some(Standing::Gone | Standing::Abandoned) | None => {
+                    // Before the call is made, which is none of those that hear of it.
+                    self.pump();
+                    None
+                }
+            },
             None => {
                 if link.direct.has_wanted() {
                     self.wake_driver();
@@ -68,19 +71,19 @@ impl Held<'_> {
 impl super::Lanes {
     /// The lane to a peer, without counting it.
     #[inline]
-    pub(super) fn open_lane_of(&self, peer: &str) -> Option<u16> {
-        match &self.recent {
-            Some((recent, lane)) if **recent == *peer => *lane,
+    pub(super) fn open_lane_of(&self, (peer, name): (Peer, &str)) -> Option<u16> {
+        match self.recent {
+            Some((recent, lane)) if recent == peer => lane,
             _ if self.open == 0 => None,
-            _ => match self.neighbours.get(peer) {
+            _ => match self.neighbours.get(name) {
                 Some(Neighbour::Has(lane)) => Some(*lane),
                 _ => None,
             },
         }
     }
 
-    fn look_up(&mut self, peer: &str, now: Tick) -> Option<u16> {
-        let found = match self.neighbours.get_mut(peer) {
+    fn look_up(&mut self, (peer, name): (Peer, &str), now: Tick) -> Option<u16> {
+        let found = match self.neighbours.get_mut(name) {
             None | Some(Neighbour::Never) => None,
             Some(Neighbour::Has(lane)) => Some(*lane),
             Some(Neighbour::Asked { .. }) => return None,
@@ -91,12 +94,12 @@ impl super::Lanes {
                 *tensors += 1;
                 if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && self.open < LANES_MAX {
                     *neighbour = Neighbour::Asked { pause: *pause };
-                    self.wanted.push(peer.into());
+                    self.wanted.push(name.into());
                 }
                 return None;
             }
         };
-        self.recent = Some((peer.into(), found));
+        self.recent = Some((peer, found));
         found
     }
 

@@ -163,11 +163,7 @@ impl Link {
         for lane in 0..self.direct.lanes.len() as u16 {
             for _ in 0..REDIRECTED_PER_LOOK {
                 let Some(at) = self.direct.get_mut(lane) else { break };
-                let Some(&(due, call)) = at.pending.front() else { break };
-                let Some((_, entry)) = calls.sent_by(call).filter(|(of, _)| *of == lane) else {
-                    at.pending.pop_front();
-                    continue;
-                };
+                let Some((due, entry)) = at.first_pending(lane, calls) else { break };
                 // Where the daemon has no room now, it may have later.
                 let peer = self.peers.get(&at.peer).filter(|_| due <= now && self.direct.unsent.is_empty());
                 if !peer.is_some_and(|peer| self.segments[usize::from(peer.segment)].has_room()) {

@@ -8,12 +8,12 @@ use std::{
     },
 };
 
-use sealane_runtime::SleepFlag;
+use sealane_runtime::{SleepFlag, prefetch};
 
 use super::{LaneMemory, LaneReceiver, LaneSender};
 use crate::shm::{
     error::ShmError,
-    limits::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY},
+    limits::{LANE_AHEAD_BYTES, LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY},
     mapping::{Mapping, PAGE, SEGMENT, Words},
 };
 
@@ -170,6 +170,16 @@ impl LaneMemory for Way {
     #[inline]
     fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS] {
         self.entries.get(entry.into())
+    }
+
+    #[inline]
+    fn is_read_next(&self, entry: u16) {
+        prefetch::for_reading(self.entry(entry).as_ptr().cast(), LANE_AHEAD_BYTES);
+    }
+
+    #[inline]
+    fn is_written_next(&self, entry: u16) {
+        prefetch::for_writing(self.entry(entry).as_ptr().cast(), LANE_AHEAD_BYTES);
     }
 }
 

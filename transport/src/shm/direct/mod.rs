@@ -45,6 +45,12 @@ pub trait LaneMemory {
 
     /// An entry: its state, what kind of record it holds, and the record.
     fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS];
+
+    /// A hint that this entry is read next.
+    fn is_read_next(&self, _entry: u16) {}
+
+    /// A hint that this entry is written next.
+    fn is_written_next(&self, _entry: u16) {}
 }
 
 /// What became of a record that was sent.
@@ -89,6 +95,9 @@ impl Fate {
         })
     }
 }
+
+/// In a return, above the entry: what became of its record, so that nobody reads the entry for that, which the other side has written.
+const FATE_AT: u32 = 16;
 
 /// In a note: the entry was withdrawn, and not sent.
 const WITHDRAWAL: u64 = 1 << 16;

@@ -5,7 +5,7 @@ use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
 use std::sync::atomic::Ordering;
 
-use super::{Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, sender::copy, state};
+use super::{FATE_AT, Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, sender::copy, state};
 use crate::shm::{record::Record, ring::Broken};
 
 /// The end that receives records, and decides what becomes of them.
@@ -49,12 +49,17 @@ impl<M: LaneMemory> LaneReceiver<M> {
             if std::mem::replace(is_known, true) {
                 return Err(broken("an entry was sent again that was not returned"));
             }
+            // The entry of the next note comes from another core's cache while this one is dealt with.
+            if let Some(next) = read(self.memory.note(self.notes).load(Ordering::Relaxed), self.notes, notes_of::<M>())
+            {
+                self.memory.is_read_next(next as u16);
+            }
             return Ok(Some(Note::Sent(entry)));
         }
         if !*is_known || self.memory.entry(entry)[0].load(Ordering::Acquire) != state::WITHDRAWN {
             return Err(broken("an entry was withdrawn that was not sent"));
         }
-        self.give_back(entry);
+        self.give_back(entry, Fate::Withdrawn);
         Ok(Some(Note::Withdrawn(entry)))
     }
 
@@ -86,16 +91,16 @@ impl<M: LaneMemory> LaneReceiver<M> {
         let state = &self.memory.entry(entry)[0];
         let won = state.compare_exchange(state::SENT, fate.state(), Ordering::AcqRel, Ordering::Acquire).is_ok();
         if won {
-            self.give_back(entry);
+            self.give_back(entry, fate);
         }
         won
     }
 
     #[inline]
-    fn give_back(&mut self, entry: u16) {
+    fn give_back(&mut self, entry: u16, fate: Fate) {
         self.known[usize::from(entry)] = false;
         // RETURN: see `LaneSender::next_returned`.
-        let word = queued(self.returns, M::ENTRIES, entry.into());
+        let word = queued(self.returns, M::ENTRIES, fate.state() << FATE_AT | u64::from(entry));
         self.memory.returned(self.returns).store(word, Ordering::Release);
         self.returns += 1;
     }

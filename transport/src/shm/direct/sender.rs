@@ -5,7 +5,7 @@ use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
 use std::sync::atomic::Ordering;
 
-use super::{Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
+use super::{FATE_AT, Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
 use crate::shm::{
     limits::{LANE_ENTRY_WORDS, LANE_RECORD_AT},
     record::Record,
@@ -17,10 +17,20 @@ pub struct LaneSender<M> {
     memory: M,
     /// Entries that may be written; the last used is used first, so that few are touched.
     free: Vec<u16>,
-    /// Those that the receiver has.
-    away: Box<[bool]>,
+    /// By entry, who has it.
+    held: Box<[Holder]>,
     notes: u64,
     returns: u64,
+}
+
+/// Who has an entry, as its sender knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Sender,
+    /// It has the record, too, and decides about it.
+    Receiver,
+    /// It is to return the entry, of which the record was withdrawn.
+    Returner,
 }
 
 /// An entry that came back.
@@ -36,7 +46,8 @@ impl<M: LaneMemory> LaneSender<M> {
     /// The sending end of a direction that nobody has used yet.
     pub fn new(memory: M) -> Self {
         let entries = M::ENTRIES as u16;
-        Self { memory, free: (0..entries).rev().collect(), away: vec![false; M::ENTRIES].into(), notes: 0, returns: 0 }
+        let held = vec![Holder::Sender; M::ENTRIES].into();
+        Self { memory, free: (0..entries).rev().collect(), held, notes: 0, returns: 0 }
     }
 
     /// Sends a record; the entry that holds it, or none if all are away or the record is longer than an entry.
@@ -51,7 +62,7 @@ impl<M: LaneMemory> LaneSender<M> {
         let kind = (record.len as u64) << 16 | u64::from(record.kind) << 8 | u64::from(record.flags);
         words[1].store(kind, Ordering::Relaxed);
         words[0].store(state::SENT, Ordering::Relaxed);
-        self.away[usize::from(entry)] = true;
+        self.held[usize::from(entry)] = Holder::Receiver;
         self.note(entry.into());
         Some(entry)
     }
@@ -66,13 +77,14 @@ impl<M: LaneMemory> LaneSender<M> {
     /// Takes a record back, if the receiver has not decided about it. True if it is back: it was not received and never will be. Its entry
     /// is returned later in either case.
     pub fn withdraw(&mut self, entry: u16) -> bool {
-        if !self.is_away(entry) {
+        if self.held.get(usize::from(entry)) != Some(&Holder::Receiver) {
             return false;
         }
         let state = &self.memory.entry(entry)[0];
         // STATE: who changes it first has the record. Acquire, for the record is read again after it.
         let won = state.compare_exchange(state::SENT, state::WITHDRAWN, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if won {
+            self.held[usize::from(entry)] = Holder::Returner;
             self.note(WITHDRAWAL | u64::from(entry));
         }
         won
@@ -98,15 +110,20 @@ impl<M: LaneMemory> LaneSender<M> {
         let word = self.memory.returned(self.returns).load(Ordering::Acquire);
         let Some(number) = read(word, self.returns, M::ENTRIES) else { return Ok(None) };
         let broken = |what| Broken { what, found: number };
-        let entry = u16::try_from(number).map_err(|_| broken("an entry that there is not came back"))?;
-        match self.away.get_mut(usize::from(entry)) {
-            Some(is_away) if *is_away => *is_away = false,
-            _ => return Err(broken("an entry came back that was not away")),
-        }
-        let state = self.memory.entry(entry)[0].load(Ordering::Acquire);
-        let fate = Fate::of(state).ok_or_else(|| broken("an entry came back about which nothing was decided"))?;
+        let (entry, fate) = (number as u16, Fate::of(number >> FATE_AT));
+        let holder = self.held.get_mut(usize::from(entry)).filter(|holder| **holder != Holder::Sender);
+        let holder = holder.ok_or(broken("an entry came back that was not away"))?;
+        // Of a record that was withdrawn the receiver has nothing to decide, and of no other does it say that it was.
+        let fate = match (&holder, fate) {
+            (Holder::Returner, Some(Fate::Withdrawn)) => Fate::Withdrawn,
+            (Holder::Receiver, Some(fate)) if fate != Fate::Withdrawn => fate,
+            _ => return Err(broken("an entry came back with what cannot have become of it")),
+        };
+        *holder = Holder::Sender;
         self.returns += 1;
         self.free.push(entry);
+        // As the last that came back.
+        self.memory.is_written_next(entry);
         Ok(Some(Returned { entry, fate }))
     }
 
@@ -119,7 +136,7 @@ impl<M: LaneMemory> LaneSender<M> {
 
     /// Whether the receiver has an entry.
     pub fn is_away(&self, entry: u16) -> bool {
-        self.away.get(usize::from(entry)).is_some_and(|is_away| *is_away)
+        self.held.get(usize::from(entry)).is_some_and(|holder| *holder != Holder::Sender)
     }
 
     /// Entries that the receiver has.

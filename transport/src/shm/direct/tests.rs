@@ -1,7 +1,8 @@
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use super::{
-    DirectLane, Fate, LaneKeeper, LaneReceiver, LaneSender, Note, Side, Standing, WITHDRAWAL, heap::Heap, queued,
+    DirectLane, FATE_AT, Fate, LaneKeeper, LaneReceiver, LaneSender, Note, Side, Standing, WITHDRAWAL, heap::Heap,
+    queued,
 };
 use crate::shm::{Record, limits::LANE_ENTRY_WORDS};
 
@@ -197,24 +198,27 @@ fn a_sender_that_says_what_cannot_be_is_found_out() {
 
 #[test]
 fn a_receiver_that_returns_what_it_cannot_is_found_out() {
-    let returns = |values: &[u64], state: u64| {
+    let returns = |entries: &[u64], fate: u64, is_withdrawn: bool| {
         let memory = Heap::<ENTRIES>::new();
         let mut sender = LaneSender::new(memory.clone());
         assert_eq!(sender.send(&record(1)), Some(0));
-        memory.entries[0][0].store(state, Ordering::Relaxed);
-        for (position, value) in values.iter().enumerate() {
-            memory.returns[position].store(queued(position as u64, ENTRIES, *value), Ordering::Relaxed);
+        assert!(!is_withdrawn || sender.withdraw(0));
+        for (position, entry) in entries.iter().enumerate() {
+            let word = queued(position as u64, ENTRIES, fate << FATE_AT | entry);
+            memory.returns[position].store(word, Ordering::Relaxed);
         }
-        (0..values.len()).find_map(|_| sender.next_returned().err()).map(|broken| broken.what)
+        (0..entries.len()).find_map(|_| sender.next_returned().err()).map(|broken| broken.what)
     };
-    assert_eq!(returns(&[0], 2), None);
-    assert!(returns(&[1], 2).unwrap().contains("not away"));
-    assert!(returns(&[0, 0], 2).unwrap().contains("not away"));
-    assert!(returns(&[2], 2).unwrap().contains("not away"));
-    assert!(returns(&[1 << 16], 2).unwrap().contains("there is not"));
-    for undecided in [0, 1, 9, u64::MAX] {
-        assert!(returns(&[0], undecided).unwrap().contains("nothing was decided"), "{undecided}");
+    let (taken, withdrawn) = (Fate::Taken.state(), Fate::Withdrawn.state());
+    assert_eq!((returns(&[0], taken, false), returns(&[0], withdrawn, true)), (None, None));
+    for not_away in [&[1][..], &[0, 0], &[2], &[0xffff]] {
+        assert!(returns(not_away, taken, false).unwrap().contains("not away"), "{not_away:?}");
     }
+    for undecided in [0, 1, 9, 0xffff] {
+        assert!(returns(&[0], undecided, false).unwrap().contains("cannot have become"), "{undecided}");
+    }
+    assert!(returns(&[0], withdrawn, false).unwrap().contains("cannot have become"), "nobody has withdrawn it");
+    assert!(returns(&[0], taken, true).unwrap().contains("cannot have become"), "its sender has it back");
 }
 
 #[test]

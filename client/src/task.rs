@@ -308,9 +308,9 @@ impl Task {
         tensors: impl IntoIterator<Item = (K, Tensor)>,
         options: SendOptions,
     ) -> Vec<Sending> {
-        let tensors = tensors.into_iter();
         match &self.0 {
             Engine::Daemon(attached) => {
+                let tensors = tensors.into_iter();
                 let mut sendings = Vec::with_capacity(tensors.size_hint().0);
                 let each = |sent| sendings.push(Sending::of(&attached.0, sent));
                 let to = To { peer: to, purpose: Purpose::Send { step } };
@@ -322,7 +322,9 @@ impl Task {
                 let send = |(key, tensor): (K, Tensor)| {
                     task.send_with(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
                 };
-                tensors.map(send).collect()
+                // The iterator is the caller's code, and runs before anything is sent.
+                let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
+                tensors.into_iter().map(send).collect()
             }
         }
     }

@@ -102,9 +102,8 @@ impl<K: Kind> UnderWay<K> {
     }
 
     /// Waits for all, those of one attachment under one lock as far as they have ended.
-    fn wait_all(calls: Vec<Self>) -> Vec<Outcome<K>> {
+    fn wait_all(mut calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
-        let mut calls = calls;
         let mut rest = &mut calls[..];
         while let Some(first) = rest.first_mut() {
             let Some((attachment, _)) = first.at_daemon() else {

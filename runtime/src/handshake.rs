@@ -40,7 +40,8 @@ impl SleepFlag {
     pub fn must_ring_if_light(&self) -> bool {
         // Pairs with the fence in `announce`.
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) != ASLEEP_DEEPLY && self.must_ring()
+        !matches!(self.0.load(Ordering::Relaxed), AWAKE | ASLEEP_DEEPLY)
+            && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
     /// [`announce`](Self::announce), and that it need not be woken for work that can wait.

@@ -23,9 +23,9 @@ pub fn for_writing(start: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..bytes).step_by(LINE) {
         let address = start.wrapping_add(line);
-        // The intrinsic with that hint is a prefetch for reading where the compiler is not told of a newer processor.
+        // The intrinsic with that hint compiles to a prefetch for reading unless the target is said to have this instruction.
         // SAFETY: a hint, of which no address is a fault; processors that do not know it do nothing.
-        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) };
+        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags)) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (start, bytes, LINE);

@@ -124,7 +124,6 @@ impl Calls {
         (slot.keeps, slot.borrowed, slot.asked) = (false, false, true);
         debug_assert!(slot.name.is_none(), "a lane would find another call");
         debug_assert!(slot.failure.is_none(), "the call would fail as the one before it");
-        debug_assert!(matches!(slot.memory, Memory::Nothing), "what the call before it has lent would be lost");
         Some((slot.generation << CALL_INDEX_BITS | index, slot))
     }
 
@@ -553,6 +552,7 @@ impl Calls {
         let slot = &mut self.slots[index as usize];
         if slot.daemon == Daemon::Done && slot.caller == Caller::Gone {
             debug_assert!(slot.tensor.is_none(), "the slot's next call would find it");
+            debug_assert!(matches!(slot.memory, Memory::Nothing), "the slot's next call would have lent it");
             slot.generation = (slot.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);
             self.vacant.push(index);
         }

@@ -14,13 +14,13 @@ use crate::limits::ROOM_WAIT_MAX;
 pub(super) struct Held<'a> {
     pub(super) attachment: &'a Attachment,
     guard: Option<MutexGuard<'a, State>>,
-    /// Of the few that do more than a call: kept apart, as every call makes and drops one of these.
-    more: Option<Box<More<'a>>>,
+    /// Seldom there; boxed, so that every call makes and drops little.
+    extra: Option<Box<Extra<'a>>>,
 }
 
-/// What only some holders have.
+/// What only few holders have.
 #[derive(Default)]
-pub(super) struct More<'a> {
+pub(super) struct Extra<'a> {
     /// How long the caller has waited for a daemon.
     pub(super) waited: Duration,
     /// Who publishes has it until all shards were told.
@@ -77,20 +77,19 @@ pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl<'a> Held<'a> {
-    /// What only some holders have, which this one is from now on.
-    pub(super) fn more(&mut self) -> &mut More<'a> {
-        self.more.get_or_insert_default()
+    pub(super) fn extra(&mut self) -> &mut Extra<'a> {
+        self.extra.get_or_insert_default()
     }
 
     /// How long the caller has waited for a daemon.
     #[inline]
     pub(super) fn waited(&self) -> Duration {
-        self.more.as_ref().map_or(Duration::ZERO, |more| more.waited)
+        self.extra.as_ref().map_or(Duration::ZERO, |extra| extra.waited)
     }
 
     /// Looks at what was waited for room.
     pub(super) fn waiting_for_room<T>(&mut self, look: impl FnOnce(&mut RoomWait) -> T) -> T {
-        let Some(mut together) = TOGETHER.get() else { return look(&mut self.more().room) };
+        let Some(mut together) = TOGETHER.get() else { return look(&mut self.extra().room) };
         let seen = look(&mut together);
         TOGETHER.set(Some(together));
         seen
@@ -105,7 +104,7 @@ impl Attachment {
 
     #[inline]
     fn holding<'a>(&'a self, guard: MutexGuard<'a, State>) -> Held<'a> {
-        Held { attachment: self, guard: Some(guard), more: None }
+        Held { attachment: self, guard: Some(guard), extra: None }
     }
 
     #[inline]
@@ -237,8 +236,8 @@ impl DerefMut for Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(more) = &mut self.more {
-            more.turn = None;
+        if let Some(extra) = &mut self.extra {
+            extra.turn = None;
         }
         self.release();
     }
@@ -265,7 +264,7 @@ impl Held<'_> {
 
     /// Does what is to be done without the lock.
     fn carry_out(&self, mut guard: MutexGuard<'_, State>) {
-        if self.more.as_ref().is_some_and(|more| more.turn.is_some() || more.attaches) {
+        if self.extra.as_ref().is_some_and(|extra| extra.turn.is_some() || extra.attaches) {
             // What is to be done may wait for the turn, or attach: somebody who does neither does it, or this thread when it does not
             // any more.
             if guard.listening {

@@ -270,10 +270,10 @@ impl Link {
         self.direct.ring();
     }
 
-    /// True if a shard was written to that was not rung for.
+    /// True if a shard was written to that was not rung for, or something waits to be written.
     #[inline]
-    pub(super) fn has_written(&self) -> bool {
-        self.segments.iter().any(|segment| segment.unannounced)
+    pub(super) fn is_for_shards(&self) -> bool {
+        !self.waiting.is_empty() || self.segments.iter().any(|segment| segment.unannounced || segment.has_chores())
     }
 
     #[inline]

@@ -92,7 +92,7 @@ impl Attachment {
         loop {
             let error = match self.attach_again() {
                 Ok(mut held) => {
-                    held.more().waited = called.elapsed();
+                    held.extra().waited = called.elapsed();
                     return Ok(held);
                 }
                 Err(error) => error,
@@ -143,7 +143,7 @@ impl Attachment {
         // What this has found is done now that others may attach: it runs code of others, which may want a daemon too.
         match attached {
             Ok(mut held) => {
-                held.more().attaches = false;
+                held.extra().attaches = false;
                 Ok(held)
             }
             Err(error) => {
@@ -159,7 +159,7 @@ impl Attachment {
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = || {
             let mut held = self.lock();
-            held.more().attaches = true;
+            held.extra().attaches = true;
             held
         };
         let mut held = lock();

@@ -62,6 +62,9 @@ impl Memory {
     /// While the daemon still uses it: the caller's destination if the daemon cannot reach it, and what it can.
     pub(super) fn apart(self) -> (Option<Buffer>, Memory) {
         match self {
+            Memory::Substitute(substitute) if substitute.landing.is_empty() => {
+                (Some(substitute.destination), Memory::Nothing)
+            }
             Memory::Substitute(substitute) => {
                 let Substitute { landing, destination } = *substitute;
                 (Some(destination), Memory::Destination(landing))

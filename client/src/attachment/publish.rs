@@ -39,7 +39,7 @@ impl Attachment {
     pub(super) fn in_turn(&self) -> Held<'_> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
-        held.more().turn = Some(turn);
+        held.extra().turn = Some(turn);
         held
     }
 

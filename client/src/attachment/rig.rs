@@ -51,13 +51,14 @@ impl Rig {
         Rig { attachment, daemon, _socket: other }
     }
 
-    /// The keys of the sends and recvs that the daemon has been told of since.
+    /// The keys of the sends and recvs that the daemon has been told of since, and blocks that are free.
     pub(super) fn told(&mut self) -> Vec<String> {
         let (mut record, mut told) = (Record::new(), Vec::new());
         while self.daemon.submissions.pop(&mut record).unwrap() {
             told.extend(match Submission::decode(&record).unwrap() {
                 Submission::Send { key, .. } => Some(format!("send {key}")),
                 Submission::Recv { key, .. } => Some(format!("recv {key}")),
+                Submission::Free { tokens } => Some(format!("free {tokens:?}")),
                 _ => None,
             });
         }

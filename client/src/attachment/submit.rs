@@ -98,7 +98,7 @@ impl Attachment {
             }
         };
         let sent = held.send(now, to, name, &mut tensor, options.timeout);
-        held.called(1);
+        held.submitted(1);
         // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
         drop(held);
         sent
@@ -119,7 +119,7 @@ impl Attachment {
             }
         };
         let asked = held.recv(now, from, (key, false, options.fail_if_gone), &mut memory, options.timeout);
-        held.called(1);
+        held.submitted(1);
         drop(held);
         asked.map_err(|error| unreceived(error, memory.into_destination().0))
     }
@@ -184,7 +184,7 @@ impl Attachment {
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
         }
-        held.called(tensors.len());
+        held.submitted(tensors.len());
         drop(held);
     }
 
@@ -205,7 +205,8 @@ impl Attachment {
         let destinations = wanted.iter_mut().filter_map(|(_, options)| options.destination.as_mut());
         let memories = destinations.map(|destination| self.destination(Some(std::mem::take(destination)), arena));
         let mut memories = memories.collect::<Vec<_>>().into_iter();
-        let mut memory_of = |options: &RecvOptions| match options.destination {
+        // An empty buffer stands for each that was taken.
+        let mut next_memory = |options: &RecvOptions| match options.destination {
             None => Ok(Memory::Nothing),
             Some(_) => memories.next().expect("each destination has its memory"),
         };
@@ -215,17 +216,17 @@ impl Attachment {
                 let refused = |memory: Memory| unreceived(error.clone(), memory.into_destination().0);
                 return wanted
                     .iter()
-                    .for_each(|(_, options)| each(Err(memory_of(options).map_or_else(|e| e, refused))));
+                    .for_each(|(_, options)| each(Err(next_memory(options).map_or_else(|e| e, refused))));
             }
         };
         for (key, options) in &wanted {
-            each(memory_of(options).and_then(|mut memory| {
+            each(next_memory(options).and_then(|mut memory| {
                 let what = (key.as_ref(), true, options.fail_if_gone);
                 let asked = held.recv(now, from, what, &mut memory, options.timeout);
                 asked.map_err(|error| unreceived(error, memory.into_destination().0))
             }));
         }
-        held.called(wanted.len());
+        held.submitted(wanted.len());
         // Keys are the caller's and are dropped like payloads, without the lock.
         drop(held);
     }
@@ -613,36 +614,20 @@ impl Held<'_> {
         }
     }
 
-    /// After sends or recvs: wakes those who were written to, and looks at the answers now and then. Of calls that went by lanes no shard
-    /// hears; what no caller waits for goes out when somebody looks.
+    /// After a call or a batch: wakes those who were written to, and looks at the answers now and then. Of a call that went by a lane no
+    /// shard hears.
     #[inline]
-    fn called(&mut self, count: usize) {
-        let Line::Up(link) = &mut self.line else { return };
-        if link.has_written() || !link.waiting.is_empty() {
-            return self.submitted(count);
-        }
-        link.direct.ring();
-        self.count(count);
-    }
-
-    /// After anything else: what no caller waits for goes out, too.
     pub(super) fn submitted(&mut self, count: usize) {
-        self.chores();
-        self.count(count);
-    }
-
-    #[inline]
-    fn count(&mut self, submissions: usize) {
-        self.unlooked = self.unlooked.saturating_add(submissions as u32);
-        if self.unlooked >= SUBMISSIONS_PER_LOOK {
-            self.look();
+        let Line::Up(link) = &mut self.line else { return };
+        if link.is_for_shards() {
+            self.chores();
+        } else {
+            link.direct.ring();
         }
-    }
-
-    #[cold]
-    fn look(&mut self) {
-        self.pump();
-        self.chores();
+        self.unlooked = self.unlooked.saturating_add(count as u32);
+        if self.unlooked >= SUBMISSIONS_PER_LOOK {
+            self.pump();
+        }
     }
 }
 

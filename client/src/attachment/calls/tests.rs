@@ -217,6 +217,20 @@ fn an_overdue_call_ends_for_its_caller_alone() {
 }
 
 #[test]
+fn what_comes_late_for_an_overdue_recv_that_lent_nothing_is_no_fault() {
+    let mut table = Table::new();
+    let arrivals: [fn() -> Arrived<'static>; 2] = [|| Arrived::Inline(&[1; 5]), || Arrived::Area(buffer(5))];
+    for arrived in arrivals {
+        let call = table.open(Direction::Recv, Substitute::of_a_tensor(buffer(9)));
+        table.calls.overdue(call, error(), &mut table.after);
+        let unreceived = table.calls.take_received(call).unwrap().finish().unwrap_err();
+        assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(9));
+        table.receive(call, arrived()).unwrap();
+    }
+    table.assert_free();
+}
+
+#[test]
 fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
     let mut table = Table::new();
     let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));

@@ -13,10 +13,9 @@ use super::{
 use crate::limits::LANE_REASON_BYTES_MAX;
 
 impl Lanes {
-    /// A lane, for what is of that step; `None` if the step has ended for this task or the other, or may have: then the daemon knows what
-    /// becomes of its calls.
+    /// A lane; `None` if the step has ended for this task or the other, or may have: then the daemon knows what becomes of its calls.
     #[inline]
-    pub(super) fn for_step(&mut self, lane: u16, step: i64) -> Option<&mut Lane> {
+    pub(super) fn lane_unless_ended(&mut self, lane: u16, step: i64) -> Option<&mut Lane> {
         let has_ended = self.ended.may_have(step);
         self.get_mut(lane).filter(|lane| !has_ended && !lane.ended.may_have(step))
     }

@@ -48,11 +48,11 @@ impl Held<'_> {
         if !is_read || !calls.have_room_for(1) {
             return None;
         }
-        if !link.direct.for_step(lane, step)?.has_entry() {
+        if !link.direct.lane_unless_ended(lane, step)?.has_entry() {
             link.drain_lane(lane, calls, aftermath);
         }
         let Link { direct, outgoing, .. } = &mut **link;
-        let at = direct.for_step(lane, step)?;
+        let at = direct.lane_unless_ended(lane, step)?;
         let (meta, payload) = (tensor.meta().as_wire(), PayloadAt::Inline(tensor.bytes()));
         let send = Submission::Send { call: 0, peer: 0, step, timeout_ms: 0, key, meta, payload };
         send.encode(outgoing).ok()?;
@@ -72,7 +72,9 @@ impl Held<'_> {
     pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, peer: (Peer, &str), (step, key): (i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let Some(lane) = link.direct.open_lane_of(peer) else { return };
-        let Some(at) = link.direct.for_step(lane, step).filter(|at| at.ends.other() == Standing::Here) else { return };
+        let Some(at) = link.direct.lane_unless_ended(lane, step).filter(|at| at.ends.other() == Standing::Here) else {
+            return;
+        };
         if !at.has_entry() {
             link.drain_lane(lane, calls, aftermath);
         }
@@ -101,7 +103,7 @@ impl Held<'_> {
         let (lane, is_read) = self.lane_of((peer, from), now)?;
         for is_last in [false, true] {
             let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
-            let at = link.direct.for_step(lane, step).filter(|_| calls.have_room_for(1))?;
+            let at = link.direct.lane_unless_ended(lane, step).filter(|_| calls.have_room_for(1))?;
             let name = calls.matching().name(lane, step, key);
             match calls.matching().find(name) {
                 None if !fail_if_gone && is_read && !at.hints.is_passed_by(now) => {
@@ -123,7 +125,7 @@ impl Held<'_> {
                         }
                         TakeKept::TooLong(len) => return Some(Err(no_room(memory.room().unwrap_or_default(), len))),
                         TakeKept::ByDaemon => return None,
-                        // Its place is free.
+                        // Its name is free now: look again.
                         TakeKept::Lost => {}
                     }
                 }
@@ -146,7 +148,7 @@ impl Held<'_> {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let (from, step, key) = place;
         let lane = link.direct.open_lane_of((peer, from));
-        let Some(lane) = lane.filter(|lane| link.direct.for_step(*lane, step).is_some()) else { return };
+        let Some(lane) = lane.filter(|lane| link.direct.lane_unless_ended(*lane, step).is_some()) else { return };
         let name = calls.matching().name(lane, step, key);
         match calls.matching().find(name) {
             None => calls.give_name(call, name),

@@ -96,7 +96,11 @@ impl Lane {
         let (has_sent, has_returned) = (std::mem::take(&mut self.has_sent), std::mem::take(&mut self.has_returned));
         let has_sent = has_sent | self.hints.take_wanted(&self.ends);
         let sleep = self.ends.other_sleep();
-        if has_sent && sleep.must_ring() || has_returned && sleep.must_ring_if_light() {
+        let must_ring = match has_sent {
+            true => sleep.must_ring(),
+            false => has_returned && sleep.must_ring_if_light(),
+        };
+        if must_ring {
             self.bell.ring();
         }
     }
@@ -139,10 +143,9 @@ impl Lane {
         self.ends.has_news() || self.hints.are_passed_by(&self.ends)
     }
 
-    /// A tensor was sent, and goes by the daemon if it is not received by `due`.
+    /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
     ///
-    /// Inline, for `sent` would else be read from the stack in one piece that was written in several, for which the processor waits until
-    /// the stores before are done: those into the lane, whose memory another core has.
+    /// Inline: else `sent` is spilled in parts and loaded as a whole, a failed store-to-load forward, which waits for the stores into the lane.
     #[inline(always)]
     pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
         self.sent[usize::from(entry)] = sent;
@@ -177,11 +180,14 @@ impl Lane {
     }
 }
 
-/// Puts a call where it is due, most often behind all others. Those that do not wait any more are taken out when there are many, or by who
-/// looks for the first that is due.
+/// Puts a call where it is due, most often behind all others, and takes out the first that do not wait any more.
 #[inline]
 fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl FnMut(u32) -> bool) {
-    // Of powers of two alone: where many wait, because the daemon does not read, each call looks at few of them.
+    while calls.front().is_some_and(|(_, first)| !waits(*first)) {
+        calls.pop_front();
+    }
+    // Where the first waits long, because the daemon does not read. Only when the length is a power of two, so that it is seldom scanned
+    // even if most of them still wait.
     if calls.len() >= 2 * LANE_ENTRIES && calls.len().is_power_of_two() {
         calls.retain(|(_, call)| waits(*call));
     }
@@ -190,4 +196,23 @@ fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl F
     }
     let place = calls.partition_point(|(due, _)| *due <= call.0);
     calls.insert(place, call);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_queued_by_when_they_are_due_and_those_that_have_ended_take_no_room() {
+        let (mut calls, begun) = (VecDeque::new(), Tick::now());
+        for call in 0..20 * LANE_ENTRIES as u32 {
+            queue(&mut calls, (begun.later(call.into()), call), |call| call == 3);
+            assert!(calls.len() <= 2 * LANE_ENTRIES);
+        }
+        assert_eq!(calls.front(), Some(&(begun.later(3), 3)), "the one that waits is the first");
+        queue(&mut calls, (begun, 7), |_| true);
+        queue(&mut calls, (begun.later(3), 8), |_| true);
+        let first: Vec<u32> = calls.iter().map(|(_, call)| *call).take(3).collect();
+        assert_eq!(first, [7, 3, 8], "of those that are due together, the last is behind");
+    }
 }

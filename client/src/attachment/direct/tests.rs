@@ -4,7 +4,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
     shm::{
-        ClientBell, ClientEar, DirectLane, LaneKeeper, Side, Woken,
+        ClientBell, ClientEar, DirectLane, LaneKeeper, Side, Span, Woken,
         attach::GivenLane,
         limits::{INLINE_BYTES_MAX, LANE_ENTRIES},
     },
@@ -76,6 +76,24 @@ impl Two {
         let received = self.receiver.attachment.look(recv, Calls::take_received).unwrap()?;
         Some(received.finish().unwrap().into_buffer())
     }
+}
+
+#[test]
+fn a_call_that_goes_by_a_lane_takes_along_what_waits_for_a_shard() {
+    let mut two = Two::new();
+    let drop_block = |rig: &Rig, token: u64| {
+        let area = rig.attachment.lock().link().segments[0].area.clone();
+        drop(area.lend(Span { offset: 64 * token, len: 64 }, token).unwrap());
+    };
+    // The shards are told who the other is.
+    (two.recv("v"), two.send("v", 8));
+    drop_block(&two.receiver, 7);
+    assert_eq!(two.receiver.told(), [""; 0], "one block is not worth a record of its own");
+    two.recv("w");
+    assert_eq!(two.receiver.told(), ["free [7]"], "a large tensor may need it");
+    drop_block(&two.sender, 8);
+    two.send("w", 8);
+    assert_eq!(two.sender.told(), ["free [8]"]);
 }
 
 #[test]

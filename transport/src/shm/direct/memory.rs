@@ -173,13 +173,25 @@ impl LaneMemory for Way {
     }
 
     #[inline]
-    fn is_read_next(&self, entry: u16) {
-        prefetch::for_reading(self.entry(entry).as_ptr().cast(), LANE_AHEAD_BYTES);
+    fn is_read_soon(&self, entry: u16) {
+        let [state, record @ ..] = self.entry(entry);
+        prefetch::for_writing(state.as_ptr().cast(), size_of_val(state));
+        prefetch::for_reading(record.as_ptr().cast(), LANE_AHEAD_BYTES);
     }
 
     #[inline]
-    fn is_written_next(&self, entry: u16) {
+    fn is_written_soon(&self, entry: u16) {
         prefetch::for_writing(self.entry(entry).as_ptr().cast(), LANE_AHEAD_BYTES);
+    }
+
+    #[inline]
+    fn is_noted_soon(&self, position: u64) {
+        prefetch::for_writing(self.note(position).as_ptr().cast(), size_of::<AtomicU64>());
+    }
+
+    #[inline]
+    fn is_returned_soon(&self, position: u64) {
+        prefetch::for_writing(self.returned(position).as_ptr().cast(), size_of::<AtomicU64>());
     }
 }
 

@@ -8,7 +8,7 @@
 //! both received and taken back.
 //!
 //! Two queues of entries' numbers go with them. *Notes*, from the sender: that an entry was sent, and that it was withdrawn. *Returns*,
-//! from the receiver: entries that it has done with, and that may be written anew. A record that nobody wants yet stays where it is;
+//! from the receiver: entries that it has done with, what became of their records, and that they may be written anew. A record that nobody wants yet stays where it is;
 //! so what a receiver does not take costs its sender entries, and when there are none, tensors go by the daemon.
 //!
 //! Each end checks what the other writes as a peer's: numbers before they are used, records after they were copied. A queue that is
@@ -46,11 +46,17 @@ pub trait LaneMemory {
     /// An entry: its state, what kind of record it holds, and the record.
     fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS];
 
-    /// A hint that this entry is read next.
-    fn is_read_next(&self, _entry: u16) {}
+    /// A hint that the record of this entry is read soon, and decided about.
+    fn is_read_soon(&self, _entry: u16) {}
 
-    /// A hint that this entry is written next.
-    fn is_written_next(&self, _entry: u16) {}
+    /// A hint that this entry is written soon.
+    fn is_written_soon(&self, _entry: u16) {}
+
+    /// A hint that the note at a position is written soon.
+    fn is_noted_soon(&self, _position: u64) {}
+
+    /// The same of a return.
+    fn is_returned_soon(&self, _position: u64) {}
 }
 
 /// What became of a record that was sent.
@@ -96,13 +102,14 @@ impl Fate {
     }
 }
 
-/// In a return, above the entry: what became of its record, so that nobody reads the entry for that, which the other side has written.
+/// In a return, above the entry: what became of its record, so that the sender need not load the entry's state, whose cache line the receiver
+/// has just written.
 const FATE_AT: u32 = 16;
 
 /// In a note: the entry was withdrawn, and not sent.
 const WITHDRAWAL: u64 = 1 << 16;
 
-/// The word of a queue of so many at a position: how often it was gone round, from 1 on, and the entry. What was written the last time
+/// The word of a queue of so many at a position: how often it was gone round, from 1 on, and the value. What was written the last time
 /// round cannot be mistaken for it.
 #[inline]
 fn queued(position: u64, of: usize, value: u64) -> u64 {

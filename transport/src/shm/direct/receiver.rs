@@ -49,10 +49,12 @@ impl<M: LaneMemory> LaneReceiver<M> {
             if std::mem::replace(is_known, true) {
                 return Err(broken("an entry was sent again that was not returned"));
             }
-            // The entry of the next note comes from another core's cache while this one is dealt with.
-            if let Some(next) = read(self.memory.note(self.notes).load(Ordering::Relaxed), self.notes, notes_of::<M>())
-            {
-                self.memory.is_read_next(next as u16);
+            // What another core has in its cache comes while the record is dealt with, and so does the next one.
+            self.memory.is_read_soon(entry);
+            self.memory.is_returned_soon(self.returns);
+            let next = self.memory.note(self.notes).load(Ordering::Relaxed);
+            if let Some(next) = read(next, self.notes, notes_of::<M>()) {
+                self.memory.is_read_soon(next as u16);
             }
             return Ok(Some(Note::Sent(entry)));
         }

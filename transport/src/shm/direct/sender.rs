@@ -29,8 +29,8 @@ enum Holder {
     Sender,
     /// It has the record, too, and decides about it.
     Receiver,
-    /// It is to return the entry, of which the record was withdrawn.
-    Returner,
+    /// The sender has taken the record back; the receiver has still to return the entry.
+    Withdrawn,
 }
 
 /// An entry that came back.
@@ -57,6 +57,8 @@ impl<M: LaneMemory> LaneSender<M> {
             return None;
         }
         let entry = self.free.pop()?;
+        // Another core has it in its cache, and it comes while the entry is written.
+        self.memory.is_noted_soon(self.notes);
         let words = self.memory.entry(entry);
         store(&words[LANE_RECORD_AT..], record.content());
         let kind = (record.len as u64) << 16 | u64::from(record.kind) << 8 | u64::from(record.flags);
@@ -84,7 +86,7 @@ impl<M: LaneMemory> LaneSender<M> {
         // STATE: who changes it first has the record. Acquire, for the record is read again after it.
         let won = state.compare_exchange(state::SENT, state::WITHDRAWN, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if won {
-            self.held[usize::from(entry)] = Holder::Returner;
+            self.held[usize::from(entry)] = Holder::Withdrawn;
             self.note(WITHDRAWAL | u64::from(entry));
         }
         won
@@ -103,7 +105,7 @@ impl<M: LaneMemory> LaneSender<M> {
     /// The next entry that came back.
     ///
     /// # Errors
-    /// [`Broken`] if the receiver returns what it was not sent, or has not decided about.
+    /// [`Broken`] if the receiver returns what it was not sent, or says of it what cannot be.
     #[inline]
     pub fn next_returned(&mut self) -> Result<Option<Returned>, Broken> {
         // RETURN: Acquire here, Release in `LaneReceiver::give_back`, so that its loads are over before the entry is written anew.
@@ -113,17 +115,17 @@ impl<M: LaneMemory> LaneSender<M> {
         let (entry, fate) = (number as u16, Fate::of(number >> FATE_AT));
         let holder = self.held.get_mut(usize::from(entry)).filter(|holder| **holder != Holder::Sender);
         let holder = holder.ok_or(broken("an entry came back that was not away"))?;
-        // Of a record that was withdrawn the receiver has nothing to decide, and of no other does it say that it was.
+        // A record that was withdrawn can only come back as that, and any other only as what the receiver has decided.
         let fate = match (&holder, fate) {
-            (Holder::Returner, Some(Fate::Withdrawn)) => Fate::Withdrawn,
+            (Holder::Withdrawn, Some(Fate::Withdrawn)) => Fate::Withdrawn,
             (Holder::Receiver, Some(fate)) if fate != Fate::Withdrawn => fate,
             _ => return Err(broken("an entry came back with what cannot have become of it")),
         };
         *holder = Holder::Sender;
         self.returns += 1;
         self.free.push(entry);
-        // As the last that came back.
-        self.memory.is_written_next(entry);
+        // Entries are a stack: the next send writes this one.
+        self.memory.is_written_soon(entry);
         Ok(Some(Returned { entry, fate }))
     }
 

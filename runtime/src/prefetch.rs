@@ -22,7 +22,7 @@ pub fn for_reading(start: *const u8, bytes: usize) {
 pub fn for_writing(start: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..bytes).step_by(LINE) {
-        let address = start.wrapping_add(line);
+        let address = start.wrapping_add(line).addr();
         // The intrinsic with that hint compiles to a prefetch for reading unless the target is said to have this instruction.
         // SAFETY: a hint, of which no address is a fault; processors that do not know it do nothing.
         unsafe { std::arch::asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags)) };

@@ -86,7 +86,8 @@ fn a_call_that_goes_by_a_lane_takes_along_what_waits_for_a_shard() {
         drop(area.lend(Span { offset: 64 * token, len: 64 }, token).unwrap());
     };
     // The shards are told who the other is.
-    (two.recv("v"), two.send("v", 8));
+    two.recv("v");
+    two.send("v", 8);
     drop_block(&two.receiver, 7);
     assert_eq!(two.receiver.told(), [""; 0], "one block is not worth a record of its own");
     two.recv("w");

@@ -37,10 +37,12 @@ impl Calls {
         call
     }
 
-    /// Enters a recv of which the daemon is not told. There is room for it, likewise.
+    /// Enters a recv of which the daemon is not told. There is room for it, likewise. One that waits for the tensor of a lane is found by its
+    /// name, which nothing else has.
     #[inline]
     pub(in crate::attachment) fn enter_recv(
         &mut self,
+        name: Option<Name>,
         place: (&str, i64, &str),
         memory: &mut Memory,
         (deadline, borrowed): (Tick, bool),
@@ -48,25 +50,10 @@ impl Calls {
         let (call, slot) = self.occupy(Direction::Recv, 0, deadline).expect("the caller has looked");
         slot.note(place, borrowed);
         slot.lend(memory);
-        slot.daemon = Daemon::Untold;
-        call
-    }
-
-    /// Enters a recv that waits here for the tensor of a lane which has that name, and has it to itself. The daemon is not told of it yet.
-    /// There is room for it, likewise.
-    #[inline]
-    pub(in crate::attachment) fn enter_waiting(
-        &mut self,
-        name: Name,
-        place: (&str, i64, &str),
-        memory: &mut Memory,
-        (deadline, borrowed): (Tick, bool),
-    ) -> u32 {
-        let (call, slot) = self.occupy(Direction::Recv, 0, deadline).expect("the caller has looked");
-        slot.note(place, borrowed);
-        slot.lend(memory);
-        (slot.daemon, slot.asked, slot.name) = (Daemon::Untold, false, Some(name));
-        self.matching.insert_new(name, Awaited::Recv(call));
+        (slot.daemon, slot.asked, slot.name) = (Daemon::Untold, false, name);
+        if let Some(name) = name {
+            self.matching.insert_new(name, Awaited::Recv(call));
+        }
         call
     }
 

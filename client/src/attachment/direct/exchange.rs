@@ -110,7 +110,7 @@ impl Held<'_> {
                     if calls.matching().comes_by_daemon(from, key) {
                         return None;
                     }
-                    let call = calls.enter_waiting(name, place, memory, (deadline, borrowed));
+                    let call = calls.enter_recv(Some(name), place, memory, (deadline, borrowed));
                     let due = at.waits(call, now, deadline, |call| calls.wants(call).is_some());
                     self.attend_lanes(now, due);
                     return Some(Ok(call));
@@ -119,7 +119,7 @@ impl Held<'_> {
                 Some(Awaited::Tensor { entry, .. }) => {
                     match link.take_kept((lane, entry), (step, key), memory.room(), calls) {
                         TakeKept::Taken => {
-                            let call = calls.enter_recv(place, memory, (deadline, borrowed));
+                            let call = calls.enter_recv(None, place, memory, (deadline, borrowed));
                             link.hand_over(call, Wish::Quiet, calls, aftermath);
                             return Some(Ok(call));
                         }

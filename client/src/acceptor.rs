@@ -12,7 +12,6 @@ use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::{Error, Tensor};
 
 use crate::Task;
-use crate::attached_acceptor::AttachedAcceptor;
 pub(crate) use crate::attached_acceptor::Watch;
 use crate::lives::Lives;
 
@@ -59,30 +58,33 @@ pub struct Accepted {
 /// # Ok::<(), sealane::Error>(())
 /// ```
 pub struct Acceptor {
-    backing: Backing,
+    queue: Box<dyn Accepts>,
     task: Task,
 }
 
-/// With which engine.
-pub(crate) enum Backing {
-    Daemon(AttachedAcceptor),
-    #[cfg(feature = "embedded")]
-    Embedded(sealane_fusion::Acceptor),
+/// The same, at a daemon or in this process.
+pub(crate) trait Accepts: Send + Sync {
+    fn name(&self) -> &str;
+
+    /// Adds what is there to `into`, at most `most`, and returns how many.
+    fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error>;
+
+    /// Waits until there is something, and takes it; nothing if the time passes.
+    fn wait(&self, most: usize, timeout: Option<Duration>, watch: &mut Watch) -> Result<Vec<Accepted>, Error>;
+
+    /// What there is, or the task is woken when there is something.
+    fn poll(&self, most: usize, watch: &mut Watch, context: &mut Context<'_>) -> Poll<Result<Vec<Accepted>, Error>>;
 }
 
 impl Acceptor {
     /// Of a queue of `task`.
-    pub(crate) fn of(task: &Task, backing: impl Into<Backing>) -> Acceptor {
-        Acceptor { backing: backing.into(), task: task.for_its_own() }
+    pub(crate) fn of(task: &Task, queue: Box<dyn Accepts>) -> Acceptor {
+        Acceptor { queue, task: task.for_its_own() }
     }
 
     /// The queue's name.
     pub fn name(&self) -> &str {
-        match &self.backing {
-            Backing::Daemon(acceptor) => acceptor.name(),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(acceptor) => acceptor.name(),
-        }
+        self.queue.name()
     }
 
     /// The next tensor.
@@ -102,11 +104,7 @@ impl Acceptor {
         watch: &mut Watch,
         context: &mut Context<'_>,
     ) -> Poll<Result<Vec<Accepted>, Error>> {
-        match &self.backing {
-            Backing::Daemon(acceptor) => acceptor.poll(most, watch, context),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(acceptor) => Pin::new(&mut acceptor.accept_many(most)).poll(context).map_ok(ours),
-        }
+        self.queue.poll(most, watch, context)
     }
 
     /// Adds the available tensors to `into`, at most `most`, and returns how many.
@@ -114,50 +112,13 @@ impl Acceptor {
     /// # Errors
     /// Those of [`AcceptingMany::wait`].
     pub fn try_accept(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
-        match &self.backing {
-            Backing::Daemon(acceptor) => acceptor.take(most, into, Some(Duration::ZERO)),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(acceptor) => {
-                let mut taken = Vec::new();
-                acceptor.try_accept(most, &mut taken)?;
-                let count = taken.len();
-                into.extend(ours(taken));
-                Ok(count)
-            }
-        }
+        self.queue.take(most, into)
     }
 }
 
 impl std::fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Acceptor({})", self.name())
-    }
-}
-
-impl From<AttachedAcceptor> for Backing {
-    fn from(acceptor: AttachedAcceptor) -> Backing {
-        Backing::Daemon(acceptor)
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Acceptor> for Backing {
-    fn from(acceptor: sealane_fusion::Acceptor) -> Backing {
-        Backing::Embedded(acceptor)
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<AcceptOptions> for sealane_fusion::AcceptOptions {
-    fn from(AcceptOptions { tensors_max, bytes_max }: AcceptOptions) -> Self {
-        Self { tensors_max, bytes_max }
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Accepted> for Accepted {
-    fn from(sealane_fusion::Accepted { from, tensor }: sealane_fusion::Accepted) -> Self {
-        Self { from, tensor }
     }
 }
 
@@ -214,11 +175,7 @@ impl AcceptingMany<'_> {
             let waiter = self.acceptor.task.waiter();
             return waiter.block_on(self, timeout.unwrap_or(Duration::MAX)).unwrap_or_else(|| Ok(Vec::new()));
         }
-        match &self.acceptor.backing {
-            Backing::Daemon(acceptor) => acceptor.wait(self.most, timeout, &mut self.watch),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(acceptor) => Ok(ours(acceptor.wait_many(self.most, timeout)?)),
-        }
+        self.acceptor.queue.wait(self.most, timeout, &mut self.watch)
     }
 }
 
@@ -237,11 +194,6 @@ impl Future for AcceptingMany<'_> {
             Poll::Pending => Poll::Ready(Err(gone)),
         }
     }
-}
-
-#[cfg(feature = "embedded")]
-fn ours(accepted: Vec<sealane_fusion::Accepted>) -> Vec<Accepted> {
-    accepted.into_iter().map(Accepted::from).collect()
 }
 
 /// An accept in progress: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.

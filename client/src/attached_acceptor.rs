@@ -9,7 +9,7 @@ use std::{
 use sealane_transport::Error;
 
 use crate::{
-    acceptor::{AcceptOptions, Accepted},
+    acceptor::{AcceptOptions, Accepted, Accepts},
     attachment::{Attachment, Calls},
     clock::Tick,
     limits::GRACE,
@@ -49,27 +49,35 @@ impl AttachedAcceptor {
         Self { attachment: attachment.clone(), number, name: name.into() }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Takes what is there; while a daemon is restarted it waits for that, for `timeout` at most.
-    pub(crate) fn take(
-        &self,
-        most: usize,
-        into: &mut Vec<Accepted>,
-        timeout: Option<Duration>,
-    ) -> Result<usize, Error> {
+    fn take_within(&self, most: usize, into: &mut Vec<Accepted>, timeout: Option<Duration>) -> Result<usize, Error> {
         self.attachment.accept(self.number, most, into, timeout)
     }
 
-    /// Waits until there is something, and takes it; nothing if the time passes.
-    pub(crate) fn wait(
-        &self,
-        most: usize,
-        timeout: Option<Duration>,
-        watch: &mut Watch,
-    ) -> Result<Vec<Accepted>, Error> {
+    /// Watches for something to take; `None` if there is something now.
+    fn watch(&self, deadline: Tick) -> Result<Option<Watched>, Error> {
+        let restarts = self.attachment.restarts();
+        let call = self.attachment.watch(self.number, deadline)?;
+        Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call, restarts }))
+    }
+
+    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back, or is.
+    fn check(&self, noticed: Result<(), Error>, restarts: u64) -> Result<(), Error> {
+        let goes_on = || self.attachment.is_open(self.number) || self.attachment.ended_by_restart(restarts);
+        noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
+    }
+}
+
+impl Accepts for AttachedAcceptor {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        self.take_within(most, into, Some(Duration::ZERO))
+    }
+
+    fn wait(&self, most: usize, timeout: Option<Duration>, watch: &mut Watch) -> Result<Vec<Accepted>, Error> {
         // A time that the clock cannot hold is as good as none.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut items = Vec::new();
@@ -77,7 +85,7 @@ impl AttachedAcceptor {
             // What was watched without an end.
             *watch = Watch::default();
             let left = || end.map(|end| end.saturating_duration_since(Instant::now()));
-            if self.take(most, &mut items, left())? > 0 || most == 0 {
+            if self.take_within(most, &mut items, left())? > 0 || most == 0 {
                 return Ok(items);
             }
             let left = left();
@@ -93,12 +101,7 @@ impl AttachedAcceptor {
         }
     }
 
-    pub(crate) fn poll(
-        &self,
-        most: usize,
-        watch: &mut Watch,
-        context: &Context<'_>,
-    ) -> Poll<Result<Vec<Accepted>, Error>> {
+    fn poll(&self, most: usize, watch: &mut Watch, context: &mut Context<'_>) -> Poll<Result<Vec<Accepted>, Error>> {
         let mut items = Vec::new();
         loop {
             if let Watch(Some(watched)) = watch {
@@ -108,24 +111,11 @@ impl AttachedAcceptor {
                 self.check(noticed?, restarts)?;
             }
             ready!(self.attachment.poll_queue(self.number, context.waker()));
-            if self.take(most, &mut items, Some(Duration::ZERO))? > 0 || most == 0 {
+            if self.take(most, &mut items)? > 0 || most == 0 {
                 return Poll::Ready(Ok(items));
             }
             *watch = Watch(self.watch(Tick::NEVER)?);
         }
-    }
-
-    /// Watches for something to take; `None` if there is something now.
-    fn watch(&self, deadline: Tick) -> Result<Option<Watched>, Error> {
-        let restarts = self.attachment.restarts();
-        let call = self.attachment.watch(self.number, deadline)?;
-        Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call, restarts }))
-    }
-
-    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back, or is.
-    fn check(&self, noticed: Result<(), Error>, restarts: u64) -> Result<(), Error> {
-        let goes_on = || self.attachment.is_open(self.number) || self.attachment.ended_by_restart(restarts);
-        noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
     }
 }
 

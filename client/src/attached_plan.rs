@@ -17,6 +17,7 @@ use sealane_transport::{
 use crate::{
     attachment::{Attachment, Calls, Gathered, Landed, Placed, PlanOf, Pull, Seat},
     memory::Viewable,
+    plan::Pulls,
 };
 
 /// See the module.
@@ -125,39 +126,6 @@ impl AttachedPlan {
         self
     }
 
-    pub(crate) fn keys(&self) -> &Keys {
-        &self.keys
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Result<&Tensor, Error> {
-        let tensor = &self.tensors[index];
-        match &self.standing {
-            Standing::Failed(error) => return Err(error.clone()),
-            Standing::Pulled => {
-                if let Ok(missed) = self.missed.binary_search_by_key(&index, |(missed, _)| *missed as usize) {
-                    return Err(self.missed[missed].1.clone());
-                }
-            }
-            Standing::NotPulled => return Err(not_pulled()),
-        }
-        tensor.as_ref().ok_or_else(not_pulled)
-    }
-
-    pub(crate) fn version(&self, index: usize) -> i64 {
-        let bytes = self.board.get(index * BOARD_BYTES_PER_KEY..).and_then(<[u8]>::first_chunk);
-        bytes.map_or(0, |bytes| i64::from_le_bytes(*bytes))
-    }
-
-    /// Begins a pull; of one that is in progress nothing is heard any more.
-    pub(crate) fn begin(&mut self, min_version: i64, options: PullOptions) {
-        self.give_up();
-        let wish = Wish { min_version, options };
-        match self.state {
-            PullState::GivenUp(call, _) => self.state = PullState::GivenUp(call, Some(wish)),
-            _ => self.submit(wish),
-        }
-    }
-
     fn submit(&mut self, wish: Wish) {
         (self.wish, self.begun, self.copies) = (wish, Instant::now(), false);
         self.pull(wish.options.timeout, wish.options.timeout);
@@ -187,39 +155,6 @@ impl AttachedPlan {
         let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
         let is_late = self.wish.options.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
         is_drained && !is_late && self.places.is_empty() && self.attachment.ended_by_restart(self.restarts)
-    }
-
-    /// Waits for the end of the pull.
-    ///
-    /// # Panics
-    /// If none is in progress.
-    pub(crate) fn wait(&mut self) -> Result<(), Error> {
-        match self.advance(None, &mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
-            Poll::Ready(outcome) => outcome,
-            Poll::Pending => unreachable!("waiting ends with the call"),
-        }
-    }
-
-    /// How the pull ended, if it has.
-    ///
-    /// # Panics
-    /// If none is in progress.
-    pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
-        let looked = self.advance(Some(Duration::ZERO), &mut |attachment, call| {
-            attachment.look(call, Calls::take_sent).transpose().map_or(Poll::Pending, Poll::Ready)
-        });
-        match looked {
-            Poll::Ready(outcome) => Some(outcome),
-            Poll::Pending => None,
-        }
-    }
-
-    /// How the pull ended, or the task is woken when it has.
-    ///
-    /// # Panics
-    /// If none is in progress.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.advance(None, &mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
     }
 
     /// Takes the pull further; `restart` limits how long a daemon that is restarted is waited for.
@@ -300,8 +235,73 @@ impl AttachedPlan {
         settled
     }
 
-    /// Gives the pull up that is in progress. What the plan holds cannot be looked at until the next one.
-    pub(crate) fn give_up(&mut self) {
+    fn close(&mut self) {
+        if let Some(seat) = self.seat.take() {
+            self.attachment.close_plan(seat);
+        }
+        self.tensors.iter_mut().for_each(|tensor| *tensor = None);
+        self.board = Buffer::default();
+        self.standing = Standing::NotPulled;
+    }
+}
+
+impl Pulls for AttachedPlan {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn set_destination(&mut self, _index: usize, _memory: Buffer) {}
+
+    fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        let tensor = &self.tensors[index];
+        match &self.standing {
+            Standing::Failed(error) => return Err(error.clone()),
+            Standing::Pulled => {
+                if let Ok(missed) = self.missed.binary_search_by_key(&index, |(missed, _)| *missed as usize) {
+                    return Err(self.missed[missed].1.clone());
+                }
+            }
+            Standing::NotPulled => return Err(not_pulled()),
+        }
+        tensor.as_ref().ok_or_else(not_pulled)
+    }
+
+    fn version(&self, index: usize) -> i64 {
+        let bytes = self.board.get(index * BOARD_BYTES_PER_KEY..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| i64::from_le_bytes(*bytes))
+    }
+
+    fn begin(&mut self, min_version: i64, options: PullOptions) {
+        self.give_up();
+        let wish = Wish { min_version, options };
+        match self.state {
+            PullState::GivenUp(call, _) => self.state = PullState::GivenUp(call, Some(wish)),
+            _ => self.submit(wish),
+        }
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        match self.advance(None, &mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => unreachable!("waiting ends with the call"),
+        }
+    }
+
+    fn look(&mut self) -> Option<Result<(), Error>> {
+        let looked = self.advance(Some(Duration::ZERO), &mut |attachment, call| {
+            attachment.look(call, Calls::take_sent).transpose().map_or(Poll::Pending, Poll::Ready)
+        });
+        match looked {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.advance(None, &mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
+    }
+
+    fn give_up(&mut self) {
         match self.state {
             PullState::UnderWay(call) => {
                 self.attachment.cancel(call);
@@ -312,27 +312,11 @@ impl AttachedPlan {
         }
     }
 
-    /// Takes the outcome of each tensor out, and closes the plan.
-    pub(crate) fn take_all(&mut self) -> Vec<Result<Pulled, Error>> {
-        let mut outcomes = Vec::with_capacity(self.keys.len());
-        for index in 0..self.keys.len() {
-            let (missing, version) = (self.get(index).err(), self.version(index));
-            outcomes.push(match (missing, self.tensors[index].take()) {
-                (None, Some(tensor)) => Ok(Pulled { tensor, version }),
-                (missing, _) => Err(missing.unwrap_or_else(not_pulled)),
-            });
-        }
-        self.close();
-        outcomes
-    }
-
-    fn close(&mut self) {
-        if let Some(seat) = self.seat.take() {
-            self.attachment.close_plan(seat);
-        }
-        self.tensors.iter_mut().for_each(|tensor| *tensor = None);
-        self.board = Buffer::default();
-        self.standing = Standing::NotPulled;
+    fn take(&mut self, index: usize) -> Result<Pulled, Error> {
+        let (version, tensor) = (self.version(index), self.get(index)?);
+        // What has a place is there for the next pull too.
+        let tensor = if self.places.is_empty() { self.tensors[index].take() } else { Some(tensor.share()) };
+        Ok(Pulled { tensor: tensor.ok_or_else(not_pulled)?, version })
     }
 }
 
@@ -382,13 +366,4 @@ fn take_in(
     }
     missed.sort_by_key(|(index, _)| *index);
     unviewed
-}
-
-/// A pull of a plan; dropping it before it has ended cancels it.
-pub(crate) struct AttachedPulling<'a>(pub(crate) &'a mut AttachedPlan);
-
-impl Drop for AttachedPulling<'_> {
-    fn drop(&mut self) {
-        self.0.give_up();
-    }
 }

@@ -60,10 +60,9 @@ mod clock;
 pub mod cuda;
 #[cfg(feature = "embedded")]
 mod embedded;
-#[cfg(feature = "embedded")]
-mod embedded_plan;
 #[cfg(feature = "group")]
 mod group;
+mod in_process;
 mod limits;
 mod lives;
 mod memory;

@@ -7,12 +7,8 @@ use std::{
     time::Duration,
 };
 
+use sealane_runtime::Buffer;
 use sealane_transport::{Error, Keys, PullOptions, Pulled, Tensor};
-
-use crate::attached_plan::{AttachedPlan, AttachedPulling};
-#[cfg(feature = "embedded")]
-use crate::embedded::Embedded;
-use crate::sliced_plan::SlicedPlan;
 
 /// A set of keys that are pulled together, and the memory they are pulled into: the same for every pull, as long as the tensors
 /// keep their size. From [`Task::plan`](crate::Task::plan), and of tensors that are published in slices from
@@ -28,17 +24,52 @@ use crate::sliced_plan::SlicedPlan;
 /// }
 /// # Ok::<(), sealane::Error>(())
 /// ```
-pub struct Plan(Backing);
+pub struct Plan(Box<dyn Pulls>);
 
-enum Backing {
-    Daemon(Box<AttachedPlan>),
-    #[cfg(feature = "embedded")]
-    Embedded(sealane_fusion::Plan),
-    /// Of several owners' plans.
-    Sliced(Box<SlicedPlan>),
+/// The same, at a daemon, in this process, or of several owners' plans.
+pub(crate) trait Pulls: Send + Sync {
+    fn keys(&self) -> &Keys;
+
+    /// Gives a tensor of the next pull memory to arrive in, where the plan was not made with places.
+    fn set_destination(&mut self, index: usize, memory: Buffer);
+
+    /// Begins a pull; of one that is in progress nothing is heard any more.
+    fn begin(&mut self, min_version: i64, options: PullOptions);
+
+    /// Waits for the end of the pull.
+    ///
+    /// # Panics
+    /// If none is in progress.
+    fn wait(&mut self) -> Result<(), Error>;
+
+    /// How the pull ended, if it has.
+    ///
+    /// # Panics
+    /// If none is in progress.
+    fn look(&mut self) -> Option<Result<(), Error>>;
+
+    /// How the pull ended, or the task is woken when it has.
+    ///
+    /// # Panics
+    /// If none is in progress.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>>;
+
+    /// Gives the pull up that is in progress, if one is.
+    fn give_up(&mut self);
+
+    fn get(&self, index: usize) -> Result<&Tensor, Error>;
+
+    fn version(&self, index: usize) -> i64;
+
+    /// Takes a tensor of the last pull, once.
+    fn take(&mut self, index: usize) -> Result<Pulled, Error>;
 }
 
 impl Plan {
+    pub(crate) fn of(plan: Box<dyn Pulls>) -> Plan {
+        Plan(plan)
+    }
+
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
     /// by the deadline fail individually: [`get`](Self::get) says which.
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
@@ -52,28 +83,13 @@ impl Plan {
 
     /// [`pull`](Self::pull) with options.
     pub fn pull_with(&mut self, min_version: i64, options: PullOptions) -> PlanPulling<'_> {
-        PlanPulling(match &mut self.0 {
-            Backing::Daemon(plan) => {
-                plan.begin(min_version, options);
-                PullStage::Daemon(AttachedPulling(plan))
-            }
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(plan) => PullStage::Embedded(Embedded::new(plan.pull_with(min_version, options))),
-            Backing::Sliced(plan) => {
-                plan.begin(min_version, options);
-                PullStage::Sliced(SlicedPulling(plan))
-            }
-        })
+        self.0.begin(min_version, options);
+        PlanPulling(&mut *self.0)
     }
 
     /// The keys.
     pub fn keys(&self) -> &Keys {
-        match &self.0 {
-            Backing::Daemon(plan) => plan.keys(),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(plan) => plan.keys(),
-            Backing::Sliced(plan) => plan.keys(),
-        }
+        self.0.keys()
     }
 
     /// The tensor of that index, from the last pull.
@@ -84,12 +100,7 @@ impl Plan {
     /// # Panics
     /// If there are fewer keys.
     pub fn get(&self, index: usize) -> Result<&Tensor, Error> {
-        match &self.0 {
-            Backing::Daemon(plan) => plan.get(index),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(plan) => plan.tray().get(index),
-            Backing::Sliced(plan) => plan.get(index),
-        }
+        self.0.get(index)
     }
 
     /// The version of that tensor; meaningless if [`get`](Self::get) fails, but as [`SliceVersions`](crate::SliceVersions) says.
@@ -97,12 +108,7 @@ impl Plan {
     /// # Panics
     /// If there are fewer keys.
     pub fn version(&self, index: usize) -> i64 {
-        match &self.0 {
-            Backing::Daemon(plan) => plan.version(index),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(plan) => plan.tray().version(index),
-            Backing::Sliced(plan) => plan.version(index),
-        }
+        self.0.version(index)
     }
 }
 
@@ -112,44 +118,9 @@ impl std::fmt::Debug for Plan {
     }
 }
 
-impl From<AttachedPlan> for Plan {
-    fn from(plan: AttachedPlan) -> Plan {
-        Plan(Backing::Daemon(Box::new(plan)))
-    }
-}
-
-impl From<SlicedPlan> for Plan {
-    fn from(plan: SlicedPlan) -> Plan {
-        Plan(Backing::Sliced(Box::new(plan)))
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Plan> for Plan {
-    fn from(plan: sealane_fusion::Plan) -> Plan {
-        Plan(Backing::Embedded(plan))
-    }
-}
-
 /// A pull of a plan in progress: await it, or [`wait`](Self::wait). Dropping it cancels the pull.
 #[must_use = "await it to get the tensors"]
-pub struct PlanPulling<'a>(PullStage<'a>);
-
-enum PullStage<'a> {
-    Daemon(AttachedPulling<'a>),
-    #[cfg(feature = "embedded")]
-    Embedded(Embedded<sealane_fusion::PlanPulling<'a>>),
-    Sliced(SlicedPulling<'a>),
-}
-
-/// A pull of several owners' plans; dropping it before it has ended cancels it.
-struct SlicedPulling<'a>(&'a mut SlicedPlan);
-
-impl Drop for SlicedPulling<'_> {
-    fn drop(&mut self) {
-        self.0.give_up();
-    }
-}
+pub struct PlanPulling<'a>(&'a mut dyn Pulls);
 
 impl PlanPulling<'_> {
     /// Blocks until every tensor has arrived or failed, at the latest a second after the deadline, whatever the daemon does.
@@ -160,12 +131,7 @@ impl PlanPulling<'_> {
     /// # Panics
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> Result<(), Error> {
-        match self.0 {
-            PullStage::Daemon(pulling) => pulling.0.wait(),
-            #[cfg(feature = "embedded")]
-            PullStage::Embedded(engine) => engine.wait(),
-            PullStage::Sliced(pulling) => pulling.0.wait(),
-        }
+        self.0.wait()
     }
 
     /// Checks whether the pull has ended, without waiting; `None` while it has not. The outcome can be taken once.
@@ -173,12 +139,7 @@ impl PlanPulling<'_> {
     /// # Panics
     /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<Result<(), Error>> {
-        match &mut self.0 {
-            PullStage::Daemon(pulling) => pulling.0.look(),
-            #[cfg(feature = "embedded")]
-            PullStage::Embedded(engine) => engine.look(),
-            PullStage::Sliced(pulling) => pulling.0.look(),
-        }
+        self.0.look()
     }
 }
 
@@ -186,41 +147,35 @@ impl Future for PlanPulling<'_> {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            PullStage::Daemon(pulling) => pulling.0.poll(context),
-            #[cfg(feature = "embedded")]
-            PullStage::Embedded(engine) => engine.poll(context),
-            PullStage::Sliced(pulling) => pulling.0.poll(context),
-        }
+        self.0.poll(context)
+    }
+}
+
+impl Drop for PlanPulling<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
     }
 }
 
 /// Many pulls in progress: await them, or [`wait`](Self::wait). Dropping it cancels them.
 #[must_use = "await it to get the tensors"]
-pub struct PullingMany(ManyStage);
-
-enum ManyStage {
-    Daemon(Box<AttachedPlan>),
-    #[cfg(feature = "embedded")]
-    Embedded(Embedded<sealane_fusion::PullingMany>),
-}
+pub struct PullingMany(Option<Box<dyn Pulls>>);
 
 impl PullingMany {
+    /// Of a plan whose pull is in progress.
+    pub(crate) fn of(plan: Box<dyn Pulls>) -> PullingMany {
+        PullingMany(Some(plan))
+    }
+
     /// Blocks until every tensor has arrived or failed, at the latest a second after the deadline, whatever the daemon does;
     /// the outcomes in the order of the keys.
     ///
     /// # Panics
     /// If the outcomes were already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
-    pub fn wait(self) -> Vec<Result<Pulled, Error>> {
-        match self.0 {
-            ManyStage::Daemon(mut plan) => {
-                // Each one's error is in its place.
-                let _ = plan.wait();
-                plan.take_all()
-            }
-            #[cfg(feature = "embedded")]
-            ManyStage::Embedded(engine) => engine.wait(),
-        }
+    pub fn wait(mut self) -> Vec<Result<Pulled, Error>> {
+        // Each one's error is in its place.
+        let _ = self.plan().wait();
+        self.take_all()
     }
 
     /// Checks whether all have ended, without waiting; `None` while they have not. The outcomes can be taken once.
@@ -228,11 +183,18 @@ impl PullingMany {
     /// # Panics
     /// If the outcomes were already taken.
     pub fn try_outcome(&mut self) -> Option<Vec<Result<Pulled, Error>>> {
-        match &mut self.0 {
-            ManyStage::Daemon(plan) => plan.look().map(|_| plan.take_all()),
-            #[cfg(feature = "embedded")]
-            ManyStage::Embedded(engine) => engine.look(),
-        }
+        let _each_has_its_own = self.plan().look()?;
+        Some(self.take_all())
+    }
+
+    fn plan(&mut self) -> &mut dyn Pulls {
+        &mut **self.0.as_mut().expect(TOLD)
+    }
+
+    /// The plan is closed then.
+    fn take_all(&mut self) -> Vec<Result<Pulled, Error>> {
+        let mut plan = self.0.take().expect(TOLD);
+        (0..plan.keys().len()).map(|index| plan.take(index)).collect()
     }
 }
 
@@ -240,28 +202,8 @@ impl Future for PullingMany {
     type Output = Vec<Result<Pulled, Error>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            ManyStage::Daemon(plan) => {
-                let _each_has_its_own = ready!(plan.poll(context));
-                Poll::Ready(plan.take_all())
-            }
-            #[cfg(feature = "embedded")]
-            ManyStage::Embedded(engine) => engine.poll(context),
-        }
-    }
-}
-
-impl From<AttachedPlan> for PullingMany {
-    /// Of a plan whose pull is in progress.
-    fn from(plan: AttachedPlan) -> PullingMany {
-        PullingMany(ManyStage::Daemon(Box::new(plan)))
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::PullingMany> for PullingMany {
-    fn from(pulling: sealane_fusion::PullingMany) -> PullingMany {
-        PullingMany(ManyStage::Embedded(Embedded::new(pulling)))
+        let _each_has_its_own = ready!(self.plan().poll(context));
+        Poll::Ready(self.take_all())
     }
 }
 

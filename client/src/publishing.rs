@@ -8,25 +8,16 @@ use std::{
 
 use sealane_transport::SendOutcome;
 
-#[cfg(feature = "embedded")]
-use crate::embedded::Embedded;
 use crate::{together::Together, under_way::Sending};
 
 /// A publication in progress: await it, or [`wait`](Self::wait). If it is dropped, the publication continues.
 #[must_use = "await it to know that the tensors are visible, or drop it explicitly"]
-pub struct Publishing(Backing);
-
-enum Backing {
-    /// Told to the shards.
-    Daemon(Together),
-    #[cfg(feature = "embedded")]
-    Embedded(Embedded<sealane_fusion::Publishing>),
-}
+pub struct Publishing(Together);
 
 impl Publishing {
     /// One that ends when all of these have; `tellings` in the order in which their errors count.
     pub(crate) fn of(tellings: Vec<Sending>) -> Publishing {
-        Publishing(Backing::Daemon(Together::of(tellings)))
+        Publishing(Together::of(tellings))
     }
 
     /// Blocks until the tensors are visible to all peers.
@@ -38,11 +29,7 @@ impl Publishing {
     /// # Panics
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> SendOutcome {
-        match self.0 {
-            Backing::Daemon(tellings) => tellings.wait(),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(engine) => engine.wait(),
-        }
+        self.0.wait()
     }
 
     /// Checks whether the publication has ended, without waiting; `None` while it has not. The outcome can be taken once.
@@ -50,11 +37,7 @@ impl Publishing {
     /// # Panics
     /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
-        match &mut self.0 {
-            Backing::Daemon(tellings) => tellings.look(),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(engine) => engine.look(),
-        }
+        self.0.look()
     }
 }
 
@@ -62,17 +45,6 @@ impl Future for Publishing {
     type Output = SendOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
-        match &mut self.0 {
-            Backing::Daemon(tellings) => tellings.poll(context),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(engine) => engine.poll(context),
-        }
-    }
-}
-
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Publishing> for Publishing {
-    fn from(publishing: sealane_fusion::Publishing) -> Publishing {
-        Publishing(Backing::Embedded(Embedded::new(publishing)))
+        self.0.poll(context)
     }
 }

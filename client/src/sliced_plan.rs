@@ -3,7 +3,6 @@
 //! carried by more than one. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
 
 mod gathered;
-mod share_plan;
 mod shares;
 
 use std::{
@@ -14,22 +13,20 @@ use std::{
 };
 
 use bytes::Bytes;
-#[cfg(feature = "embedded")]
 use sealane_runtime::Buffer;
-use sealane_transport::{Code, Error, Keys, PullOptions, Slicing, Tensor};
+use sealane_transport::{Code, Error, Keys, PullOptions, Pulled, Slicing, Tensor};
 
 use self::{
     gathered::Gathered,
-    share_plan::SharePlan,
     shares::{Place, Share, shares},
 };
 
-#[cfg(feature = "embedded")]
-use crate::embedded_plan::EmbeddedPlan;
 use crate::{
     attached_plan::AttachedPlan,
     attachment::{Attachment, together},
+    in_process::InProcess,
     limits::TORN_PULLS_MAX,
+    plan::Pulls,
 };
 
 /// Which versions the slices of one tensor may have.
@@ -47,8 +44,7 @@ pub enum SliceVersions {
 #[derive(Clone)]
 pub(crate) enum Puller {
     Daemon(Arc<Attachment>),
-    #[cfg(feature = "embedded")]
-    Embedded(sealane_fusion::Task),
+    InProcess(Arc<dyn InProcess>),
 }
 
 impl Puller {
@@ -56,8 +52,7 @@ impl Puller {
     fn restarts(&self) -> u64 {
         match self {
             Self::Daemon(attachment) => attachment.restarts(),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(_) => 0,
+            Self::InProcess(_) => 0,
         }
     }
 
@@ -65,8 +60,7 @@ impl Puller {
     fn ended_by_restart(&self, restarts: u64) -> bool {
         match self {
             Self::Daemon(attachment) => attachment.ended_by_restart(restarts),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(_) => false,
+            Self::InProcess(_) => false,
         }
     }
 
@@ -74,8 +68,7 @@ impl Puller {
     fn shards(&self) -> usize {
         match self {
             Self::Daemon(attachment) => attachment.shards(),
-            #[cfg(feature = "embedded")]
-            Self::Embedded(task) => task.shards(),
+            Self::InProcess(task) => task.shards(),
         }
     }
 }
@@ -136,7 +129,7 @@ enum AfterDrain {
 
 /// The plans of all shares.
 struct Open {
-    plans: Vec<SharePlan>,
+    plans: Vec<Box<dyn Pulls>>,
     /// What is pulled into, by tensor; with an embedded engine the plans have it during a pull.
     wholes: Vec<Bytes>,
     /// How the pull in progress has ended, by share.
@@ -150,7 +143,7 @@ impl Open {
 }
 
 /// Asks a plan how its pull has ended.
-type Ask<'a> = dyn FnMut(&mut SharePlan) -> Poll<Result<(), Error>> + 'a;
+type Ask<'a> = dyn FnMut(&mut dyn Pulls) -> Poll<Result<(), Error>> + 'a;
 
 impl SlicedPlan {
     pub(crate) fn new(
@@ -168,24 +161,6 @@ impl SlicedPlan {
         Ok(Self { puller, keys, slicings, versions, shares, shards, open: None, pulled, version, torn: false, wish })
     }
 
-    pub(crate) fn keys(&self) -> &Keys {
-        &self.keys
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Result<&Tensor, Error> {
-        self.pulled[index].as_ref().map_err(Clone::clone)
-    }
-
-    pub(crate) fn version(&self, index: usize) -> i64 {
-        self.version[index]
-    }
-
-    /// Begins a pull of all slices; one that is in progress is given up.
-    pub(crate) fn begin(&mut self, min_version: i64, options: PullOptions) {
-        self.wish = Wish::new(min_version, options);
-        self.ask(options.timeout);
-    }
-
     /// Asks all owners, with so much time.
     fn ask(&mut self, timeout: Option<Duration>) {
         let (min_version, options) = (self.wish.min_version, PullOptions { timeout, ..self.wish.options });
@@ -195,8 +170,7 @@ impl SlicedPlan {
             // The outcome of the pull.
             Err(error) => return self.fail(&error),
         };
-        #[cfg(feature = "embedded")]
-        if matches!(self.puller, Puller::Embedded(_)) {
+        if matches!(self.puller, Puller::InProcess(_)) {
             self.lend(&mut open);
         }
         self.forget(&not_pulled());
@@ -225,8 +199,7 @@ impl SlicedPlan {
                 let arena = attachment.arena_range()?;
                 open.filter(|open| open.wholes.iter().all(|whole| arena.contains(&whole.as_ptr())))
             }
-            #[cfg(feature = "embedded")]
-            Puller::Embedded(_) => open,
+            Puller::InProcess(_) => open,
         };
         reached.map_or_else(|| self.open(), Ok)
     }
@@ -237,7 +210,7 @@ impl SlicedPlan {
         if shards != self.shards {
             (self.shares, self.shards) = (shares(&self.keys, &self.slicings, shards)?, shards);
         }
-        let (plans, wholes): (Vec<SharePlan>, Vec<Bytes>) = match &self.puller {
+        let (plans, wholes): (Vec<Box<dyn Pulls>>, Vec<Bytes>) = match &self.puller {
             Puller::Daemon(attachment) => {
                 let memory = |slicing: &Slicing| Ok(Bytes::from_owner(attachment.allocate(slicing.bytes())?));
                 let wholes = self.slicings.iter().map(memory).collect::<Result<Vec<_>, Error>>()?;
@@ -246,12 +219,10 @@ impl SlicedPlan {
                     let places = share.slices.iter().map(place).collect();
                     AttachedPlan::with_places(attachment, (&share.owner, share.stripe), share.keys.clone(), places)
                 };
-                (self.shares.iter().map(|share| SharePlan::Daemon(Box::new(plan(share)))).collect(), wholes)
+                (self.shares.iter().map(|share| Box::new(plan(share)) as Box<dyn Pulls>).collect(), wholes)
             }
-            #[cfg(feature = "embedded")]
-            Puller::Embedded(task) => {
-                let plan = |share: &Share| task.plan_over(share.stripe, &share.owner, share.keys.clone());
-                let plan = |share: &Share| SharePlan::Embedded(Box::new(EmbeddedPlan::new(plan(share))));
+            Puller::InProcess(task) => {
+                let plan = |share: &Share| task.plan(&share.owner, share.stripe, share.keys.clone());
                 (self.shares.iter().map(plan).collect(), Vec::new())
             }
         };
@@ -264,7 +235,6 @@ impl SlicedPlan {
     }
 
     /// Gives the plans of an embedded engine the parts of the arrays that the last pull went to.
-    #[cfg(feature = "embedded")]
     fn lend(&mut self, open: &mut Open) {
         let mut parts: Vec<Vec<Option<Buffer>>> = Vec::with_capacity(self.slicings.len());
         for (slicing, pulled) in self.slicings.iter().zip(&mut self.pulled) {
@@ -277,32 +247,11 @@ impl SlicedPlan {
         }
         for (share, plan) in self.shares.iter().zip(&mut open.plans) {
             for (index, place) in share.slices.iter().enumerate() {
-                if let (SharePlan::Embedded(plan), Some(part)) = (&mut *plan, parts[place.tensor][place.slice].take()) {
+                if let Some(part) = parts[place.tensor][place.slice].take() {
                     plan.set_destination(index, part);
                 }
             }
         }
-    }
-
-    /// Waits for the end of the pull.
-    pub(crate) fn wait(&mut self) -> Result<(), Error> {
-        match self.advance(true, &mut |plan| Poll::Ready(plan.wait())) {
-            Poll::Ready(outcome) => outcome,
-            Poll::Pending => unreachable!("waiting ends with the pull"),
-        }
-    }
-
-    /// How the pull ended, if it has.
-    pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
-        match self.advance(false, &mut |plan| plan.look().map_or(Poll::Pending, Poll::Ready)) {
-            Poll::Ready(outcome) => Some(outcome),
-            Poll::Pending => None,
-        }
-    }
-
-    /// How the pull ended, or the task is woken when it has.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.advance(true, &mut |plan| plan.poll(context))
     }
 
     /// Takes the pull further; `waits` for a daemon that is restarted.
@@ -318,7 +267,7 @@ impl SlicedPlan {
             if let Some(open) = &mut self.open {
                 for (plan, ended) in open.plans.iter_mut().zip(&mut open.ended) {
                     if ended.is_none()
-                        && let Poll::Ready(outcome) = ask(plan)
+                        && let Poll::Ready(outcome) = ask(&mut **plan)
                     {
                         *ended = Some(outcome);
                     }
@@ -353,8 +302,7 @@ impl SlicedPlan {
             Puller::Daemon(attachment) => {
                 attachment.wait_for_daemon(Some(Duration::ZERO)).is_err() && attachment.awaits_restart()
             }
-            #[cfg(feature = "embedded")]
-            Puller::Embedded(_) => false,
+            Puller::InProcess(_) => false,
         }
     }
 
@@ -365,7 +313,7 @@ impl SlicedPlan {
         for (share, plan) in self.shares.iter().zip(&mut open.plans) {
             for (index, place) in share.slices.iter().enumerate() {
                 let expected = self.slicings[place.tensor].meta_of(place.slice);
-                let came = plan.take(index).and_then(|(tensor, version)| {
+                let came = plan.take(index).and_then(|Pulled { tensor, version }| {
                     if *tensor.meta() == expected {
                         return Ok((tensor, version));
                     }
@@ -386,13 +334,56 @@ impl SlicedPlan {
             self.open = Some(open);
         }
     }
+}
 
-    /// Gives up the pull that is in progress, if one is.
-    pub(crate) fn give_up(&mut self) {
+impl Pulls for SlicedPlan {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn set_destination(&mut self, _index: usize, _memory: Buffer) {}
+
+    fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        self.pulled[index].as_ref().map_err(Clone::clone)
+    }
+
+    fn version(&self, index: usize) -> i64 {
+        self.version[index]
+    }
+
+    fn begin(&mut self, min_version: i64, options: PullOptions) {
+        self.wish = Wish::new(min_version, options);
+        self.ask(options.timeout);
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        match self.advance(true, &mut |plan| Poll::Ready(plan.wait())) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => unreachable!("waiting ends with the pull"),
+        }
+    }
+
+    fn look(&mut self) -> Option<Result<(), Error>> {
+        match self.advance(false, &mut |plan| plan.look().map_or(Poll::Pending, Poll::Ready)) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.advance(true, &mut |plan| plan.poll(context))
+    }
+
+    fn give_up(&mut self) {
         if self.open.as_ref().is_some_and(|open| !open.has_ended()) || self.wish.after_drain == AfterDrain::Waits {
             self.wish.after_drain = AfterDrain::HasGoneOn;
             self.fail(&not_pulled());
         }
+    }
+
+    fn take(&mut self, index: usize) -> Result<Pulled, Error> {
+        let version = self.version[index];
+        std::mem::replace(&mut self.pulled[index], Err(not_pulled())).map(|tensor| Pulled { tensor, version })
     }
 }
 

@@ -19,8 +19,9 @@ use crate::{
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
     attachment::{Attachment, Lying, Purpose, To, With, together},
+    in_process::InProcess,
     memory::{OwnTable, TableState},
-    plan::{Plan, Pulling, PullingMany},
+    plan::{Plan, Pulling, PullingMany, Pulls},
     publishing::Publishing,
     pushing::Pushing,
     sliced_plan::{Puller, SliceVersions, SlicedPlan},
@@ -73,8 +74,8 @@ pub(crate) fn bytes_of(payload: Payload) -> Bytes {
 #[derive(Clone)]
 enum Engine {
     Daemon(Arc<Attached>),
-    #[cfg(feature = "embedded")]
-    Embedded(sealane_fusion::Task),
+    #[cfg_attr(not(feature = "embedded"), expect(dead_code, reason = "nothing makes one"))]
+    InProcess(Arc<dyn InProcess>),
 }
 
 /// Says goodbye when the last clone is gone. Calls and the driver hold the attachment itself.
@@ -101,22 +102,26 @@ impl Task {
         Task(Engine::Daemon(Arc::new(Attached(attachment, Goodbye::Said))))
     }
 
+    /// One whose engine is in this process.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn in_process(task: Arc<dyn InProcess>) -> Task {
+        Task(Engine::InProcess(task))
+    }
+
     /// The same task for what belongs to it: the process detaches when its own clones are gone.
     pub(crate) fn for_its_own(&self) -> Task {
         match &self.0 {
             Engine::Daemon(attached) => Task(Engine::Daemon(Arc::new(Attached(attached.0.clone(), Goodbye::Left)))),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => Task(Engine::Embedded(task.clone())),
+            Engine::InProcess(task) => Task(Engine::InProcess(task.clone())),
         }
     }
 
-    /// Both are one task of the same attachment, or of the same engine, whose tasks share their names.
+    /// Both are one task of the same attachment, or of the same engine.
     pub(crate) fn is(&self, other: &Task) -> bool {
         match (&self.0, &other.0) {
             (Engine::Daemon(one), Engine::Daemon(other)) => Arc::ptr_eq(&one.0, &other.0),
-            #[cfg(feature = "embedded")]
-            (Engine::Embedded(one), Engine::Embedded(other)) => std::ptr::eq(one.name(), other.name()),
-            #[cfg(feature = "embedded")]
+            // The tasks of one engine share their names.
+            (Engine::InProcess(one), Engine::InProcess(other)) => std::ptr::eq(one.name(), other.name()),
             _ => false,
         }
     }
@@ -137,8 +142,7 @@ impl Task {
     pub fn waiter(&self) -> Waiter {
         match &self.0 {
             Engine::Daemon(attached) => Waiter::of(&attached.0),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Waiter::learning(),
+            Engine::InProcess(_) => Waiter::learning(),
         }
     }
 
@@ -147,8 +151,7 @@ impl Task {
     pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
         match &self.0 {
             Engine::Daemon(attached) => Some(&attached.0),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => None,
+            Engine::InProcess(_) => None,
         }
     }
 
@@ -156,8 +159,7 @@ impl Task {
     pub fn name(&self) -> &str {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.task(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.name(),
+            Engine::InProcess(task) => task.name(),
         }
     }
 
@@ -179,8 +181,7 @@ impl Task {
     pub fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.allocate(bytes),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Ok(Buffer::from_vec(vec![0; bytes])),
+            Engine::InProcess(_) => Ok(Buffer::from_vec(vec![0; bytes])),
         }
     }
 
@@ -188,8 +189,7 @@ impl Task {
     pub(crate) fn poll_daemon(&self, context: &Context<'_>) -> Poll<()> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.poll_daemon(context.waker()),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Poll::Ready(()),
+            Engine::InProcess(_) => Poll::Ready(()),
         }
     }
 
@@ -198,8 +198,7 @@ impl Task {
     pub(crate) fn check_fork(&self) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.check_fork(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Ok(()),
+            Engine::InProcess(_) => Ok(()),
         }
     }
 
@@ -207,8 +206,7 @@ impl Task {
     pub(crate) fn restarts(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.restarts(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => 0,
+            Engine::InProcess(_) => 0,
         }
     }
 
@@ -216,8 +214,7 @@ impl Task {
     pub(crate) fn ended_by_restart(&self, restarts: u64) -> bool {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.ended_by_restart(restarts),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => false,
+            Engine::InProcess(_) => false,
         }
     }
 
@@ -234,8 +231,7 @@ impl Task {
     pub fn arena_range(&self) -> Result<Option<Range<*const u8>>, Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.arena_range().map(Some),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Ok(None),
+            Engine::InProcess(_) => Ok(None),
         }
     }
 
@@ -243,8 +239,7 @@ impl Task {
     pub(crate) fn area_bytes(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.area_bytes().unwrap_or_default(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.slab_receive_bytes() as u64,
+            Engine::InProcess(task) => task.receive_bytes() as u64,
         }
     }
 
@@ -264,8 +259,7 @@ impl Task {
     ) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.room_for(calls, timeout, bytes),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Ok(()),
+            Engine::InProcess(_) => Ok(()),
         }
     }
 
@@ -285,8 +279,7 @@ impl Task {
                 let sent = attached.0.send(To { peer: to, purpose: Purpose::Send { step } }, key, tensor, &options);
                 Sending::of(&attached.0, sent)
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.send_with(to, step, key, tensor, options).into(),
+            Engine::InProcess(task) => task.send(to, step, key, tensor, options).into(),
         }
     }
 
@@ -317,10 +310,9 @@ impl Task {
                 attached.0.send_all(to, tensors, &options, each);
                 sendings
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => {
+            Engine::InProcess(task) => {
                 let send = |(key, tensor): (K, Tensor)| {
-                    task.send_with(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
+                    task.send(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
                 };
                 // The iterator is the caller's code, and runs before anything is sent.
                 let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
@@ -348,8 +340,7 @@ impl Task {
                 let asked = attached.0.recv(With { peer: from, step }, key, options);
                 Receiving::of(&attached.0, asked)
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.recv_with(from, step, key, options).into(),
+            Engine::InProcess(task) => task.recv(from, step, key, options).into(),
         }
     }
 
@@ -381,8 +372,11 @@ impl Task {
                 attached.0.recv_all(With { peer: from, step }, wanted, each);
                 receivings
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.recv_all(from, step, wanted).into_iter().map(Receiving::from).collect(),
+            Engine::InProcess(task) => {
+                let (keys, options): (Vec<K>, Vec<RecvOptions>) = wanted.into_iter().unzip();
+                let calls = task.recv_all(from, step, &mut keys.iter().map(K::as_ref).zip(options));
+                calls.into_iter().map(Receiving::from).collect()
+            }
         }
     }
 
@@ -424,10 +418,9 @@ impl Task {
                 attached.0.publish_all(version, (tensors, lying), each);
                 Publishing::of(tellings)
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => {
+            Engine::InProcess(task) => {
                 let owned = tensors.into_iter().map(|(key, tensor)| (key.as_ref().to_owned(), tensor));
-                task.publish_many(version, owned).into()
+                Publishing::of(vec![task.publish_many(version, owned.collect()).into()])
             }
         }
     }
@@ -436,8 +429,7 @@ impl Task {
     pub(crate) fn register(&self, table: &Arc<OwnTable>) {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.register(table),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => {}
+            Engine::InProcess(_) => {}
         }
     }
 
@@ -448,8 +440,7 @@ impl Task {
     pub(crate) fn settle(&self, table: &OwnTable, held: &mut TableState) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.settle(table, held),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => Ok(()),
+            Engine::InProcess(_) => Ok(()),
         }
     }
 
@@ -497,8 +488,7 @@ impl Task {
     pub fn withdraw(&self, key: &str) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.withdraw(key),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.withdraw(key),
+            Engine::InProcess(task) => task.withdraw(key),
         }
     }
 
@@ -528,14 +518,14 @@ impl Task {
 
     /// [`pull_many`](Self::pull_many) with options.
     pub fn pull_many_with(&self, from: &str, keys: Keys, min_version: i64, options: PullOptions) -> PullingMany {
+        begun(self.pulls(from, keys, false), min_version, options)
+    }
+
+    fn pulls(&self, from: &str, keys: Keys, views: bool) -> Box<dyn Pulls> {
         match &self.0 {
-            Engine::Daemon(attached) => {
-                let mut plan = AttachedPlan::new(&attached.0, from, keys);
-                plan.begin(min_version, options);
-                plan.into()
-            }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.pull_many_with(from, keys, min_version, options).into(),
+            Engine::Daemon(attached) if views => Box::new(AttachedPlan::new(&attached.0, from, keys).viewing()),
+            Engine::Daemon(attached) => Box::new(AttachedPlan::new(&attached.0, from, keys)),
+            Engine::InProcess(task) => task.plan(from, 0, keys),
         }
     }
 
@@ -550,8 +540,7 @@ impl Task {
                 attached.0.pull_rows(of, options, &wanted, each);
                 receivings
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => {
+            Engine::InProcess(task) => {
                 let (from, min_version) = of;
                 task.pull_rows(from, min_version, options, wanted).into_iter().map(Receiving::from).collect()
             }
@@ -561,11 +550,7 @@ impl Task {
     /// A plan: keys that `from` publishes, pulled together. The keys are sent once; after that a pull is one small message, and
     /// tensors are received into the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
-        match &self.0 {
-            Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).into(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.plan(from, keys).into(),
-        }
+        Plan::of(self.pulls(from, keys, false))
     }
 
     /// [`pull`](Self::pull) without a copy: a tensor of 64 KiB or more that another task has published, attached to the same daemon by a
@@ -590,24 +575,12 @@ impl Task {
 
     /// [`view`](Self::view) for many tensors together, with options.
     pub fn view_many_with(&self, from: &str, keys: Keys, min_version: i64, options: PullOptions) -> PullingMany {
-        match &self.0 {
-            Engine::Daemon(attached) => {
-                let mut plan = AttachedPlan::new(&attached.0, from, keys).viewing();
-                plan.begin(min_version, options);
-                plan.into()
-            }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.pull_many_with(from, keys, min_version, options).into(),
-        }
+        begun(self.pulls(from, keys, true), min_version, options)
     }
 
     /// A [plan](Self::plan) whose large tensors are [viewed](Self::view): until the next pull, which finds them elsewhere.
     pub fn viewing_plan(&self, from: &str, keys: Keys) -> Plan {
-        match &self.0 {
-            Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).viewing().into(),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.plan(from, keys).into(),
-        }
+        Plan::of(self.pulls(from, keys, true))
     }
 
     /// A plan of tensors that are published in slices, by any number of tasks: each is pulled from all of its owners at once, into
@@ -638,11 +611,10 @@ impl Task {
     ) -> Result<Plan, Error> {
         let puller = match &self.0 {
             Engine::Daemon(attached) => Puller::Daemon(attached.0.clone()),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => Puller::Embedded(task.clone()),
+            Engine::InProcess(task) => Puller::InProcess(task.clone()),
         };
         let wanted = wanted.into_iter().map(|(key, slicing)| (key.as_ref().into(), slicing)).collect();
-        Ok(SlicedPlan::new(puller, wanted, versions)?.into())
+        Ok(Plan::of(Box::new(SlicedPlan::new(puller, wanted, versions)?)))
     }
 
     /// Pushes a tensor into a queue of `to`. The returned future (or [`wait`](Sending::wait)) completes when the queue has taken
@@ -671,8 +643,7 @@ impl Task {
                 let pushed = attached.0.send(To { peer: to, purpose: Purpose::Push }, queue, tensor, &options);
                 Sending::of(&attached.0, pushed)
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.push_many(to, queue, vec![tensor], options.timeout).into(),
+            Engine::InProcess(task) => task.push_many(to, queue, vec![tensor], &options).into(),
         }
     }
 
@@ -711,10 +682,9 @@ impl Task {
                 let each = |pushed| pushes.push(Sending::of(&attached.0, pushed));
                 attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, each);
             }
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => {
+            Engine::InProcess(task) => {
                 let tensors = tensors.into_iter().collect();
-                pushes.push(task.push_many(to, queue, tensors, options.timeout).into());
+                pushes.push(task.push_many(to, queue, tensors, options).into());
             }
         }
     }
@@ -722,11 +692,11 @@ impl Task {
     /// Accepts tensors that any peer pushes into `queue` of this task, until the acceptor is dropped. A queue has one acceptor
     /// at a time; every accept of a second one fails with InvalidArgument.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
-        match &self.0 {
-            Engine::Daemon(attached) => Acceptor::of(self, AttachedAcceptor::new(&attached.0, queue, options)),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => Acceptor::of(self, task.acceptor(queue, options.into())),
-        }
+        let accepts = match &self.0 {
+            Engine::Daemon(attached) => Box::new(AttachedAcceptor::new(&attached.0, queue, options)),
+            Engine::InProcess(task) => task.acceptor(queue, options),
+        };
+        Acceptor::of(self, accepts)
     }
 
     /// Records that this many tensors went to `peer`, or came from it, over another transport such as gRPC. They are reported to the
@@ -735,8 +705,7 @@ impl Task {
     pub fn note_elsewhere(&self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.note_elsewhere(peer, direction, tensors, bytes),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(_) => {}
+            Engine::InProcess(_) => {}
         }
     }
 
@@ -767,8 +736,7 @@ impl Task {
     pub fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.abort(step, reason),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.abort(step, reason),
+            Engine::InProcess(task) => task.abort(step, reason),
         }
     }
 
@@ -781,18 +749,14 @@ impl Task {
     pub fn cleanup(&self, step: i64) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.cleanup(step),
-            #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => task.cleanup(step),
+            Engine::InProcess(task) => task.cleanup(step),
         }
     }
 }
 
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Task> for Task {
-    /// A task with an embedded engine.
-    fn from(task: sealane_fusion::Task) -> Task {
-        Task(Engine::Embedded(task))
-    }
+fn begun(mut plan: Box<dyn Pulls>, min_version: i64, options: PullOptions) -> PullingMany {
+    plan.begin(min_version, options);
+    PullingMany::of(plan)
 }
 
 impl std::fmt::Debug for Task {

@@ -9,17 +9,15 @@ use std::{
 
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
 
-use crate::attachment::{Attachment, Calls, Received, Take};
-#[cfg(feature = "embedded")]
-use crate::embedded::Embedded;
+use crate::{
+    attachment::{Attachment, Calls, Received, Take},
+    in_process::{Call, end_of, look},
+};
 
 /// What sends and recvs differ in.
 trait Kind {
     type Error: From<Error>;
     type Value;
-    /// The same call in an embedded engine.
-    #[cfg(feature = "embedded")]
-    type Engine: crate::embedded::EngineCall<Outcome = Result<Self::Value, Self::Error>>;
     /// Whether dropping a call cancels it.
     const CANCELLED_BY_DROP: bool;
 
@@ -37,8 +35,6 @@ struct Send;
 impl Kind for Send {
     type Error = Error;
     type Value = ();
-    #[cfg(feature = "embedded")]
-    type Engine = sealane_fusion::Sending;
     const CANCELLED_BY_DROP: bool = false;
     type Taken = SendOutcome;
     const TAKE: Take<SendOutcome> = Calls::take_sent;
@@ -54,8 +50,6 @@ struct Recv;
 impl Kind for Recv {
     type Error = Unreceived;
     type Value = sealane_transport::Tensor;
-    #[cfg(feature = "embedded")]
-    type Engine = sealane_fusion::Receiving;
     const CANCELLED_BY_DROP: bool = true;
     type Taken = Received;
     const TAKE: Take<Received> = Calls::take_received;
@@ -70,9 +64,11 @@ struct UnderWay<K: Kind>(CallState<K>);
 
 enum CallState<K: Kind> {
     /// In the attachment's table.
-    Daemon { attachment: Arc<Attachment>, call: u32 },
-    #[cfg(feature = "embedded")]
-    Embedded(Embedded<K::Engine>),
+    Daemon {
+        attachment: Arc<Attachment>,
+        call: u32,
+    },
+    InProcess(Call<Outcome<K>>),
     /// It was not submitted; `None` once the outcome was handed out. Boxed, since a call is moved often and fails seldom.
     Ended(Option<Box<K::Error>>),
 }
@@ -95,8 +91,7 @@ impl<K: Kind> UnderWay<K> {
     fn wait(mut self) -> Outcome<K> {
         match std::mem::replace(&mut self.0, CallState::Ended(None)) {
             CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
-            #[cfg(feature = "embedded")]
-            CallState::Embedded(engine) => engine.wait(),
+            CallState::InProcess(call) => end_of(call),
             CallState::Ended(error) => Err(*error.expect(TOLD)),
         }
     }
@@ -148,8 +143,7 @@ impl<K: Kind> UnderWay<K> {
                 Ok(taken) => K::outcome(taken),
                 Err(error) => Err(error.into()),
             },
-            #[cfg(feature = "embedded")]
-            CallState::Embedded(engine) => engine.look()?,
+            CallState::InProcess(call) => look(call)?,
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
         self.0 = CallState::Ended(None);
@@ -168,8 +162,7 @@ impl<K: Kind> UnderWay<K> {
                     Err(error) => Err(error.into()),
                 }
             }
-            #[cfg(feature = "embedded")]
-            CallState::Embedded(engine) => std::task::ready!(engine.poll(context)),
+            CallState::InProcess(call) => std::task::ready!(call.as_mut().poll(context)),
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
         self.0 = CallState::Ended(None);
@@ -295,16 +288,14 @@ impl Future for Receiving {
     }
 }
 
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Sending> for Sending {
-    fn from(sending: sealane_fusion::Sending) -> Sending {
-        Sending(UnderWay(CallState::Embedded(Embedded::new(sending))))
+impl From<Call<SendOutcome>> for Sending {
+    fn from(call: Call<SendOutcome>) -> Sending {
+        Sending(UnderWay(CallState::InProcess(call)))
     }
 }
 
-#[cfg(feature = "embedded")]
-impl From<sealane_fusion::Receiving> for Receiving {
-    fn from(receiving: sealane_fusion::Receiving) -> Receiving {
-        Receiving(UnderWay(CallState::Embedded(Embedded::new(receiving))))
+impl From<Call<RecvOutcome>> for Receiving {
+    fn from(call: Call<RecvOutcome>) -> Receiving {
+        Receiving(UnderWay(CallState::InProcess(call)))
     }
 }

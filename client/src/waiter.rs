@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "embedded")]
 use sealane_runtime::Polling;
 
-use crate::attachment::Attachment;
-#[cfg(feature = "embedded")]
-use crate::embedded::{self, Spinning};
+use crate::{
+    attachment::Attachment,
+    in_process::{self, Spinning},
+};
 
 /// Waits for futures of a task's calls, without an executor, and for a limited time. Cheap to clone; it does not keep the task
 /// attached.
@@ -39,8 +39,7 @@ pub struct Waiter(Backing);
 #[derive(Clone)]
 enum Backing {
     Daemon(Arc<Attachment>),
-    #[cfg(feature = "embedded")]
-    Embedded(Spinning),
+    InProcess(Spinning),
 }
 
 impl Waiter {
@@ -49,15 +48,13 @@ impl Waiter {
     }
 
     /// For calls of an embedded engine: the thread looks for as long as the policy says, then sleeps.
-    #[cfg(feature = "embedded")]
     pub fn embedded(polling: Polling) -> Waiter {
-        Waiter(Backing::Embedded(Spinning::Always(polling)))
+        Waiter(Backing::InProcess(Spinning::Always(polling)))
     }
 
     /// The same where nobody has said for how long: it learns whether that pays, as an attachment does.
-    #[cfg(feature = "embedded")]
     pub(crate) fn learning() -> Waiter {
-        Waiter(Backing::Embedded(Spinning::learned()))
+        Waiter(Backing::InProcess(Spinning::learned()))
     }
 
     /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
@@ -70,8 +67,7 @@ impl Waiter {
         let poll = |context: &mut Context<'_>| future.as_mut().poll(context);
         match &self.0 {
             Backing::Daemon(attachment) => attachment.attend(until, poll),
-            #[cfg(feature = "embedded")]
-            Backing::Embedded(spinning) => embedded::wait(spinning, until, poll),
+            Backing::InProcess(spinning) => in_process::wait(spinning, until, poll),
         }
     }
 }

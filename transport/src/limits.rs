@@ -35,6 +35,7 @@ pub const SET_KEYS_MAX: usize = 65_536;
 pub const SLICES_MAX: usize = 4096;
 
 /// Tensors of pulls that are looked at for a peer in one turn: those that are missing, or have no bytes, fill no frame.
+#[cfg(all(feature = "network", not(loom)))]
 pub(crate) const LOOKS_PER_TURN: usize = 4096;
 
 /// Most sets that one session pulls, and that one peer pulls of this shard over all its sessions.

@@ -1,5 +1,5 @@
-//! Calls of an embedded engine, with the interface of calls to the daemon: polled first, waited for later. Runs on the callers'
-//! threads.
+//! A task whose engine is in this process, as far as the rest of this crate knows it, and how a thread waits for its calls. Runs on the
+//! callers' threads.
 
 use std::{
     future::Future,
@@ -14,95 +14,63 @@ use std::{
 };
 
 use sealane_runtime::Polling;
-use sealane_transport::{Error, Pulled, RecvOutcome, SendOutcome};
+use sealane_transport::{
+    Error, Keys, PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tensor, named_rows::NamedRowsBuf,
+};
 
-use crate::{Attach, limits::SPINS_PER_CLOCK, patience::Patience};
+use crate::{
+    Attach,
+    acceptor::{AcceptOptions, Accepts},
+    limits::SPINS_PER_CLOCK,
+    patience::Patience,
+    plan::Pulls,
+};
 
-/// A call of an embedded engine.
-pub(crate) trait EngineCall: Future<Output = Self::Outcome> + Unpin {
-    type Outcome;
+/// A call in progress.
+pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-    /// Blocks; only before it was polled.
-    fn wait(self) -> Self::Outcome;
+/// The calls of such a task; each is described where [`Task`](crate::Task) has it.
+pub(crate) trait InProcess: Send + Sync {
+    fn name(&self) -> &str;
+    fn shards(&self) -> usize;
+    /// Of one shard, for tensors that come.
+    fn receive_bytes(&self) -> usize;
+    fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Call<SendOutcome>;
+    fn recv(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Call<RecvOutcome>;
+    fn recv_all(
+        &self,
+        from: &str,
+        step: i64,
+        wanted: &mut dyn Iterator<Item = (&str, RecvOptions)>,
+    ) -> Vec<Call<RecvOutcome>>;
+    fn push_many(&self, to: &str, queue: &str, tensors: Vec<Tensor>, options: &SendOptions) -> Call<SendOutcome>;
+    fn acceptor(&self, queue: &str, options: AcceptOptions) -> Box<dyn Accepts>;
+    fn publish_many(&self, version: i64, tensors: Vec<(String, Tensor)>) -> Call<SendOutcome>;
+    fn withdraw(&self, key: &str) -> Result<(), Error>;
+    /// A plan that is pulled over the shard that is `stripe` after the one that serves the pair.
+    fn plan(&self, from: &str, stripe: usize, keys: Keys) -> Box<dyn Pulls>;
+    fn pull_rows(
+        &self,
+        from: &str,
+        min_version: i64,
+        options: PullOptions,
+        wanted: Vec<NamedRowsBuf>,
+    ) -> Vec<Call<RecvOutcome>>;
+    fn abort(&self, step: i64, reason: &str) -> Result<(), Error>;
+    fn cleanup(&self, step: i64) -> Result<(), Error>;
 }
 
-impl EngineCall for sealane_fusion::Sending {
-    type Outcome = SendOutcome;
-
-    fn wait(self) -> SendOutcome {
-        sealane_fusion::Sending::wait(self)
-    }
+/// Waits for the end of a call.
+pub(crate) fn end_of<F: Future + Unpin>(mut call: F) -> F::Output {
+    let poll = |context: &mut Context<'_>| Pin::new(&mut call).poll(context);
+    wait(&Spinning::Always(Polling::Park), None, poll).expect("there is no limit")
 }
 
-impl EngineCall for sealane_fusion::Receiving {
-    type Outcome = RecvOutcome;
-
-    fn wait(self) -> RecvOutcome {
-        sealane_fusion::Receiving::wait(self)
-    }
-}
-
-impl EngineCall for sealane_fusion::Publishing {
-    type Outcome = SendOutcome;
-
-    fn wait(self) -> SendOutcome {
-        sealane_fusion::Publishing::wait(self)
-    }
-}
-
-impl EngineCall for sealane_fusion::PullingMany {
-    type Outcome = Vec<Result<Pulled, Error>>;
-
-    fn wait(self) -> Self::Outcome {
-        sealane_fusion::PullingMany::wait(self)
-    }
-}
-
-impl EngineCall for sealane_fusion::Begun {
-    type Outcome = sealane_fusion::Brought;
-
-    fn wait(self) -> Self::Outcome {
-        sealane_fusion::Begun::wait(self)
-    }
-}
-
-impl EngineCall for sealane_fusion::PlanPulling<'_> {
-    type Outcome = Result<(), Error>;
-
-    fn wait(self) -> Self::Outcome {
-        sealane_fusion::PlanPulling::wait(self)
-    }
-}
-
-/// A call, and whether it was polled.
-pub(crate) struct Embedded<C> {
-    call: C,
-    polled: bool,
-}
-
-impl<C: EngineCall> Embedded<C> {
-    pub(crate) fn new(call: C) -> Self {
-        Self { call, polled: false }
-    }
-
-    pub(crate) fn wait(mut self) -> C::Outcome {
-        if !self.polled {
-            return self.call.wait();
-        }
-        let poll = |context: &mut Context<'_>| self.poll(context);
-        wait(&Spinning::Always(Polling::Park), None, poll).expect("there is no limit")
-    }
-
-    pub(crate) fn look(&mut self) -> Option<C::Outcome> {
-        match self.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(outcome) => Some(outcome),
-            Poll::Pending => None,
-        }
-    }
-
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<C::Outcome> {
-        self.polled = true;
-        Pin::new(&mut self.call).poll(context)
+/// The outcome of a call that has ended.
+pub(crate) fn look<F: Future + Unpin>(call: &mut F) -> Option<F::Output> {
+    match Pin::new(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
     }
 }
 

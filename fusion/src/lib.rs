@@ -55,9 +55,8 @@ pub mod rendezvous;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine, LocalPair, LocalPlan,
-    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling,
-    Portion, Prepared, Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, SharedArena, SpareArenas,
-    StartError, Task,
+    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, Portion,
+    Prepared, Receiving, Sending, SharedArena, SpareArenas, StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters, ReceivedBatch};

@@ -3,13 +3,44 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-use sealane_fusion::{Counters, DType, EndpointMap, Engine, EngineSettings, Tensor, TensorMeta};
+use sealane_fusion::{
+    Begun, Counters, DType, EndpointMap, Engine, EngineSettings, Error, Keys, Plan, Pulled, Task, Tensor, TensorMeta,
+};
 use sealane_runtime::Pin;
+use sealane_transport::PullOptions;
 use sealane_transport::wire::Hello;
 use socket2::{Domain, Socket, Type};
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
+
+/// Of a pull that does not wait.
+pub const AT_ONCE: PullOptions = PullOptions { timeout: Some(Duration::ZERO), fail_if_gone: false };
+
+/// A pull of one tensor in progress.
+pub struct Pulling(Plan, Begun);
+
+/// Pulls a tensor of that version or newer.
+///
+/// # Panics
+/// If the key is too long.
+pub fn pull(task: &Task, from: &str, key: &str, min_version: i64) -> Pulling {
+    let mut plan = task.plan(from, Keys::new([key]).expect("a short key"));
+    let begun = plan.begin(min_version, PullOptions::default());
+    Pulling(plan, begun)
+}
+
+impl Pulling {
+    /// What it brought.
+    ///
+    /// # Errors
+    /// The pull's.
+    pub fn wait(self) -> Result<Pulled, Error> {
+        let Pulling(mut plan, begun) = self;
+        plan.end(begun.wait())?;
+        plan.tray_mut().take_pulled(0)
+    }
+}
 
 /// A listening socket on a loopback port of the system's choice.
 ///

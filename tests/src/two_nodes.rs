@@ -69,14 +69,17 @@ impl<W: Wire> TwoNodes<W> {
     }
 
     /// Goes on until nothing moves any more; when `is_done` first said so.
-    pub(crate) fn run(&mut self, mut is_done: impl FnMut() -> Result<bool, String>) -> Result<Duration, String> {
+    pub(crate) fn run(
+        &mut self,
+        mut is_done: impl FnMut(&mut [Node; 2]) -> Result<bool, String>,
+    ) -> Result<Duration, String> {
         let mut done = None;
         for _ in 0..TURNS_MAX {
             let mut work = 0;
             for index in [WORKER, PS] {
                 work += self.turn(index)?;
             }
-            if done.is_none() && is_done()? {
+            if done.is_none() && is_done(&mut self.nodes)? {
                 done = Some(self.wire.now());
             }
             if work > 0 {

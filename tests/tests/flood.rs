@@ -6,8 +6,8 @@ use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealane_fusion::{AcceptOptions, Code, Engine, EngineSettings, Keys};
-use sealane_transport::Handle;
 use sealane_transport::wire::{Abort, Frame, FrameWriter, Greeting, Hello, PushOpen, Request, parse};
+use sealane_transport::{Handle, PullOptions};
 
 use sealane_tests::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, until};
 
@@ -204,7 +204,7 @@ fn a_peer_that_floods_with_names_on_many_links_has_the_bytes_of_one_peer_and_the
     let (ps, worker) = (scene.ps.task(&task(0)).unwrap(), scene.worker.task(&task(1)).unwrap());
     ps.publish("w", 1, tensor(1000, 7)).wait().unwrap();
     let mut plan = worker.plan(&task(0), Keys::new(["w"]).unwrap());
-    plan.pull(1).wait().unwrap();
+    plan.pull(1, PullOptions::default()).unwrap();
     assert_eq!(plan.tray().get(0).expect("pulled").bytes(), bytes(1000, 7));
     let acceptor = ps.acceptor("gradients", AcceptOptions::default());
     worker.push(&task(0), "gradients", tensor(10, 3)).wait().unwrap();

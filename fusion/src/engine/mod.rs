@@ -12,7 +12,6 @@ mod local;
 mod local_plan;
 mod published;
 mod push;
-mod recall;
 mod resolver;
 mod settings;
 mod shard;
@@ -39,7 +38,7 @@ pub use clients::{ClientEnds, ClientId, LaneEnd, Portion, SharedArena, SpareAren
 pub use hand_over::Prepared;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingBatch, LocalReceivingMany};
-pub use published::{Begun, Brought, Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
+pub use published::{Begun, Brought, Plan};
 pub use push::Acceptor;
 pub use settings::EngineSettings;
 use shard::ShardEngine;

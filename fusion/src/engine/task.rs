@@ -2,7 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,6 @@ use sealane_runtime::{Buffer, Job, Shard, ShardRef};
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::{Error, PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 
-use super::recall::{Name, NameTag, Recall};
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
 use crate::node::{Node, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
@@ -63,22 +62,6 @@ impl Task {
         Sending(Outcome::of(submitted, receiver))
     }
 
-    /// Sends many tensors of a step, by key, at a fraction of the cost each. Completes when the consumer has released all of them, with the
-    /// first error if there was any.
-    pub fn send_many(&self, to: &str, step: i64, tensors: Vec<(String, Tensor)>, options: SendOptions) -> Sending {
-        let timeout = options.timeout.unwrap_or(self.request_timeout());
-        let (sender, receiver) = oneshot::channel();
-        let (local, peer) = (self.place, to.to_owned());
-        let submitted = self.submit(to, move |node, now| {
-            let waiter = SendWaiter::Channel(sender);
-            match node.pair(local, &peer) {
-                Ok(pair) => node.send_many((pair, step), tensors.into_iter(), deadline(now, timeout), waiter),
-                Err(error) => node.finish_send(waiter, Err(error)),
-            }
-        });
-        Sending(Outcome::of(submitted, receiver))
-    }
-
     /// Requests a tensor from `from`, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
     /// completes with the tensor or an error, at the latest at its deadline.
     pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {
@@ -113,8 +96,7 @@ impl Task {
     }
 
     /// Receives many tensors of a step from `from` at once, each with its own options and outcome. Those that do not come ahead of
-    /// a request within 1 ms are requested together, not a window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all
-    /// together and costs less.
+    /// a request within 1 ms are requested together, not a window's worth at a time.
     pub fn recv_all<K: AsRef<str>>(
         &self,
         from: &str,
@@ -191,9 +173,10 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
-    /// How to cancel a call of this task to `peer`.
-    pub(super) fn recall(&self, peer: &str) -> (Recall, NameTag) {
-        Recall::of(self.shard(self.serving(peer)))
+    /// How to cancel a recv of this task from `peer`, and where the shard leaves its name for it.
+    fn recall(&self, peer: &str) -> (Recall, Tag) {
+        let tag = Tag::default();
+        (Recall { shard: self.shard(self.serving(peer)), tag: tag.clone() }, tag)
     }
 
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
@@ -275,10 +258,31 @@ impl Task {
     }
 }
 
-/// Leaves the ticket of a waiting recv where the caller can cancel it.
-fn write_on(tag: &NameTag, ticket: Option<Ticket>) {
+/// Where a shard leaves its name for a recv that waits.
+type Tag = Arc<OnceLock<Ticket>>;
+
+fn write_on(tag: &Tag, ticket: Option<Ticket>) {
     if let Some(ticket) = ticket {
-        let _ = tag.set(Name::Recv(ticket));
+        let _ = tag.set(ticket);
+    }
+}
+
+/// How to cancel a recv: a job tells the shard that serves it. One small allocation per call.
+struct Recall {
+    shard: ShardRef,
+    tag: Tag,
+}
+
+impl Recall {
+    /// Cancels a submitted recv; no effect if it has ended. Drop the receiver first, so that a tensor that arrives meanwhile is returned.
+    fn give_up(&self) {
+        let tag = self.tag.clone();
+        // Jobs run in the order in which they were submitted: the recv has its name by then, if it still waits.
+        submit_always(&self.shard, move |node, _| {
+            if let Some(&ticket) = tag.get() {
+                node.cancel(ticket);
+            }
+        });
     }
 }
 
@@ -361,7 +365,7 @@ fn gone<E: From<Error>>() -> E {
     Error::unavailable("this engine", "it stopped before the call ended").into()
 }
 
-/// A send or push in progress: await it, or [`wait`](Self::wait).
+/// A send, a push or a publication in progress: await it, or [`wait`](Self::wait).
 #[must_use = "await it to know that the tensor arrived, or drop it explicitly"]
 pub struct Sending(Outcome<SendOutcome>);
 
@@ -370,8 +374,8 @@ impl Sending {
         Sending(outcome)
     }
 
-    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at the latest at its
-    /// deadline. Not for code on a shard.
+    /// Blocks until the consumer has released the tensor, its queue has taken it, or all peers can see it, or the call has failed: at the
+    /// latest at its deadline. Not for code on a shard.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if nobody requested it in time, or if the tensor was in transit then:

@@ -68,9 +68,6 @@ impl Node {
             let ticket = self.recv(now, request);
             self.context.reporter.outcomes.batches.asked(batch, index, ticket);
         }
-        if count == 0 {
-            self.context.reporter.outcomes.batches.end(batch);
-        }
         batch
     }
 

@@ -79,7 +79,6 @@ enum Call {
     Send(Outcome<SendOutcome>),
     Recv(Outcome<RecvOutcome>),
     Pull(Outcome<Result<Tray, Error>>),
-    RecvMany(Outcome<Result<Vec<RecvOutcome>, Error>>),
 }
 
 impl Call {
@@ -88,7 +87,6 @@ impl Call {
             Call::Send(outcome) => outcome.try_recv().is_ok(),
             Call::Recv(outcome) => outcome.try_recv().is_ok(),
             Call::Pull(outcome) => outcome.try_recv().is_ok(),
-            Call::RecvMany(outcome) => outcome.try_recv().is_ok(),
         }
     }
 }
@@ -138,14 +136,23 @@ struct World {
     plans: Vec<(Handle, usize)>,
     /// Recvs that are read where they lie.
     views: Vec<Handle>,
+    batches: Vec<Handle>,
     queues: Vec<(u16, &'static str, Arc<AcceptQueue>)>,
 }
 
 /// Follows the input from word to word.
 pub(super) fn run(input: &[u8]) {
     let now = Instant::now();
-    let mut world =
-        World { node: shard(), now, peers: vec![], calls: vec![], plans: vec![], views: vec![], queues: vec![] };
+    let mut world = World {
+        node: shard(),
+        now,
+        peers: vec![],
+        calls: vec![],
+        plans: vec![],
+        views: vec![],
+        batches: vec![],
+        queues: vec![],
+    };
     let mut script = Script::new(input);
     while !script.is_over() {
         world.go_on(&mut script);
@@ -337,16 +344,11 @@ impl World {
             13 => {
                 let keys = (0..script.below(6)).map(|_| script.one_of(&KEYS)).collect::<Vec<_>>();
                 let destinations = (0..script.below(3)).map(|_| Buffer::from_vec(vec![0; bytes]));
-                let (sender, outcome) = oneshot::channel();
                 let in_views = script.yes();
-                let waiter = if in_views { BatchWaiter::Views(None) } else { BatchWaiter::Channel(sender) };
+                let waiter = if in_views { BatchWaiter::Views(None) } else { BatchWaiter::Future(None) };
                 let batch = FusedRequest { pair, step, keys: keys.into_iter(), destinations, deadline, waiter };
                 let batch = self.node.recv_fused(now, batch);
-                if in_views {
-                    self.views.push(batch);
-                } else {
-                    self.calls.push(Call::RecvMany(outcome));
-                }
+                (if in_views { &mut self.views } else { &mut self.batches }).push(batch);
             }
             _ if script.yes() => self.node.meet_client(local),
             _ => self.node.forget_client(local, "its process ended"),
@@ -370,6 +372,9 @@ impl World {
         for batch in self.views.drain(..) {
             let Poll::Ready(received) = self.node.poll_views(batch, Waker::noop()) else { panic!("a call stands") };
             received.iter().flatten().for_each(|view| drop(view.to_tensor()));
+        }
+        for batch in self.batches.drain(..) {
+            assert!(self.node.poll_batch(batch, Waker::noop()).is_ready(), "a call stands");
         }
         let counters = self.node.counters();
         assert_eq!((counters.deposits, counters.parked, counters.links), (0, 0, 0), "{counters:?}");

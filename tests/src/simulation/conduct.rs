@@ -53,10 +53,6 @@ impl Simulation {
                 self.fuse(Fusing { batch, producer, consumer, step, keys, rooms, told, timeout })
             }
             Deed::GiveUpFused { batch } => self.give_up_fused(batch),
-            Deed::DeafenFused { batch } => {
-                self.deafen_fused(batch);
-                Ok(())
-            }
             Deed::Publish { task, keys, rise, bytes } => {
                 keys.into_iter().try_for_each(|key| self.publish(task, key, rise, bytes))
             }

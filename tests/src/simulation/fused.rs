@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sealane_fusion::node::{BatchWaiter, FusedRequest};
-use sealane_fusion::{Buffer, Error, RecvOutcome, Unreceived};
+use sealane_fusion::{Buffer, Unreceived};
 use sealane_transport::Handle;
 
 use super::climate::TENSOR_BYTES_MAX;
@@ -17,17 +17,11 @@ use super::ledger::{End, Recv};
 use super::run::Simulation;
 use super::workload::{Spot, Told};
 
-enum Ear {
-    OneByOne,
-    Views,
-    Together(oneshot::Receiver<Result<Vec<RecvOutcome>, Error>>),
-}
-
 struct Batch {
     host: usize,
     shard: usize,
     handle: Handle,
-    ear: Ear,
+    told: Told,
     /// Its recvs in the ledger, in the order of their keys.
     recvs: Vec<usize>,
 }
@@ -100,13 +94,9 @@ impl Simulation {
                 ended: None,
             }));
         }
-        let (waiter, ear) = match told {
-            Told::OneByOne => (BatchWaiter::Future(None), Ear::OneByOne),
-            Told::InViews => (BatchWaiter::Views(None), Ear::Views),
-            Told::Together => {
-                let (sender, receiver) = oneshot::channel();
-                (BatchWaiter::Channel(sender), Ear::Together(receiver))
-            }
+        let waiter = match told {
+            Told::OneByOne | Told::Together => BatchWaiter::Future(None),
+            Told::InViews => BatchWaiter::Views(None),
         };
         let names: Vec<_> = keys.iter().map(|&number| key(number)).collect();
         let (now, deadline) = (self.instant(), self.base + deadline);
@@ -114,7 +104,7 @@ impl Simulation {
         let request = FusedRequest { pair, step, keys, destinations, deadline, waiter };
         let handle = self.hosts[host].seats[shard].node.recv_fused(now, request);
         self.batches.latest.insert(batch, number);
-        self.batches.open.push((number, Batch { host, shard, handle, ear, recvs }));
+        self.batches.open.push((number, Batch { host, shard, handle, told, recvs }));
         self.settle(host, shard)
     }
 
@@ -126,16 +116,6 @@ impl Simulation {
         self.hosts[host].seats[shard].node.close_batch(handle);
         self.end_open(&recvs, End::GivenUp);
         self.settle(host, shard)
-    }
-
-    /// Nobody listens any more; the recvs go on.
-    pub(super) fn deafen_fused(&mut self, batch: usize) {
-        let is_together = |(_, batch): &(u64, Batch)| matches!(batch.ear, Ear::Together(_));
-        let Some(number) = self.batches.latest.get(&batch) else { return };
-        let Some(at) = self.batches.open.iter().position(|open| open.0 == *number && is_together(open)) else { return };
-        let (number, batch) = self.batches.open.remove(at);
-        self.trace.note(self.now, format_args!("nobody listens to fused receive {number}"));
-        self.end_open(&batch.recvs, End::Deaf);
     }
 
     fn end_open(&mut self, recvs: &[usize], end: End) {
@@ -174,22 +154,22 @@ impl Simulation {
 
     /// True if the batch has ended.
     fn hear(&mut self, batch: &Batch) -> Result<bool, String> {
-        match &batch.ear {
-            Ear::OneByOne => self.hear_one_by_one(batch),
-            Ear::Views => self.hear_views(batch),
-            Ear::Together(receiver) => match receiver.try_recv() {
-                Ok(Ok(outcomes)) if outcomes.len() == batch.recvs.len() => {
-                    for (&recv, outcome) in batch.recvs.iter().zip(outcomes) {
-                        self.recv_ended(recv, outcome)?;
-                    }
-                    Ok(true)
-                }
-                Ok(Ok(outcomes)) => Err(format!("{} outcomes for {} keys", outcomes.len(), batch.recvs.len())),
-                Ok(Err(error)) => Err(format!("it failed as a whole: {error}")),
-                Err(oneshot::TryRecvError::Disconnected) => Err("it was forgotten without a word".into()),
-                Err(oneshot::TryRecvError::Empty) => Ok(false),
-            },
+        match batch.told {
+            Told::OneByOne => self.hear_one_by_one(batch),
+            Told::InViews => self.hear_views(batch),
+            Told::Together => self.hear_all(batch),
         }
+    }
+
+    fn hear_all(&mut self, batch: &Batch) -> Result<bool, String> {
+        let Batch { host, shard, handle, recvs, .. } = batch;
+        let node = &mut self.hosts[*host].seats[*shard].node;
+        let Poll::Ready(outcomes) = node.poll_batch(*handle, Waker::noop()) else { return Ok(false) };
+        if outcomes.len() != recvs.len() {
+            return Err(format!("{} outcomes for {} keys", outcomes.len(), recvs.len()));
+        }
+        recvs.iter().zip(outcomes).try_for_each(|(&recv, outcome)| self.recv_ended(recv, outcome).map(drop))?;
+        Ok(true)
     }
 
     fn hear_views(&mut self, batch: &Batch) -> Result<bool, String> {

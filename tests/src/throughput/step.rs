@@ -4,13 +4,14 @@
 //! not how fast its code is.
 
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use sealane_fusion::node::{
     BatchWaiter, FusedRequest, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
 use sealane_fusion::{Error, Fuse, RecvOutcome, Tensor, Tray};
-use sealane_transport::{Handle, Link};
+use sealane_transport::{Handle, Link, Unreceived};
 
 use super::line::{Air, Carried, line};
 use super::load::Load;
@@ -113,7 +114,7 @@ impl Pair {
                 let recvs = self.recv_each(pairs[WORKER], step, tensors, until);
                 let mut left = recvs.iter();
                 let mut waits = left.next();
-                self.run(|| {
+                self.run(|_| {
                     while let Some(recv) = waits {
                         match recv.try_recv() {
                             Ok(Ok(_)) => waits = left.next(),
@@ -126,16 +127,11 @@ impl Pair {
             }
             Way::Receive => {
                 let recv = self.recv_fused(pairs[WORKER], step, tensors, until);
-                self.run(|| match recv.try_recv() {
-                    Ok(outcomes) => {
-                        let outcomes = outcomes.map_err(failed)?;
-                        outcomes.into_iter().try_for_each(|outcome| match outcome {
-                            Ok(_) => Ok(()),
-                            Err(unreceived) => Err(unreceived.error.to_string()),
-                        })?;
-                        Ok(true)
-                    }
-                    Err(_) => Ok(false),
+                self.run(|nodes| {
+                    let Poll::Ready(outcomes) = nodes[WORKER].poll_batch(recv, Waker::noop()) else { return Ok(false) };
+                    let failed = |unreceived: Unreceived| unreceived.error.to_string();
+                    outcomes.into_iter().try_for_each(|outcome| outcome.map(drop).map_err(failed))?;
+                    Ok(true)
                 })?
             }
             Way::Plan => {
@@ -158,7 +154,7 @@ impl Pair {
                         waiter,
                     },
                 );
-                self.run(|| match pulled.try_recv() {
+                self.run(|_| match pulled.try_recv() {
                     Ok(tray) => {
                         let tray = tray.map_err(failed)?;
                         let error = tray.first_error().map(|(_, error)| error.to_string());
@@ -171,7 +167,7 @@ impl Pair {
             Way::Push => {
                 self.push(pairs[PS], tensors, until);
                 let (queue, mut items) = (self.queue.clone(), Vec::new());
-                self.run(|| {
+                self.run(|_| {
                     queue.take(usize::MAX, &mut items).map_err(failed)?;
                     Ok(items.len() == tensors.len())
                 })?
@@ -203,20 +199,11 @@ impl Pair {
         tensors.iter().map(ask).collect()
     }
 
-    fn recv_fused(
-        &mut self,
-        pair: u32,
-        step: i64,
-        tensors: &[(String, Tensor)],
-        deadline: Instant,
-    ) -> oneshot::Receiver<Result<Vec<RecvOutcome>, Error>> {
-        let (sender, receiver) = oneshot::channel();
+    fn recv_fused(&mut self, pair: u32, step: i64, tensors: &[(String, Tensor)], deadline: Instant) -> Handle {
         let keys = tensors.iter().map(|(key, _)| key.as_str());
         let destinations = tensors.iter().map(|(_, tensor)| memory(tensor));
-        let waiter = BatchWaiter::Channel(sender);
-        let now = self.now();
-        self.nodes[WORKER].recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter });
-        receiver
+        let (now, waiter) = (self.now(), BatchWaiter::Future(None));
+        self.nodes[WORKER].recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter })
     }
 
     fn push(&mut self, pair: u32, tensors: &[(String, Tensor)], deadline: Instant) {

@@ -1,10 +1,13 @@
 //! Tensors in the memory of a device: sent, received, published, pulled and pushed, between engines and within one.
 
 use sealane_fusion::{AcceptOptions, Buffer, Code, Engine, Keys, MemoryKind, Task, Tensor};
+use sealane_transport::PullOptions;
 use sealane_transport::fake_device::{FakeDevice, bytes_of};
 use sealane_transport::verbs::PortCounters;
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until};
+use crate::fixture::{
+    LONG, assert_empty, bytes, engines, listener, map, port, pull, settings, task, tensor, total, until,
+};
 use crate::verbs;
 
 /// In a frame and beside frames, in one chunk and in several.
@@ -107,10 +110,10 @@ fn a_copy_that_fails_ends_its_recv_alone() {
             if published.is_err() {
                 ps.publish(&name, 1, in_device(&device, len, 2)).wait().unwrap();
             } else {
-                let error = worker.pull(ps.name(), &name, 1).wait().unwrap_err();
+                let error = pull(worker, ps.name(), &name, 1).wait().unwrap_err();
                 assert_eq!((len > 8192, error.code()), (true, Code::Unavailable), "{error}");
             }
-            assert_eq!(worker.pull(ps.name(), &name, 1).wait().unwrap().tensor.bytes(), bytes(len, 2));
+            assert_eq!(pull(worker, ps.name(), &name, 1).wait().unwrap().tensor.bytes(), bytes(len, 2));
             ps.withdraw(&name).unwrap();
             let acceptor = ps.acceptor("grads", AcceptOptions::default());
             device.fail_after(0, 1);
@@ -145,7 +148,7 @@ fn exported_memory_is_reached_without_copies_once_it_is_registered() {
         let arrived = worker.recv_into(ps.name(), step, "key", place).wait().unwrap();
         sending.wait().unwrap();
         ps.publish("weights", step, exported(step as u64 + 100)).wait().unwrap();
-        plan.pull(step).wait().unwrap();
+        plan.pull(step, PullOptions::default()).unwrap();
         let is_copied = device.copies() != before;
         assert!(bytes_in(arrived) == bytes(len, step as u64), "{len} bytes differ");
         let mut read = vec![0; len];
@@ -188,7 +191,7 @@ fn published_tensors_are_pulled_from_and_into_device_memory() {
                 (name.clone(), if from_device { in_device(&device, len, seed) } else { tensor(len, seed) })
             });
             ps.publish_many(version, published).wait().unwrap();
-            plan.pull(version).wait().unwrap();
+            plan.pull(version, PullOptions::default()).unwrap();
             for (index, len) in SIZES.into_iter().enumerate() {
                 let tensor = plan.tray().get(index).unwrap();
                 assert_eq!(tensor.memory(), if index < 3 { MemoryKind::Host } else { IN_DEVICE });

@@ -10,9 +10,10 @@ use sealane_fusion::{
     AcceptOptions, Accepted, Acceptor, Code, EndpointMap, Engine, EngineSettings, Error, Keys, Sending, Task, Tensor,
 };
 use sealane_runtime::JoinHandle;
+use sealane_transport::RecvOptions;
 use sealane_transport::authentication::Authentication;
 
-use crate::fixture::{LONG, assert_empty, engines, task, total, until};
+use crate::fixture::{AT_ONCE, LONG, assert_empty, engines, task, total, until};
 
 const QUEUE: &str = "grads";
 
@@ -218,7 +219,7 @@ fn a_plan_that_is_dropped_while_the_mailbox_is_full_lets_its_keys_go() {
     let [ps, worker] = [0, 1].map(|index| engine.task(&task(index)).unwrap());
     let begun = |key: &str| {
         let mut plan = worker.plan(&task(0), Keys::new([key]).unwrap());
-        let error = plan.pull_within(1, Duration::ZERO).wait().unwrap_err();
+        let error = plan.pull(1, AT_ONCE).unwrap_err();
         (plan, error.code())
     };
     let (plan, waited) = begun("w");
@@ -234,7 +235,8 @@ fn a_plan_that_is_dropped_while_the_mailbox_is_full_lets_its_keys_go() {
 fn a_recv_that_is_dropped_while_the_mailbox_is_full_is_given_up() {
     let engines = engines(2, few_slots);
     let (ps, worker) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
-    let (one, many) = (worker.recv(&task(0), 1, "w"), worker.recv_fused(&task(0), 1, ["a", "b"]));
+    let asked = |key| (key, RecvOptions::default());
+    let (one, many) = (worker.recv(&task(0), 1, "w"), worker.recv_all(&task(0), 1, ["a", "b"].map(asked)));
     until(&engines[0], "the requests arrive", |counters| counters.parked == 3);
     let blocked = Blocked::new(&engines[1], &worker);
     drop((one, many));

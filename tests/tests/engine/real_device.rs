@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use sealane_fusion::{Code, Engine, EngineSettings};
 use sealane_transport::verbs::{PortCounters, Transfer, Verbs, VerbsSettings};
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until};
+use crate::fixture::{
+    self, LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until,
+};
 use crate::verbs::counters_verbs;
 
 /// The network device under the RDMA device, and the state of the latter's port.
@@ -149,7 +151,7 @@ fn a_process_killed_while_its_tensors_are_pulled_is_unavailable_until_its_succes
         settings.connect_timeout = Duration::from_secs(20);
         let worker = Engine::start(settings).expect("an engine starts");
         let consumer = worker.task(&task(1)).expect("its task");
-        let pull = || consumer.pull(&task(0), PUBLISHED, VERSION);
+        let pull = || fixture::pull(&consumer, &task(0), PUBLISHED, VERSION);
         let verify = |pulled: &sealane_fusion::Pulled| {
             assert!(pulled.tensor.bytes() == bytes(LARGE, 1), "the tensor differs");
         };
@@ -192,8 +194,9 @@ fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
     settings.connect_timeout = Duration::from_secs(20);
     let worker = Engine::start(settings).expect("an engine starts");
     let consumer = worker.task(&task(1)).expect("its task");
-    let pull_all =
-        || -> Vec<_> { (0..SMALL_KEYS).map(|at| (at, consumer.pull(&task(0), &small(at), VERSION))).collect() };
+    let pull_all = || -> Vec<_> {
+        (0..SMALL_KEYS).map(|at| (at, fixture::pull(&consumer, &task(0), &small(at), VERSION))).collect()
+    };
     for killed in 0..=KILLED {
         let process = Process::start(&ports);
         let mut under_way = pull_all();

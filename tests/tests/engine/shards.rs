@@ -3,12 +3,11 @@
 use std::hint;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use sealane_fusion::{Code, Error, Keys, SendOptions};
 use sealane_runtime::Polling;
 
-use crate::fixture::{assert_empty, bytes, engines, task, tensor, total};
+use crate::fixture::{AT_ONCE, assert_empty, bytes, engines, task, tensor, total};
 
 /// Publications of two threads at once.
 const ROUNDS: usize = 400;
@@ -38,7 +37,7 @@ fn shards_agree_on_what_two_threads_publish_and_withdraw() {
     let one = engine.task(&task(0)).unwrap();
     let there = |shard| {
         let mut plan = one.plan_over(shard, &task(0), Keys::new(["w"]).unwrap());
-        let pulled = plan.pull_within(1, Duration::ZERO).wait();
+        let pulled = plan.pull(1, AT_ONCE);
         pulled.ok().map(|()| plan.tray().get(0).unwrap().bytes().to_vec())
     };
     let met = AtomicUsize::new(0);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use sealane_fusion::{AcceptOptions, Authentication, Buffer, Code, Engine, EngineSettings, Keys};
-use sealane_transport::LinkKind;
 use sealane_transport::authentication::Authority;
 use sealane_transport::verbs::device::{Device, Status, VerbsError};
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike, Weather};
 use sealane_transport::verbs::{Depths, KIND, PortCounters, Registration, Transfer, Verbs, VerbsSettings};
+use sealane_transport::{LinkKind, PullOptions, RecvOptions};
 
 use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, until};
 
@@ -153,11 +153,15 @@ fn many_tensors_both_ways_and_in_one_call() {
                     ]
                 })
                 .collect();
-            let there = other_task.recv_fused(&task(0), step, &keys);
-            let back = one_task.recv_fused(&task(1), step, &keys);
-            for (outcomes, plus) in [(there.wait(), 0), (back.wait(), 1)] {
-                for (at, outcome) in outcomes.into_iter().enumerate() {
-                    assert!(outcome.unwrap().bytes() == bytes(len(at), seed(at) + plus), "tensor {at} differs");
+            let wanted = || keys.iter().map(|key| (key, RecvOptions::default()));
+            let there = other_task.recv_all(&task(0), step, wanted());
+            let back = one_task.recv_all(&task(1), step, wanted());
+            for (receivings, plus) in [(there, 0), (back, 1)] {
+                for (at, receiving) in receivings.into_iter().enumerate() {
+                    assert!(
+                        receiving.wait().unwrap().bytes() == bytes(len(at), seed(at) + plus),
+                        "tensor {at} differs"
+                    );
                 }
             }
             sent.into_iter().for_each(|sending| sending.wait().unwrap());
@@ -181,7 +185,7 @@ fn published_tensors_are_pulled_by_plan_and_pushes_are_accepted_once() {
             let tensors = ["a", "b", "c"].into_iter().enumerate();
             let tensors = tensors.map(|(at, key)| (key.to_owned(), tensor(len(at), version as u64 + at as u64)));
             ps_task.publish_many(version, tensors).wait().unwrap();
-            plan.pull(version).wait().unwrap();
+            plan.pull(version, PullOptions::default()).unwrap();
             for at in 0..3 {
                 let tensor = plan.tray().get(at).expect("pulled");
                 assert!(tensor.bytes() == bytes(len(at), version as u64 + at as u64), "tensor {at} of {version}");

@@ -5,7 +5,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_transport::wire::AheadRecords;
-use sealane_transport::{Arena, Error, Handle, RecvOutcome};
+use sealane_transport::{Arena, Handle, RecvOutcome};
 
 use super::received::{Brought, ReceivedBatch};
 use crate::node::cells::Ticket;
@@ -34,8 +34,6 @@ pub enum BatchWaiter {
     Future(Option<Waker>),
     /// A future on this shard that reads the tensors where they lie: it brings no memory.
     Views(Option<Waker>),
-    /// A caller on any thread.
-    Channel(oneshot::Sender<Result<Vec<RecvOutcome>, Error>>),
 }
 
 /// What has come of a batch.
@@ -67,7 +65,7 @@ impl Batch {
         match &mut self.waiter {
             BatchWaiter::Future(waker) => wakers.extend(waker.take()),
             BatchWaiter::Views(waker) if self.left == 0 => wakers.extend(waker.take()),
-            BatchWaiter::Views(_) | BatchWaiter::Channel(_) => {}
+            BatchWaiter::Views(_) => {}
         }
     }
 }
@@ -86,7 +84,7 @@ impl Batches {
     pub(in crate::node) fn open(&mut self, count: usize, waiter: BatchWaiter) -> Handle {
         let outcomes = match waiter {
             BatchWaiter::Views(_) => Come::Views(ReceivedBatch::waiting(count)),
-            _ => Come::Each(std::iter::repeat_with(|| None).take(count).collect()),
+            BatchWaiter::Future(_) => Come::Each(std::iter::repeat_with(|| None).take(count).collect()),
         };
         let batch = Batch { outcomes, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
         let Ok(batch) = self.0.insert(batch) else { unreachable!("2^32 batches do not fit in memory") };
@@ -120,10 +118,7 @@ impl Batches {
     /// False if nobody waits for the batch any more.
     #[inline]
     pub(in crate::node) fn listens(&self, handle: Handle) -> bool {
-        self.0.get(handle).is_some_and(|batch| match &batch.waiter {
-            BatchWaiter::Channel(sender) => !sender.is_closed(),
-            BatchWaiter::Future(_) | BatchWaiter::Views(_) => true,
-        })
+        self.0.get(handle).is_some()
     }
 
     /// A frame came for a batch that is to be read by views: see [`ReceivedBatch::take`].
@@ -163,23 +158,6 @@ impl Batches {
             batch.arrived.push_back(index);
         }
         batch.ended(1, wakers);
-        if batch.left == 0 {
-            self.end(handle);
-        }
-    }
-
-    /// All have ended: who is not on this shard is told.
-    pub(in crate::node) fn end(&mut self, handle: Handle) {
-        let is_here = |batch: &Batch| !matches!(batch.waiter, BatchWaiter::Channel(_));
-        if self.0.get(handle).is_none_or(is_here) {
-            return;
-        }
-        let mut batch = self.0.remove(handle).expect("just looked at");
-        let outcomes = batch.take_all();
-        if let BatchWaiter::Channel(sender) = batch.waiter {
-            // A caller that no longer listens has dropped its end.
-            drop(sender.send(Ok(outcomes)));
-        }
     }
 
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
@@ -229,12 +207,6 @@ impl Batches {
         self.0.remove(handle).into_iter().flat_map(|batch| batch.tickets.into_iter().flatten())
     }
 
-    /// True if somebody waits for the batch, or did when it was last looked at.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(in crate::node) fn is_open(&self, handle: Handle) -> bool {
-        self.0.get(handle).is_some()
-    }
-
     /// Panics unless what has not ended is counted.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::node) fn check_invariants(&self) {
@@ -242,8 +214,6 @@ impl Batches {
             assert!(batch.left <= batch.tickets.len(), "a batch would never end");
             let tickets = batch.tickets.iter().flatten().count();
             assert!(tickets <= batch.left, "a recv would be given up that has ended, and may be another's by now");
-            let is_here = !matches!(batch.waiter, BatchWaiter::Channel(_));
-            assert!(batch.left > 0 || is_here, "nobody would hear that a batch has ended");
         }
     }
 }

@@ -7,25 +7,31 @@ use crate::node::{BatchWaiter, FusedRequest};
 
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 
-fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> oneshot::Receiver<Result<Vec<RecvOutcome>, Error>> {
+fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> Handle {
     let pair = net.number(1, "worker:1", "ps:1");
-    let (sender, receiver) = oneshot::channel();
-    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Channel(sender));
+    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
     let keys = keys.iter().copied();
-    net.nodes[1].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter });
-    receiver
+    net.nodes[1].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter })
+}
+
+/// What a fused receive of a node has come to, once all have ended.
+fn come(net: &mut Net, node: usize, batch: Handle) -> Option<Vec<RecvOutcome>> {
+    match net.nodes[node].poll_batch(batch, Waker::noop()) {
+        Poll::Ready(outcomes) => Some(outcomes),
+        Poll::Pending => None,
+    }
 }
 
 #[test]
 fn all_come_in_the_order_of_their_keys_whatever_order_they_were_sent_in() {
     let mut net = Net::pair();
     let sent: Vec<_> = ["d", "b"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
-    let outcome = ask(&mut net, &KEYS, Vec::new());
+    let asked = ask(&mut net, &KEYS, Vec::new());
     net.rest();
-    assert!(outcome.try_recv().is_err(), "two are missing");
+    assert!(come(&mut net, 1, asked).is_none(), "two are missing");
     let more: Vec<_> = ["a", "c"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
     net.rest();
-    let tensors: Vec<_> = outcome.try_recv().unwrap().unwrap().into_iter().map(|outcome| outcome.unwrap()).collect();
+    let tensors: Vec<_> = come(&mut net, 1, asked).unwrap().into_iter().map(|outcome| outcome.unwrap()).collect();
     assert_eq!(tensors.iter().map(|tensor| tensor.bytes()).collect::<Vec<_>>(), KEYS.map(str::as_bytes));
     drop(tensors);
     net.rest();
@@ -40,9 +46,9 @@ fn they_do_not_wait_for_the_window_and_share_messages() {
     let keys: Vec<String> = (0..100).map(|number| format!("key/{number}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     keys.iter().for_each(|key| drop(net.send((0, "ps:1"), "worker:1", key, &[7; 16])));
-    let outcome = ask(&mut net, &keys, Vec::new());
+    let asked = ask(&mut net, &keys, Vec::new());
     net.rest();
-    assert!(outcome.try_recv().unwrap().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    assert!(come(&mut net, 1, asked).unwrap().into_iter().all(|outcome| outcome.is_ok()));
     let messages: u64 = net.nodes.iter().map(|node| node.counters().messages_sent).sum();
     assert!(messages < 20, "{messages} messages for 100 tensors");
 }
@@ -51,10 +57,10 @@ fn they_do_not_wait_for_the_window_and_share_messages() {
 fn what_is_late_fails_alone() {
     let mut net = Net::pair();
     let _sent = net.send((0, "ps:1"), "worker:1", "a", &[1]);
-    let outcome = ask(&mut net, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
+    let asked = ask(&mut net, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
     net.rest();
     net.pass(SOON);
-    let outcomes = outcome.try_recv().unwrap().unwrap();
+    let outcomes = come(&mut net, 1, asked).unwrap();
     assert_eq!(outcomes[0].as_ref().unwrap().bytes(), [1]);
     let late = outcomes[1].as_ref().unwrap_err();
     assert_eq!(
@@ -87,31 +93,31 @@ fn a_future_takes_them_as_they_come_and_gives_up_the_rest() {
 #[test]
 fn nothing_is_asked_and_nothing_comes() {
     let mut net = Net::pair();
-    assert!(ask(&mut net, &[], Vec::new()).try_recv().unwrap().unwrap().is_empty());
+    let asked = ask(&mut net, &[], Vec::new());
+    assert!(come(&mut net, 1, asked).unwrap().is_empty());
 }
 
 #[test]
 fn tasks_of_one_node_meet_in_batches_too() {
     let mut net = Net::new([ps(), worker()]);
     let pair = net.number(0, "ps:2", "ps:1");
-    let (sender, receiver) = oneshot::channel();
-    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Channel(sender));
+    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
     let (keys, now) = (KEYS.into_iter(), net.now);
-    net.nodes[0].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+    let asked = net.nodes[0].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
     let sent: Vec<_> = KEYS.map(|key| net.send((0, "ps:1"), "ps:2", key, key.as_bytes())).into();
     net.rest();
-    assert!(receiver.try_recv().unwrap().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    assert!(come(&mut net, 0, asked).unwrap().into_iter().all(|outcome| outcome.is_ok()));
     sent.iter().for_each(|sent| sent.outcome().unwrap());
 }
 
 #[test]
-fn one_to_which_nobody_listens_gives_back_what_comes_and_ends_with_its_last() {
+fn one_that_is_given_up_gives_back_what_comes() {
     let mut net = Net::pair();
-    let outcome = ask(&mut net, &["a", "b"], Vec::new());
+    let asked = ask(&mut net, &["a", "b"], Vec::new());
     let _first = net.send((0, "ps:1"), "worker:1", "a", &[1; 1000]);
     net.rest();
     assert!(net.nodes[1].counters().slab_receive_bytes > 0, "the first has come, and waits for the other");
-    drop(outcome);
+    net.nodes[1].close_batch(asked);
     let sent = net.send((0, "ps:1"), "worker:1", "b", &[2; 1000]);
     net.rest();
     assert!(sent.waits());

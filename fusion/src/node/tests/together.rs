@@ -10,16 +10,19 @@ use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, QUIET_TIME, UNEXPECTED_CALL
 use crate::node::{BatchWaiter, FusedRequest, ReceivedBatch};
 
 /// Recvs of one call.
-struct Many(oneshot::Receiver<Result<Vec<RecvOutcome>, Error>>);
+struct Many(Handle);
 
 impl Many {
-    fn waits(&self) -> bool {
-        matches!(self.0.try_recv(), Err(oneshot::TryRecvError::Empty))
+    fn waits(&self, net: &mut Net) -> bool {
+        net.nodes[1].poll_batch(self.0, Waker::noop()).is_pending()
     }
 
-    fn outcomes(&self) -> Vec<Result<Vec<u8>, Code>> {
-        let outcomes = self.0.try_recv().expect("all have ended").unwrap().into_iter();
-        outcomes.map(|outcome| outcome.map(|tensor| tensor.bytes().to_vec()).map_err(|it| it.error.code())).collect()
+    fn outcomes(&self, net: &mut Net) -> Vec<Result<Vec<u8>, Code>> {
+        let Poll::Ready(outcomes) = net.nodes[1].poll_batch(self.0, Waker::noop()) else { panic!("one waits") };
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.map(|tensor| tensor.bytes().to_vec()).map_err(|it| it.error.code()))
+            .collect()
     }
 }
 
@@ -40,10 +43,8 @@ impl Net {
 
     fn recv_many(&mut self, keys: &[&str]) -> Many {
         let (pair, deadline, now) = (self.number(1, "worker:1", "ps:1"), self.now + SOON, self.now);
-        let (sender, receiver) = oneshot::channel();
-        let (keys, waiter) = (keys.iter().copied(), BatchWaiter::Channel(sender));
-        self.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
-        Many(receiver)
+        let (keys, waiter) = (keys.iter().copied(), BatchWaiter::Future(None));
+        Many(self.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter }))
     }
 }
 
@@ -61,7 +62,7 @@ fn whatever_the_order_one_message_brings_all_and_one_says_so() {
             assert!(recv_first || sent.waits());
             let asked = asked.take().unwrap_or_else(|| net.recv_many(&["a", "b", "c"]));
             net.rest();
-            assert_eq!(asked.outcomes(), ["a", "b", "c"].map(|key| Ok(key.as_bytes().to_vec())));
+            assert_eq!(asked.outcomes(&mut net), ["a", "b", "c"].map(|key| Ok(key.as_bytes().to_vec())));
             assert_eq!(sent.outcome(), Ok(()));
             assert_eq!((net.said(0) - before.0, net.said(1) - before.1), (1, 1));
             net.nothing_is_left();
@@ -72,21 +73,22 @@ fn whatever_the_order_one_message_brings_all_and_one_says_so() {
 #[test]
 fn each_key_is_asked_once_however_it_is_asked() {
     let mut net = met();
-    let refused = |asked: &Many| asked.outcomes().into_iter().map(|outcome| outcome.err()).collect::<Vec<_>>();
+    let refused =
+        |net: &mut Net, asked: Many| asked.outcomes(net).into_iter().map(|outcome| outcome.err()).collect::<Vec<_>>();
     let first = net.recv_many(&["a", "b"]);
     assert_eq!(net.recv(WORKER, "ps:1", "b").error().code(), Code::InvalidArgument);
     let (single, second) = (net.recv(WORKER, "ps:1", "c"), net.recv_many(&["b", "c"]));
-    assert_eq!(refused(&second), [Some(Code::InvalidArgument); 2]);
+    assert_eq!(refused(&mut net, second), [Some(Code::InvalidArgument); 2]);
     let twice = net.recv_many(&["d", "d"]);
     let sent = net.send_many(&[("a", &[1]), ("b", &[2]), ("c", &[3]), ("d", &[4])]);
     net.rest();
-    assert_eq!((first.outcomes(), single.bytes()), (vec![Ok(vec![1]), Ok(vec![2])], vec![3]));
-    assert_eq!(refused(&twice), [None, Some(Code::InvalidArgument)]);
+    assert_eq!((first.outcomes(&mut net), single.bytes()), (vec![Ok(vec![1]), Ok(vec![2])], vec![3]));
+    assert_eq!(refused(&mut net, twice), [None, Some(Code::InvalidArgument)]);
     assert_eq!(sent.outcome(), Ok(()));
     // One that has its tensor may be asked for again.
     let (again, sent) = (net.recv_many(&["a", "b"]), net.send_many(&[("b", &[5]), ("a", &[6])]));
     net.rest();
-    assert_eq!((again.outcomes(), sent.outcome()), (vec![Ok(vec![6]), Ok(vec![5])], Ok(())));
+    assert_eq!((again.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![6]), Ok(vec![5])], Ok(())));
     net.nothing_is_left();
 }
 
@@ -99,12 +101,12 @@ fn what_has_come_is_taken_and_what_is_large_is_asked_for() {
     let sent = net.send_many(&[("large", &[7; 5000]), ("c", &[3]), ("a", &[1])]);
     net.rest();
     let expected = [vec![1], vec![2], vec![7; 5000], vec![3]];
-    assert_eq!((asked.outcomes(), early.outcome(), sent.outcome()), (expected.map(Ok).into(), Ok(()), Ok(())));
+    assert_eq!((asked.outcomes(&mut net), early.outcome(), sent.outcome()), (expected.map(Ok).into(), Ok(()), Ok(())));
     // By now it is known to be large.
     let before = net.said(1);
     let (asked, sent) = (net.recv_many(&["a", "large"]), net.send_many(&[("a", &[1]), ("large", &[8; 5000])]));
     net.rest();
-    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![1]), Ok(vec![8; 5000])], Ok(())));
+    assert_eq!((asked.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![1]), Ok(vec![8; 5000])], Ok(())));
     assert!(net.said(1) > before);
     net.nothing_is_left();
 }
@@ -120,7 +122,7 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
     let rest = net.send_many(&[("a", &[1]), ("c", &[3])]);
     net.pass(QUIET_TIME);
     net.pass(Duration::from_millis(500));
-    assert_eq!((asked.outcomes(), rest.outcome()), (vec![Ok(vec![1]), Ok(vec![2]), Ok(vec![3])], Ok(())));
+    assert_eq!((asked.outcomes(&mut net), rest.outcome()), (vec![Ok(vec![1]), Ok(vec![2]), Ok(vec![3])], Ok(())));
     // And those on their way when it is cut.
     let sent = net.send_many(&[("a", &[4]), ("b", &[5])]);
     net.nodes[0].turn(net.now);
@@ -128,7 +130,7 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
     let asked = net.recv_many(&["b", "a"]);
     net.pass(Duration::from_millis(500));
     net.pass(QUIET_TIME);
-    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![5]), Ok(vec![4])], Ok(())));
+    assert_eq!((asked.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![5]), Ok(vec![4])], Ok(())));
     net.nothing_is_left();
 }
 
@@ -142,7 +144,7 @@ fn a_recv_asks_in_time_whatever_becomes_of_a_later_call() {
     net.rest();
     assert_eq!(net.nodes[0].counters().parked, 0, "the large one has come, the others wait without a word");
     net.pass(QUIET_TIME / 2);
-    assert_eq!((net.nodes[0].counters().parked, first.waits(), asked.waits()), (1, true, true));
+    assert_eq!((net.nodes[0].counters().parked, first.waits(), asked.waits(&mut net)), (1, true, true));
     net.pass(QUIET_TIME / 2);
     assert_eq!(net.nodes[0].counters().parked, 2);
 }
@@ -157,7 +159,7 @@ fn an_abort_ends_those_that_wait_together() {
     let worker = net.nodes[1].local_task("worker:1").unwrap();
     net.nodes[1].abort(worker, 1, "enough");
     net.rest();
-    assert_eq!(asked.outcomes(), [Err(Code::Aborted), Ok(vec![2])]);
+    assert_eq!(asked.outcomes(&mut net), [Err(Code::Aborted), Ok(vec![2])]);
 }
 
 #[test]
@@ -167,7 +169,7 @@ fn a_call_of_sends_ends_with_its_last_and_tells_the_first_error() {
     let long = "k".repeat(KEY_BYTES_MAX + 1);
     let sent = net.send_many(&[("a", &[1]), ("nobody asks", &[2]), (&long, &[3]), ("a", &[4]), ("c", &[5])]);
     net.rest();
-    assert_eq!(asked.outcomes(), [Ok(vec![1]), Ok(vec![5])]);
+    assert_eq!(asked.outcomes(&mut net), [Ok(vec![1]), Ok(vec![5])]);
     assert!(sent.waits(), "one is left");
     net.pass(SOON);
     assert_eq!(sent.error().code(), Code::InvalidArgument);
@@ -276,7 +278,7 @@ fn views_of_which_some_do_not_come_say_why_and_what_is_given_up_is_left_to_other
     net.rest();
     let asked = net.recv_many(&["a", "b"]);
     net.rest();
-    assert_eq!((asked.outcomes(), sent.outcome()), (vec![Ok(vec![2]), Ok(vec![3])], Ok(())));
+    assert_eq!((asked.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![2]), Ok(vec![3])], Ok(())));
     let none = net.recv_views(&[]);
     assert!(views(&mut net, none).is_some_and(|received| received.is_empty()));
     net.nothing_is_left();
@@ -287,12 +289,12 @@ fn more_calls_than_wait_together_wait_too() {
     let mut net = met();
     let keys: Vec<_> = (0..POSTED_CALLS_MAX + 2).map(|number| format!("w{number}")).collect();
     let asked: Vec<_> = keys.iter().map(|key| net.recv_many(&[key])).collect();
-    assert!(asked.iter().all(Many::waits));
+    assert!(asked.iter().all(|asked| asked.waits(&mut net)));
     let tensors: Vec<(&str, &[u8])> = keys.iter().rev().map(|key| (key.as_str(), key.as_bytes())).collect();
     let sent = net.send_many(&tensors);
     net.rest();
     for (asked, key) in asked.iter().zip(&keys) {
-        assert_eq!(asked.outcomes(), [Ok(key.as_bytes().to_vec())]);
+        assert_eq!(asked.outcomes(&mut net), [Ok(key.as_bytes().to_vec())]);
     }
     assert_eq!(sent.outcome(), Ok(()));
     net.nothing_is_left();
@@ -360,7 +362,7 @@ fn what_came_before_its_call_is_there_for_any_other() {
             _ => &["a", "b", "c"],
         };
         let received = if way == 3 {
-            net.recv_many(keys).outcomes()
+            net.recv_many(keys).outcomes(&mut net)
         } else {
             let asked = net.recv_views(keys);
             bytes(&views(&mut net, asked).expect("all have come"))
@@ -467,7 +469,7 @@ fn the_end_of_a_frame_is_kept_with_what_its_beginning_says() {
     assert_eq!(single.bytes(), [4]);
     let rest = net.recv_many(&["c"]);
     net.rest();
-    assert_eq!((rest.outcomes(), sent.outcome()), (vec![Ok(vec![3])], Ok(())));
+    assert_eq!((rest.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![3])], Ok(())));
     net.nothing_is_left();
 }
 

@@ -67,8 +67,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
         };
         agenda.add(asked, Event::Deed(fuse(random)));
         match random.random_range(0..100) {
-            0..12 => agenda.add(asked + soon(random), Event::Deed(Deed::GiveUpFused { batch })),
-            12..16 => agenda.add(asked + soon(random), Event::Deed(Deed::DeafenFused { batch })),
+            0..16 => agenda.add(asked + soon(random), Event::Deed(Deed::GiveUpFused { batch })),
             16..26 => {
                 // Given up and wanted again at once.
                 let again = asked + soon(random);

@@ -99,9 +99,6 @@ pub(super) enum Deed {
     GiveUpFused {
         batch: usize,
     },
-    DeafenFused {
-        batch: usize,
-    },
     /// `rise`: by how much the version is above the last.
     Publish {
         task: usize,

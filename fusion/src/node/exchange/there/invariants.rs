@@ -32,7 +32,7 @@ impl Exchange {
             }
         }
         there.quiet.check_invariants();
-        there.posted.check_invariants(|batch| context.reporter.outcomes.batches.is_open(batch));
+        there.posted.check_invariants(|batch| context.reporter.outcomes.batches.listens(batch));
         assert_eq!(kept_bytes, there.kept_bytes, "the limit would bound something else than what is kept");
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");
     }

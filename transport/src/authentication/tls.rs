@@ -102,6 +102,8 @@ impl Identity {
             .map_err(unfit)?;
         caller.resumption = Resumption::disabled();
         caller.enable_sni = false;
+        // The links seal and open records by themselves.
+        caller.enable_secret_extraction = true;
         caller.alpn_protocols = vec![PROTOCOL.to_vec()];
         let callers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
             // A side has one certificate, and nothing to choose by them: the names of some hundred authorities are longer than a
@@ -117,6 +119,7 @@ impl Identity {
             .map_err(unfit)?;
         // Nothing may follow the handshake but what the links say: a link over verbs listens to its socket's end alone.
         called.send_tls13_tickets = 0;
+        called.enable_secret_extraction = true;
         called.session_storage = Arc::new(NoServerSessionStorage {});
         called.alpn_protocols = vec![PROTOCOL.to_vec()];
         Ok(Self { caller: Arc::new(caller), called: Arc::new(called), ends, digest })
@@ -141,6 +144,13 @@ impl Identity {
         called.session_storage = rustls::server::ServerSessionMemoryCache::new(1);
         called.max_fragment_size = Some(TICKET_BYTES + 5);
         Self { caller: self.caller.clone(), called: Arc::new(called), ..*self }
+    }
+
+    /// A caller whose records are rustls's too.
+    #[cfg(test)]
+    pub(crate) fn other_caller(&self) -> rustls::ClientConnection {
+        let name = ServerName::try_from(SERVER_NAME).expect("a DNS name");
+        rustls::ClientConnection::new(self.caller.clone(), name).expect("its configuration is complete")
     }
 
     pub(crate) fn calling(&self) -> Result<UnbufferedClientConnection, rustls::Error> {

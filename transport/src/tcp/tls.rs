@@ -1,20 +1,23 @@
-//! TLS over a non-blocking socket: records sealed from a copy of frames and tensors, and opened into where they go.
+//! TLS over a non-blocking socket: records sealed in a copy of frames and tensors, and opened into where they go.
 //!
 //! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; nothing once its
 //! handshake is over and while it holds no part of a record. Data counts as written only when the kernel has all of its records, so
 //! an empty outbox has really been sent.
 
+mod handshake;
+mod records;
+
 use std::io::Read;
 
-use rustls::CommonState;
-use rustls::client::UnbufferedClientConnection;
-use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
 use sealane_runtime::{VolatileSlice, VolatileSliceMut};
 use socket2::Socket;
 
+use self::{
+    handshake::{Handshake, Step},
+    records::{Opened, PLAIN_BYTES, Records},
+};
 use super::stream::{got, send};
-use crate::authentication::{Certificate, Identity, PROTOCOL};
+use crate::authentication::{Certificate, Identity};
 use crate::error::LinkError;
 use crate::spares::{self, Spares};
 
@@ -24,17 +27,11 @@ const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
 const HANDSHAKE_BYTES: usize = 16 * 1024;
 /// What is read at once: three whole records and a part.
 const INCOMING_BYTES: usize = 4 * RECORD_BYTES;
-/// What goes into one record.
-const PLAIN_BYTES: usize = 16 * 1024;
 /// What is sealed at once.
 const SEALED_BYTES: usize = 64 * 1024;
-/// What a record of 16 KiB takes besides, and more than that.
-const RECORD_OVERHEAD: usize = 64;
 /// Reads in a row that bring nothing of what a peer says, only records of TLS's own or a part of one: a peer that sends no
 /// others keeps nobody from the next link. A whole record comes in no more of the smallest segments of an Ethernet.
 const FRUITLESS_READS: usize = 16;
-/// Steps that an alert may take to be made.
-const LAST_WORDS: usize = 4;
 
 thread_local! {
     /// Buffers for what comes, of [`INCOMING_BYTES`] but for those of handshakes.
@@ -44,7 +41,9 @@ thread_local! {
 /// See the module.
 pub(crate) struct TlsStream {
     socket: Socket,
-    side: Side,
+    stage: Stage,
+    /// The peer's, once it has shown it.
+    certificate: Option<Certificate>,
     /// Bytes of the wire: those of `start..end` are still to be opened.
     incoming: Vec<u8>,
     start: usize,
@@ -59,40 +58,29 @@ pub(crate) struct TlsStream {
     sealed_head: usize,
     /// Bytes that are sealed, or have left, and were not yet told as written.
     owed: usize,
+}
+
+enum Stage {
+    Handshake(Box<Handshake>),
+    Open(Box<Records>),
     /// It has failed: nothing more is read or written.
-    is_over: bool,
-}
-
-enum Side {
-    Caller(UnbufferedClientConnection),
-    Called(UnbufferedServerConnection),
-}
-
-/// What came of a look at the incoming bytes.
-enum Step {
-    /// Something; look again.
-    Again,
-    /// More bytes are needed.
-    Blocked,
-    /// The peer has said that nothing follows.
     Over,
 }
 
 impl TlsStream {
     pub(super) fn calling(socket: Socket, identity: &Identity) -> Result<Self, LinkError> {
-        let connection = identity.calling().map_err(|error| tls(&error))?;
-        Ok(Self::new(socket, Side::Caller(connection)))
+        Handshake::calling(identity).map(|handshake| Self::new(socket, handshake)).map_err(|error| tls(&error))
     }
 
     pub(super) fn called(socket: Socket, identity: &Identity) -> Result<Self, LinkError> {
-        let connection = identity.called().map_err(|error| tls(&error))?;
-        Ok(Self::new(socket, Side::Called(connection)))
+        Handshake::called(identity).map(|handshake| Self::new(socket, handshake)).map_err(|error| tls(&error))
     }
 
-    fn new(socket: Socket, side: Side) -> Self {
+    fn new(socket: Socket, handshake: Handshake) -> Self {
         Self {
             socket,
-            side,
+            stage: Stage::Handshake(Box::new(handshake)),
+            certificate: None,
             incoming: Vec::new(),
             start: 0,
             end: 0,
@@ -102,13 +90,12 @@ impl TlsStream {
             sealed: Vec::new(),
             sealed_head: 0,
             owed: 0,
-            is_over: false,
         }
     }
 
     /// Says what the caller says first, and reads nothing.
     pub(super) fn speak_first(&mut self) -> Result<(), LinkError> {
-        while matches!(self.step(&mut [], &mut 0)?, Step::Again) {}
+        while self.step(&mut [], &mut 0)? == Step::Again {}
         self.flush(false).map(|_| ())
     }
 
@@ -120,23 +107,28 @@ impl TlsStream {
             match step {
                 Step::Again => continue,
                 Step::Over => return Err(LinkError::Closed),
-                Step::Blocked if !self.common().is_handshaking() => {
-                    // A side that names no protocol is one of another.
-                    if self.common().alpn_protocol() != Some(PROTOCOL) {
-                        return Err(LinkError::Tls("the peer does not name Sealane's protocol (ALPN)".into()));
-                    }
-                    if has_left {
-                        self.incoming_bytes = INCOMING_BYTES;
-                        self.put_away();
-                    }
-                    return Ok(has_left);
-                }
-                Step::Blocked => {}
+                Step::Done if has_left => return self.open().map(|()| true),
+                Step::Blocked | Step::Done => {}
             }
-            if !has_left || !self.fill()? {
+            if step == Step::Done || !has_left || !self.fill()? {
                 return Ok(false);
             }
         }
+    }
+
+    /// The handshake is done, and all of it has left.
+    fn open(&mut self) -> Result<(), LinkError> {
+        let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Err(LinkError::Closed);
+        };
+        if !handshake.names_protocol() {
+            return Err(LinkError::Tls("the peer does not name Sealane's protocol (ALPN)".into()));
+        }
+        let (records, certificate) = handshake.end().map_err(|error| tls(&error))?;
+        (self.stage, self.certificate) = (Stage::Open(Box::new(records)), certificate.map(Certificate::new));
+        self.incoming_bytes = INCOMING_BYTES;
+        self.put_away();
+        Ok(())
     }
 
     /// True while the handshake has something to write.
@@ -159,7 +151,7 @@ impl TlsStream {
             while taken < room {
                 match self.step(targets, &mut taken)? {
                     Step::Again => {}
-                    Step::Blocked => break,
+                    Step::Blocked | Step::Done => break,
                     Step::Over if taken == 0 => return Err(LinkError::Closed),
                     Step::Over => return Ok(Some(taken)),
                 }
@@ -212,15 +204,7 @@ impl TlsStream {
     }
 
     pub(super) fn certificate(&self) -> Option<Certificate> {
-        let first = self.common().peer_certificates()?.first()?;
-        Some(Certificate::new(first.clone().into_owned()))
-    }
-
-    fn common(&self) -> &CommonState {
-        match &self.side {
-            Side::Caller(connection) => connection,
-            Side::Called(connection) => connection,
-        }
+        self.certificate.clone()
     }
 
     /// Moves what was opened before into the targets.
@@ -242,66 +226,61 @@ impl TlsStream {
     /// Looks at what has come. Opened bytes go into the targets behind the `taken` that are there, and what has no room
     /// waits.
     fn step(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
-        if self.is_over {
-            return Err(LinkError::Closed);
-        }
-        let (opened, sealed) = (&mut self.opened, &mut self.sealed);
-        let mut open = |bytes: &[u8]| {
-            let count = if opened.is_empty() { scatter(bytes, targets, taken) } else { 0 };
-            keep(opened, &bytes[count..]);
-        };
         let incoming = &mut self.incoming[self.start..self.end];
-        let (discard, step) = match &mut self.side {
-            Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, &[]),
-            Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, &[]),
+        let (record, step) = match &mut self.stage {
+            Stage::Over => return Err(LinkError::Closed),
+            Stage::Handshake(handshake) => {
+                let (discard, step) = handshake.step(incoming, &mut self.opened, &mut self.sealed);
+                (discard, step.map_err(|error| (error, None)))
+            }
+            Stage::Open(records) => match records.open(incoming) {
+                Ok((record, Opened::Data(bytes))) => {
+                    let count = if self.opened.is_empty() { scatter(bytes, targets, taken) } else { 0 };
+                    keep(&mut self.opened, &bytes[count..]);
+                    (record, Ok(Step::Again))
+                }
+                Ok((record, Opened::Own)) => (record, Ok(Step::Again)),
+                Ok((record, Opened::Part)) => (record, Ok(Step::Blocked)),
+                Ok((record, Opened::Over)) => (record, Ok(Step::Over)),
+                Err(fault) => (0, Err((fault.error, fault.alert))),
+            },
         };
-        self.discard(discard);
-        step.inspect_err(|_| self.fail())
+        self.discard(record);
+        step.map_err(|(error, alert)| {
+            self.fail(alert);
+            tls(&error)
+        })
     }
 
-    /// Seals as much of the slices as leaves at once.
+    /// Seals as much of the slices as leaves at once: tensors may lie in memory that others write to, so what is sealed is a copy.
     fn seal(&mut self, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
-        if self.is_over {
-            return Err(LinkError::Closed);
-        }
+        let Stage::Open(records) = &mut self.stage else { return Err(LinkError::Closed) };
         if self.sealed.capacity() == 0 {
             self.sealed = spares::take();
         }
-        let mut plain = spares::take();
-        let result = self.seal_through(&mut plain, slices);
-        spares::give_back(&mut plain);
-        result
-    }
-
-    /// Seals by way of `plain`, a copy of what is sealed next: tensors may lie in memory that others write to.
-    fn seal_through(&mut self, plain: &mut Vec<u8>, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
-        for slice in slices {
-            let mut rest = *slice;
-            while !rest.is_empty() {
-                let room = SEALED_BYTES.saturating_sub(self.owed);
-                if room == 0 {
-                    return Ok(());
-                }
-                plain.clear();
-                rest.first(room.min(PLAIN_BYTES)).append_to(plain);
-                let (opened, sealed, bytes) = (&mut self.opened, &mut self.sealed, &plain[..]);
-                let mut open = |bytes: &[u8]| keep(opened, bytes);
-                let before = self.start;
-                let incoming = &mut self.incoming[before..self.end];
-                let (discard, step) = match &mut self.side {
-                    Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, bytes),
-                    Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, bytes),
-                };
-                self.discard(discard);
-                match step.inspect_err(|_| self.fail())? {
-                    // Something else came first: a record to open, or an answer to seal.
-                    Step::Again => continue,
-                    Step::Over => return Err(LinkError::Closed),
-                    Step::Blocked => {}
-                }
-                self.owed += plain.len();
-                rest = rest.range(plain.len()..rest.len());
+        let (mut slices, mut rest) = (slices.iter(), VolatileSlice::from(&[][..]));
+        while self.owed < SEALED_BYTES {
+            let (before, room) = (self.owed, PLAIN_BYTES.min(SEALED_BYTES - self.owed));
+            while rest.is_empty() {
+                let Some(next) = slices.next() else { return Ok(()) };
+                rest = *next;
             }
+            // Short slices share a record.
+            let fill = |sealed: &mut Vec<u8>| {
+                while self.owed - before < room {
+                    let part = rest.first(room - (self.owed - before));
+                    part.append_to(sealed);
+                    self.owed += part.len();
+                    rest = rest.range(part.len()..rest.len());
+                    if rest.is_empty() {
+                        match slices.next() {
+                            Some(next) => rest = *next,
+                            None => break,
+                        }
+                    }
+                }
+            };
+            records.seal(&mut self.sealed, fill).map_err(|error| tls(&error))?;
         }
         Ok(())
     }
@@ -332,107 +311,40 @@ impl TlsStream {
         Ok(true)
     }
 
-    /// Writes what is sealed; true if all of it has left.
+    /// Writes what is sealed; true if all of it has left, and what the peer's keys want answered.
     fn flush(&mut self, more_follows: bool) -> Result<bool, LinkError> {
-        while self.wants_write() {
-            let slice = [self.sealed[self.sealed_head..].into()];
-            let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
-            self.sealed_head += count;
+        loop {
+            while self.wants_write() {
+                let slice = [self.sealed[self.sealed_head..].into()];
+                let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
+                self.sealed_head += count;
+            }
+            spares::give_back(&mut self.sealed);
+            self.sealed_head = 0;
+            let Stage::Open(records) = &mut self.stage else { return Ok(true) };
+            if !records.answer(&mut self.sealed).map_err(|error| tls(&error))? {
+                return Ok(true);
+            }
         }
-        spares::give_back(&mut self.sealed);
-        self.sealed_head = 0;
-        Ok(true)
     }
 
     /// The connection has failed, and is not asked again but for its last words: the alert that tells the peer why.
-    fn fail(&mut self) {
-        self.is_over = true;
-        for _ in 0..LAST_WORDS {
-            // Parts of a handshake lie where they came: the connection is never shown less than it has seen. The alert comes
-            // before another look at them, which would fail again.
-            let before = self.sealed.len();
-            let (sealed, incoming) = (&mut self.sealed, &mut self.incoming[self.start..self.end]);
-            let (discard, step) = match &mut self.side {
-                Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
-                Side::Called(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
-            };
-            let has_spoken = self.sealed.len() > before;
-            self.discard(discard);
-            if has_spoken || !matches!(step, Ok(Step::Again)) {
-                break;
+    fn fail(&mut self, alert: Option<rustls::AlertDescription>) {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Handshake(mut handshake) => {
+                handshake.last_words(&mut self.incoming[self.start..self.end], &mut self.sealed);
             }
+            Stage::Open(mut records) => {
+                if let Some(alert) = alert {
+                    // What cannot be sealed is not said.
+                    let _ = records.seal_alert(alert, &mut self.sealed);
+                }
+            }
+            Stage::Over => {}
         }
         // It is over whether the peer hears of it or not.
         let _ = self.flush(false);
     }
-}
-
-/// Carries out one state of the connection: how many incoming bytes it is done with, and what came of it.
-/// `Blocked` says that `bytes` were sealed, if there are any.
-fn act<Data>(
-    status: UnbufferedStatus<'_, '_, Data>,
-    open: &mut dyn FnMut(&[u8]),
-    sealed: &mut Vec<u8>,
-    bytes: &[u8],
-) -> (usize, Result<Step, LinkError>) {
-    let UnbufferedStatus { mut discard, state } = status;
-    let step = match state {
-        Err(error) => Err(tls(&error)),
-        Ok(ConnectionState::ReadTraffic(mut records)) => {
-            let mut step = Ok(Step::Again);
-            while let Some(record) = records.next_record() {
-                match record {
-                    Ok(record) => {
-                        discard += record.discard;
-                        open(record.payload);
-                    }
-                    Err(error) => {
-                        step = Err(tls(&error));
-                        break;
-                    }
-                }
-            }
-            step
-        }
-        Ok(ConnectionState::EncodeTlsData(mut words)) => {
-            let needed = match words.encode(&mut []) {
-                Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => required_size,
-                _ => 0,
-            };
-            let at = sealed.len();
-            sealed.resize(at + needed, 0);
-            match words.encode(&mut sealed[at..]) {
-                Ok(count) => {
-                    sealed.truncate(at + count);
-                    Ok(Step::Again)
-                }
-                Err(error) => Err(LinkError::Tls(error.to_string())),
-            }
-        }
-        Ok(ConnectionState::TransmitTlsData(words)) => {
-            // They leave with what is sealed, in order.
-            words.done();
-            Ok(Step::Again)
-        }
-        Ok(ConnectionState::BlockedHandshake) if bytes.is_empty() => Ok(Step::Blocked),
-        Ok(ConnectionState::BlockedHandshake) => Err(LinkError::Tls("data cannot be sent before the handshake".into())),
-        Ok(ConnectionState::WriteTraffic(_)) if bytes.is_empty() => Ok(Step::Blocked),
-        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
-            let at = sealed.len();
-            let records = bytes.len().div_ceil(16 * 1024);
-            sealed.resize(at + bytes.len() + records * RECORD_OVERHEAD, 0);
-            match traffic.encrypt(bytes, &mut sealed[at..]) {
-                Ok(count) => {
-                    sealed.truncate(at + count);
-                    Ok(Step::Blocked)
-                }
-                Err(error) => Err(LinkError::Tls(error.to_string())),
-            }
-        }
-        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Over),
-        Ok(other) => Err(LinkError::Tls(format!("unexpected state {other:?}"))),
-    };
-    (discard, step)
 }
 
 /// Appends what has no room elsewhere.

@@ -1,0 +1,266 @@
+//! TLS 1.3's records once both sides have shown who they are (RFC 8446, section 5): sealed where they leave from, and opened where
+//! they came, so that a byte is copied once at each end. rustls, whose own records cost a sender three copies, has made the keys and
+//! makes the next ones. No I/O.
+
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use rustls::client::ClientConnectionData;
+use rustls::kernel::KernelConnection;
+use rustls::server::ServerConnectionData;
+use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, HandshakeType};
+
+/// A record's kind, a version that nobody looks at, and how long the rest is.
+const HEAD_BYTES: usize = 5;
+const TAG_BYTES: usize = 16;
+/// What one record holds at most.
+pub(super) const PLAIN_BYTES: usize = 16 * 1024;
+/// The longest rest of a record: what is sealed may be padded.
+const REST_BYTES_MAX: usize = PLAIN_BYTES + 256;
+/// A key seals and opens no more records than this: half of what AES-GCM stands (RFC 8446, section 5.5).
+const RECORDS_PER_KEY: u64 = 1 << 23;
+/// A peer's messages of TLS's own, of which a part has come: a ticket for a session is much shorter.
+const MESSAGE_BYTES: usize = 16 * 1024;
+/// A message's kind, and how long the rest is.
+const MESSAGE_HEAD_BYTES: usize = 4;
+
+/// What stands for a record that was looked at.
+pub(super) enum Opened<'a> {
+    /// More of it is needed.
+    Part,
+    /// Bytes that the peer has written.
+    Data(&'a [u8]),
+    /// A word of TLS's own.
+    Own,
+    /// The peer has said that nothing follows.
+    Over,
+}
+
+/// Why a peer is not listened to any more, and what it is told, if it has not said so itself.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) error: Error,
+    pub(super) alert: Option<AlertDescription>,
+}
+
+impl Fault {
+    fn of(alert: AlertDescription, what: &str) -> Fault {
+        Fault { error: Error::General(what.into()), alert: Some(alert) }
+    }
+}
+
+/// How the keys go on.
+pub(super) enum Schedule {
+    Caller(KernelConnection<ClientConnectionData>),
+    Called(KernelConnection<ServerConnectionData>),
+}
+
+/// A key, and how many records it has sealed or opened.
+struct Key {
+    key: LessSafeKey,
+    iv: [u8; 12],
+    records: u64,
+}
+
+impl Key {
+    fn new((records, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Key, Error> {
+        let (algorithm, key, iv) = match &secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return Err(Error::General("a cipher suite that was not offered".into())),
+        };
+        let unfit = || Error::General("a key that its cipher suite does not have".into());
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| unfit())?;
+        let iv = iv.as_ref().try_into().map_err(|_| unfit())?;
+        Ok(Key { key: LessSafeKey::new(key), iv, records })
+    }
+
+    /// The next record's: no two of a key have the same.
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        nonce[4..].iter_mut().zip(self.records.to_be_bytes()).for_each(|(byte, number)| *byte ^= number);
+        self.records += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+/// See the module.
+pub(super) struct Records {
+    sending: Key,
+    receiving: Key,
+    schedule: Schedule,
+    /// A part of a message of TLS's own.
+    message: Vec<u8>,
+    /// The peer wants this side's next records sealed with another key.
+    is_key_wanted: bool,
+    /// [`RECORDS_PER_KEY`].
+    records_per_key: u64,
+}
+
+impl Records {
+    pub(super) fn new(ExtractedSecrets { tx, rx }: ExtractedSecrets, schedule: Schedule) -> Result<Records, Error> {
+        let (sending, receiving) = (Key::new(tx)?, Key::new(rx)?);
+        Ok(Records {
+            sending,
+            receiving,
+            schedule,
+            message: Vec::new(),
+            is_key_wanted: false,
+            records_per_key: RECORDS_PER_KEY,
+        })
+    }
+
+    /// Appends a record with the bytes that `fill` appends: [`PLAIN_BYTES`] at most.
+    pub(super) fn seal(&mut self, sealed: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Error> {
+        if self.sending.records >= self.records_per_key {
+            self.change_key(sealed)?;
+        }
+        self.seal_as(ContentType::ApplicationData, sealed, fill)
+    }
+
+    /// Appends the last words to a peer: why it is not listened to any more.
+    pub(super) fn seal_alert(&mut self, alert: AlertDescription, sealed: &mut Vec<u8>) -> Result<(), Error> {
+        /// All that follow but one are (RFC 8446, section 6).
+        const FATAL: u8 = 2;
+        self.seal_as(ContentType::Alert, sealed, |sealed| sealed.extend([FATAL, alert.into()]))
+    }
+
+    /// Appends what the peer wants to hear from this side's keys; false if it wants nothing. Asked when all before it has left, so that
+    /// a peer that asks and does not read has one answer wait.
+    pub(super) fn answer(&mut self, sealed: &mut Vec<u8>) -> Result<bool, Error> {
+        let is_wanted = std::mem::take(&mut self.is_key_wanted);
+        if is_wanted {
+            self.change_key(sealed)?;
+        }
+        Ok(is_wanted)
+    }
+
+    /// Seals with another key from now on, and tells the peer (RFC 8446, section 4.6.3).
+    fn change_key(&mut self, sealed: &mut Vec<u8>) -> Result<(), Error> {
+        const NOT_REQUESTED: u8 = 0;
+        let words = [HandshakeType::KeyUpdate.into(), 0, 0, 1, NOT_REQUESTED];
+        self.seal_as(ContentType::Handshake, sealed, |sealed| sealed.extend(words))?;
+        self.sending = Key::new(match &mut self.schedule {
+            Schedule::Caller(schedule) => schedule.update_tx_secret()?,
+            Schedule::Called(schedule) => schedule.update_tx_secret()?,
+        })?;
+        Ok(())
+    }
+
+    fn seal_as(
+        &mut self,
+        kind: ContentType,
+        sealed: &mut Vec<u8>,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Error> {
+        let at = sealed.len();
+        sealed.extend([ContentType::ApplicationData.into(), 3, 3, 0, 0]);
+        fill(sealed);
+        sealed.push(kind.into());
+        let rest = sealed.len() - at - HEAD_BYTES + TAG_BYTES;
+        debug_assert!(rest <= REST_BYTES_MAX, "the peer would not take it");
+        sealed[at + 3..at + HEAD_BYTES].copy_from_slice(&(rest as u16).to_be_bytes());
+        let (head, body) = sealed[at..].split_at_mut(HEAD_BYTES);
+        let nonce = self.sending.nonce();
+        let tag = self.sending.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body);
+        let tag = tag.map_err(|_| Error::EncryptError)?;
+        sealed.extend_from_slice(tag.as_ref());
+        Ok(())
+    }
+
+    /// Opens the first record of what has come, where it lies; also how long it is.
+    pub(super) fn open<'a>(&mut self, incoming: &'a mut [u8]) -> Result<(usize, Opened<'a>), Fault> {
+        let Some((head, rest)) = incoming.split_at_mut_checked(HEAD_BYTES) else { return Ok((0, Opened::Part)) };
+        if ContentType::from(head[0]) != ContentType::ApplicationData {
+            return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record that is not sealed"));
+        }
+        let len = usize::from(u16::from_be_bytes([head[3], head[4]]));
+        if len > REST_BYTES_MAX {
+            return Err(Fault::of(AlertDescription::RecordOverflow, "a record that is too long"));
+        }
+        let Some(sealed) = rest.get_mut(..len) else { return Ok((0, Opened::Part)) };
+        if self.receiving.records >= 2 * RECORDS_PER_KEY {
+            return Err(Fault::of(AlertDescription::InternalError, "a key that was used for too long"));
+        }
+        let nonce = self.receiving.nonce();
+        let opened = self.receiving.key.open_in_place(nonce, Aad::from(&*head), sealed);
+        let opened =
+            opened.map_err(|_| Fault { error: Error::DecryptError, alert: Some(AlertDescription::BadRecordMac) })?;
+        // What stands behind the kind is padding.
+        let Some(end) = opened.iter().rposition(|byte| *byte != 0) else {
+            return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record without a kind"));
+        };
+        let (kind, bytes) = (ContentType::from(opened[end]), &opened[..end]);
+        if bytes.len() > PLAIN_BYTES {
+            return Err(Fault::of(AlertDescription::RecordOverflow, "a record that is too long"));
+        }
+        if kind != ContentType::Handshake && !self.message.is_empty() {
+            return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record in the middle of a message"));
+        }
+        let opened = match kind {
+            ContentType::ApplicationData => Opened::Data(bytes),
+            ContentType::Alert => heard(bytes)?,
+            ContentType::Handshake => {
+                self.take(bytes)?;
+                Opened::Own
+            }
+            _ => return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record of an unknown kind")),
+        };
+        Ok((HEAD_BYTES + len, opened))
+    }
+
+    /// Takes messages of TLS's own, which may come in parts.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        if bytes.is_empty() || self.message.len() + bytes.len() > MESSAGE_BYTES {
+            return Err(Fault::of(AlertDescription::UnexpectedMessage, "a message that is empty, or too long"));
+        }
+        self.message.extend_from_slice(bytes);
+        let messages = std::mem::take(&mut self.message);
+        let mut rest = &messages[..];
+        while let Some((&[kind, high, middle, low], after)) = rest.split_first_chunk::<MESSAGE_HEAD_BYTES>() {
+            let len = u32::from_be_bytes([0, high, middle, low]) as usize;
+            let Some((body, after)) = after.split_at_checked(len) else { break };
+            match (HandshakeType::from(kind), &self.schedule) {
+                // Sessions are not resumed.
+                (HandshakeType::NewSessionTicket, Schedule::Caller(_)) => {}
+                // Nothing that is sealed with the key before may follow in its record.
+                (HandshakeType::KeyUpdate, _) if after.is_empty() => self.renew(body)?,
+                _ => return Err(Fault::of(AlertDescription::UnexpectedMessage, "a message that nobody asked for")),
+            }
+            rest = after;
+        }
+        self.message.extend_from_slice(rest);
+        Ok(())
+    }
+
+    /// The peer seals with another key from now on.
+    fn renew(&mut self, body: &[u8]) -> Result<(), Fault> {
+        match body {
+            [0] => {}
+            [1] => self.is_key_wanted = true,
+            _ => return Err(Fault::of(AlertDescription::IllegalParameter, "a change of keys that says nothing")),
+        }
+        let next = match &mut self.schedule {
+            Schedule::Caller(schedule) => schedule.update_rx_secret(),
+            Schedule::Called(schedule) => schedule.update_rx_secret(),
+        };
+        let failed = |error| Fault { error, alert: Some(AlertDescription::InternalError) };
+        self.receiving = Key::new(next.map_err(failed)?).map_err(failed)?;
+        Ok(())
+    }
+}
+
+/// The peer's last words.
+fn heard(alert: &[u8]) -> Result<Opened<'static>, Fault> {
+    let &[_, description] = alert else {
+        return Err(Fault::of(AlertDescription::DecodeError, "an alert that is none"));
+    };
+    match AlertDescription::from(description) {
+        AlertDescription::CloseNotify => Ok(Opened::Over),
+        // The next says what it comes to.
+        AlertDescription::UserCanceled => Ok(Opened::Own),
+        alert => Err(Fault { error: Error::AlertReceived(alert), alert: None }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

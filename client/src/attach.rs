@@ -220,6 +220,18 @@ impl Attach {
     pub fn attach_to(self, attached: Attached) -> Result<Task, Error> {
         Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER).map(Task::of)
     }
+
+    /// The same, and what does the driver's work for its direct lanes.
+    ///
+    /// # Errors
+    /// As [`attach_to`](Self::attach_to).
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub fn attach_and_drive(self, attached: Attached) -> Result<(Task, crate::LaneDriver), Error> {
+        let attachment = Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER)?;
+        let driver = crate::LaneDriver::new(&attachment);
+        Ok((Task::of(attachment), driver))
+    }
 }
 
 /// Has the conversation with the daemon; what it gives, and what to call it. With `populate` the first pages of the arena are mapped

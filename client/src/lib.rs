@@ -82,7 +82,7 @@ mod waiter;
 pub use self::group::{CallFigures, Group, GroupOptions, Message, RankFigures, ReduceOp, Store};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub use self::stream::far_end;
+pub use self::{attachment::LaneDriver, stream::far_end};
 #[cfg(feature = "tonic")]
 pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{

@@ -30,6 +30,8 @@ mod unclaimed;
 mod views;
 mod wait;
 
+#[cfg(feature = "fuzzing")]
+pub use self::direct::LaneDriver;
 pub(crate) use self::{
     calls::{Calls, Received},
     held::together,

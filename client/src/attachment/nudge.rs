@@ -23,33 +23,44 @@ use sealane_transport::shm::{ClientEar, Woken};
 /// Wakes the listener.
 pub(super) struct Nudge {
     event: EventFd,
-    /// Other clients are not heard any more: one of them has closed the bell of all.
+}
+
+/// Where other clients are heard, as one daemon has given it: the next gives another.
+pub(super) struct Others {
+    pub(super) ear: ClientEar,
+    /// They are not heard any more: one of them has broken the bell of all.
     deaf: AtomicBool,
+}
+
+impl Others {
+    pub(super) fn new(ear: ClientEar) -> Self {
+        Self { ear, deaf: AtomicBool::new(false) }
+    }
 }
 
 impl Nudge {
     pub(super) fn new() -> nix::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { event, deaf: AtomicBool::new(false) })
+        Ok(Self { event })
     }
 
     /// Sleeps until the daemon rings or hangs up, another client rings that is heard by `others`, somebody nudges, a signal comes, or the
     /// time is over.
-    pub(super) fn listen(&self, ear: &ClientEar, others: Option<&ClientEar>, timeout: Option<Duration>) -> Woken {
+    pub(super) fn listen(&self, ear: &ClientEar, others: Option<&Others>, timeout: Option<Duration>) -> Woken {
         // A duration that the kernel's clock cannot hold is as good as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
-        let others = others.filter(|_| !self.deaf.load(Ordering::Relaxed));
+        let others = others.filter(|others| !others.deaf.load(Ordering::Relaxed));
         // Where there are no others, the nudge twice.
-        let third = others.map_or(self.event.as_fd(), ClientEar::as_fd);
+        let third = others.map_or(self.event.as_fd(), |others| others.ear.as_fd());
         let mut polled = [ear.as_fd(), self.event.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match ppoll(&mut polled, timeout, None) {
             Ok(0) => Woken::TimedOut,
             Ok(_) => {
                 let [heard, nudged, rung] = polled.map(|fd| fd.any().unwrap_or(true));
                 if let (true, Some(others)) = (rung, others)
-                    && now(others) == Woken::HungUp
+                    && now(&others.ear) == Woken::HungUp
                 {
-                    self.deaf.store(true, Ordering::Relaxed);
+                    others.deaf.store(true, Ordering::Relaxed);
                 }
                 if nudged {
                     // It says that there was a nudge, or that another thread has taken it.

@@ -6,7 +6,10 @@ use nix::{
 };
 use sealane::Code;
 
-use crate::fixture::{TASK, attached, bytes, meta, peers, tensor, to_as, until_there_is_room};
+use crate::{
+    direct::open_lane,
+    fixture::{TASK, attached, bytes, meta, peers, tensor, to_as, until_there_is_room},
+};
 
 /// Runs `check` in a child; true if it returned true there.
 fn in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -69,6 +72,37 @@ fn a_child_is_told_and_may_drop_what_it_inherited() {
     task.alloc(4 << 20).unwrap();
     drop(task);
     daemon.until_detached(TASK);
+}
+
+#[test]
+fn what_a_child_does_with_both_ends_of_a_lane_is_seen_at_neither() {
+    let (_directory, daemon, one) = attached();
+    let peer = &peers()[0];
+    let other = to_as(&daemon, peer).attach().unwrap();
+    open_lane(&one, &other, peer);
+    let (sending, receiving) = (one.send(peer, 1, "w", tensor(10, 1)), one.recv(peer, 1, "back"));
+    let mut inherited = Some((one, other, sending, receiving));
+    assert!(in_a_child(|| {
+        let (one, other, sending, receiving) = inherited.take().unwrap();
+        one.send(peer, 1, "v", tensor(10, 2)).wait().is_err()
+            && other.recv(TASK, 1, "w").wait().is_err()
+            && sending.wait().is_err()
+            && one.direct_peers().is_empty()
+            && {
+                drop((one, other, receiving));
+                true
+            }
+    }));
+    let (one, other, sending, receiving) = inherited.take().unwrap();
+    assert_eq!((one.direct_peers(), other.direct_peers()), (vec![peer.clone()], vec![TASK.to_owned()]));
+    assert_eq!(other.recv(TASK, 1, "w").wait().unwrap().bytes(), bytes(10, 1));
+    sending.wait().unwrap();
+    other.send(TASK, 1, "back", tensor(10, 3)).wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 3));
+    // Its name is free: the child has sent nothing.
+    let sending = one.send(peer, 1, "v", tensor(10, 4));
+    assert_eq!(other.recv(TASK, 1, "v").wait().unwrap().bytes(), bytes(10, 4));
+    sending.wait().unwrap();
 }
 
 #[test]

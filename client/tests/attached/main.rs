@@ -20,6 +20,7 @@ mod republished;
 mod restarted;
 mod rows;
 mod sliced;
+mod stopped;
 mod streams;
 mod threads;
 mod trouble;

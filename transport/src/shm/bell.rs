@@ -98,7 +98,7 @@ impl ClientBell {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (bell, ear) = socketpair(AddressFamily::Unix, SockType::Datagram, None, flags)
             .map_err(ShmError::system("making a bell"))?;
-        Ok((ClientBell(Arc::new(bell)), ClientEar(ear)))
+        Ok((ClientBell(Arc::new(bell)), ClientEar::among_clients(ear)))
     }
 
     /// Wakes the client.
@@ -121,12 +121,21 @@ pub enum Woken {
 
 /// The client's end of its bell. Only one thread at a time should wait: the one that wakes consumes all rings.
 #[derive(Debug)]
-pub struct ClientEar(OwnedFd);
+pub struct ClientEar {
+    socket: OwnedFd,
+    /// Each message is one of its own, and one without a byte is not the end.
+    is_of_datagrams: bool,
+}
 
 impl ClientEar {
     /// Hears on the socket over which the client attached.
     pub fn new(socket: OwnedFd) -> Self {
-        Self(socket)
+        Self { socket, is_of_datagrams: false }
+    }
+
+    /// Hears other clients, where [`ClientBell::between_clients`] has made the socket. Any of them may send what it likes.
+    pub fn among_clients(socket: OwnedFd) -> Self {
+        Self { socket, is_of_datagrams: true }
     }
 
     /// Waits until the daemon rings or hangs up, at most for `timeout`. To be called after the client has announced its
@@ -137,7 +146,7 @@ impl ClientEar {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Woken, ShmError> {
         // A duration that the kernel's clock cannot hold is as good as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
-        let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         match ppoll(&mut polled, timeout, None) {
             Ok(0) => Ok(Woken::TimedOut),
             Ok(_) => Ok(self.take_rings()),
@@ -151,20 +160,20 @@ impl ClientEar {
     /// do this.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         // Nothing is asked for: the end is always told.
-        let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         matches!(ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None), Ok(1..))
     }
 
     /// Ends the conversation, also where another process holds the socket open.
     pub fn hang_up(&self) {
         // One that is closed already is hung up.
-        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
     fn take_rings(&self) -> Woken {
         for _ in 0..RINGS_PER_WAKING {
-            match recv(self.0.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
-                Ok(0) => return Woken::HungUp,
+            match recv(self.socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
+                Ok(0) if !self.is_of_datagrams => return Woken::HungUp,
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(_) => return Woken::HungUp,
@@ -182,7 +191,7 @@ impl AsFd for ClientBell {
 
 impl AsFd for ClientEar {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 

@@ -296,7 +296,10 @@ impl Link {
                 if error.is_none() {
                     (at.went.tensors, at.went.bytes) = (at.went.tensors + 1, at.went.bytes + u64::from(bytes));
                 }
-                calls.end_sent(call, error, after);
+                // A receiver may have said so long before, and its number may be that of another's send by now.
+                if calls.sent_by(call) == Some((lane, entry)) {
+                    calls.end_sent(call, error, after);
+                }
             }
         }
         Ok(())

@@ -17,6 +17,8 @@
 
 mod ends;
 mod exchange;
+#[cfg(feature = "fuzzing")]
+mod fuzzing;
 mod hints;
 mod lane;
 mod opening;
@@ -25,13 +27,16 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "fuzzing")]
+pub use self::fuzzing::LaneDriver;
+
 use std::{collections::VecDeque, sync::Arc};
 
 use hashbrown::HashMap;
-use sealane_transport::shm::{ClientEar, Fate, Standing};
+use sealane_transport::shm::{Fate, Standing};
 
 use self::{lane::Lane, opening::Neighbour, redirect::Unsent, steps::Steps};
-use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer};
+use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others};
 use crate::clock::Tick;
 
 /// The lanes of one link.
@@ -49,7 +54,7 @@ pub(super) struct Lanes {
     /// Peers that the driver is to ask about.
     wanted: Vec<Box<str>>,
     /// Where others are heard that wake this process.
-    ear: Option<Arc<ClientEar>>,
+    ear: Option<Arc<Others>>,
     /// Steps that this task has ended.
     ended: Steps,
     /// When somebody will look after recvs that wait here, and sends that are not received.
@@ -92,7 +97,7 @@ impl Lanes {
     }
 
     /// Where others are heard.
-    pub(super) fn ear(&self) -> Option<Arc<ClientEar>> {
+    pub(super) fn ear(&self) -> Option<Arc<Others>> {
         self.ear.clone()
     }
 

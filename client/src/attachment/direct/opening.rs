@@ -8,7 +8,7 @@ use sealane_transport::{
 };
 
 use super::{
-    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls, link::Peer},
+    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others},
     lane::Lane,
 };
 use crate::{
@@ -156,7 +156,7 @@ impl Link {
     pub(in crate::attachment) fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
         let GivenLane { lane, ear, bell } = given;
         // It is the same for all.
-        self.direct.ear.get_or_insert_with(|| Arc::new(ear));
+        self.direct.ear.get_or_insert_with(|| Arc::new(Others::new(ear)));
         let index = self.direct.place(Lane::new(peer, lane, bell));
         let lane = self.direct.get_mut(index).expect("just placed");
         for (call, step, key) in calls.recvs_from(&lane.peer) {

@@ -1,17 +1,24 @@
-use std::{os::fd::AsFd, sync::Arc};
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
     shm::{
-        ClientBell, ClientEar, DirectLane, LaneKeeper, Side, Span, Woken,
+        ClientBell, DirectLane, Fate, LaneKeeper, LaneMemory, Note, Side, Span, Woken,
         attach::GivenLane,
         limits::{INLINE_BYTES_MAX, LANE_ENTRIES},
     },
 };
 
-use super::super::{Calls, Line, Purpose, State, To, With, nudge, rig::Rig};
-use crate::limits::ENTRIES_FOR_ENDS;
+use super::super::{
+    Calls, Line, Purpose, State, To, With,
+    nudge::{self, Others},
+    rig::Rig,
+};
+use crate::{clock::Tick, limits::ENTRIES_FOR_ENDS};
 
 const SENDER: &str = "sender";
 const RECEIVER: &str = "receiver";
@@ -57,7 +64,7 @@ impl Two {
     }
 
     /// The receiver sleeps, as others see; where it is rung for.
-    fn sleeps(&self) -> Arc<ClientEar> {
+    fn sleeps(&self) -> Arc<Others> {
         let mut held = self.receiver.attachment.lock();
         let State { line: Line::Up(link), calls, .. } = &mut *held else { panic!("no daemon") };
         assert!(link.may_sleep(false, calls));
@@ -68,7 +75,7 @@ impl Two {
     fn wakes(&self, key: &str, bytes: usize) -> bool {
         let ear = self.sleeps();
         self.send(key, bytes);
-        nudge::now(&ear) == Woken::Rung
+        nudge::now(&ear.ear) == Woken::Rung
     }
 
     /// The tensor of a recv, if it is there.
@@ -222,5 +229,39 @@ fn one_who_does_not_look_is_woken_before_what_is_said_of_large_tensors_takes_all
         two.send(&index.to_string(), LARGE);
         two.sender.told();
     }
-    assert_eq!(nudge::now(&ear), Woken::Rung);
+    assert_eq!(nudge::now(&ear.ear), Woken::Rung);
+}
+
+#[test]
+fn an_entry_that_comes_back_when_its_send_has_long_ended_ends_no_other_send() {
+    const THIRD: &str = "third";
+    let (two, keeper) = (Two::new(), LaneKeeper::create().unwrap());
+    let open = |side| DirectLane::open(&keeper.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
+    let (mut third, (bell, ear)) = (open(Side::Second), ClientBell::between_clients().unwrap());
+    let sender = &two.sender.attachment;
+    sender.open_lane(THIRD, GivenLane { lane: open(Side::First), ear, bell });
+    third.arrive();
+    let outcome = |call| sender.look(call, Calls::take_sent).unwrap();
+    // The receiver says in the entry that it has the tensor, and keeps that: the sender finds it when it wants it back.
+    let call = two.send("w", 8);
+    let way = two._lane.way(Side::First);
+    way.entry(0)[0].store(2, Ordering::Release);
+    sender.lock().look_after_lanes(Tick::now().later(1000));
+    assert_eq!(outcome(call), Some(Ok(())));
+    // Until another send has the number of that one.
+    for index in 0.. {
+        assert!(index < 10_000, "numbers of calls are not used again");
+        let tensor = Tensor::from_elements(&[8], &[7_u8; 8]).unwrap();
+        let to = To { peer: THIRD, purpose: Purpose::Send { step: 1 } };
+        let later = sender.send(to, "w", tensor, &SendOptions::default()).unwrap();
+        if later == call {
+            break;
+        }
+        let Some(Note::Sent(entry)) = third.receiver.next_note().unwrap() else { panic!("nothing was sent") };
+        assert!(third.receiver.settle(entry, Fate::Taken));
+        assert_eq!(outcome(later), Some(Ok(())));
+    }
+    // By the memory of the first lane: its entry, taken.
+    way.returned(0).store(1 << 32 | 2 << 16, Ordering::Release);
+    assert_eq!(outcome(call), None, "the third has not received it");
 }

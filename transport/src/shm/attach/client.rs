@@ -176,7 +176,7 @@ pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<Gi
         return Err(AttachError::answer("a lane comes with three descriptors"));
     };
     let lane = DirectLane::open(&memory, side)?;
-    Ok(GivenLane { lane, ear: ClientEar::new(ear), bell: ClientBell::new(Arc::new(bell)) })
+    Ok(GivenLane { lane, ear: ClientEar::among_clients(ear), bell: ClientBell::new(Arc::new(bell)) })
 }
 
 /// Asks the daemon at `path` for its figures, as JSON.

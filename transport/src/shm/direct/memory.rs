@@ -131,6 +131,20 @@ impl LaneKeeper {
     }
 }
 
+/// All of a lane's memory, which either of its clients may write as it likes.
+#[cfg(any(test, feature = "fuzzing"))]
+impl LaneKeeper {
+    /// What a side sends.
+    pub fn way(&self, sender: Side) -> Way {
+        Way::new(&self.mapping, sender)
+    }
+
+    /// A word of the header, whose number is taken modulo how many there are.
+    pub fn header(&self, number: u64) -> &AtomicU64 {
+        self.mapping.word(number % (PAGE / 8) * 8)
+    }
+}
+
 impl AsFd for LaneKeeper {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()

@@ -145,7 +145,12 @@ impl World {
             18 => {
                 let mut moved = || Moved { tensors: script.number(), bytes: script.number() };
                 let (sent, received) = (moved(), moved());
-                Submission::Elsewhere { peer: script.yes().then_some(peer), sent, received }
+                match script.byte() {
+                    kind if kind & 2 == 0 => {
+                        Submission::Elsewhere { peer: (kind & 1 == 1).then_some(peer), sent, received }
+                    }
+                    _ => Submission::Direct { peer, sent, received },
+                }
             }
             16 => Submission::Cleanup { step },
             20 => {

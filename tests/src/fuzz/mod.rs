@@ -12,6 +12,7 @@ mod files;
 mod forge;
 mod frames;
 mod greeting;
+mod lane;
 mod node;
 mod records;
 mod rings;
@@ -109,6 +110,14 @@ pub const TARGETS: &[Target] = &[
         seeds: greeting::seeds,
         input_bytes_max: 512,
         words: &[b"SEALANE\n"],
+    },
+    Target {
+        name: "lane",
+        reads: "the memory of a direct lane, from another client",
+        run: lane::run,
+        seeds: lane::seeds,
+        input_bytes_max: 1024,
+        words: script::LIMITS,
     },
     Target {
         name: "node",

@@ -8,10 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sealane_runtime::Pin;
-use sealane_transport::TensorMeta;
 use sealane_transport::endpoint_map::EndpointMap;
-use sealane_transport::shm::{ClientEar, ClientEnd, Completion, KeyList, NO_TIMEOUT, PayloadAt, Submission, Woken};
+use sealane_transport::shm::attach::Credentials;
+use sealane_transport::shm::{
+    ClientEar, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, Submission, Woken,
+};
 use sealane_transport::tensor::DType;
+use sealane_transport::{Code, TensorMeta};
 
 use super::*;
 use crate::engine::EngineSettings;
@@ -246,5 +249,36 @@ fn clients_come_and_go_no_faster_than_links_let_go_of_their_memory() {
     assert!(error.contains("clients that leave is full"), "{error}");
     drop(held);
     Process::attach(&engine, "ps:1");
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_lane_is_given_to_two_of_one_user_and_to_nobody_who_is_not_who_he_says() {
+    let engine = engine();
+    let [_one, _other] = [("ps:1", 1), ("worker:1", 2)].map(|(task, uid)| {
+        let (mut ends, process) = Process::ends(task, 7);
+        ends.uid = uid;
+        engine.admit(ends).unwrap();
+        process
+    });
+    let refused = |task, peer, pid, uid| engine.direct_lane(task, peer, Credentials { pid, uid }).unwrap_err().code();
+    for (pid, uid) in [(7, 1), (7, 2), (8, 1), (7, 0), (0, 0)] {
+        assert_eq!(refused("ps:1", "worker:1", pid, uid), Code::PermissionDenied, "{pid} {uid}");
+        assert_eq!(refused("worker:1", "ps:1", pid, uid), Code::PermissionDenied, "{pid} {uid}");
+    }
+    assert_eq!(refused("ps:1", "ps:1", 7, 1), Code::InvalidArgument);
+    assert_eq!(refused("ps:1", "nobody:1", 7, 1), Code::NotFound);
+    assert_eq!(engine.direct_lanes(), Vec::<[String; 2]>::new());
+    engine.stop().unwrap();
+}
+
+#[test]
+fn what_a_client_says_of_its_lanes_goes_as_far_as_a_number_does() {
+    let (engine, meta) = (engine(), &TensorMeta::new(DType::U8, &[8]).unwrap());
+    let (_, mut process) = Process::attach(&engine, "ps:1");
+    let all = Moved { tensors: u64::MAX, bytes: u64::MAX - 1 };
+    let said = Submission::Direct { peer: 1, sent: all, received: all };
+    process.submit(&[said.clone(), said]);
+    assert!(is_served(&mut process, 0, meta));
     engine.stop().unwrap();
 }

@@ -92,7 +92,8 @@ fn what_cannot_be_waited_for_says_so() {
 #[test]
 fn a_client_that_sends_nothing_to_anothers_ear_does_not_close_it_for_all() {
     let (bell, ear) = ClientBell::between_clients().unwrap();
-    nix::sys::socket::send(std::os::fd::AsRawFd::as_raw_fd(&*bell.0), &[], nix::sys::socket::MsgFlags::empty()).unwrap();
+    nix::sys::socket::send(std::os::fd::AsRawFd::as_raw_fd(&*bell.0), &[], nix::sys::socket::MsgFlags::empty())
+        .unwrap();
     assert_eq!(ear.wait(LONG).unwrap(), Woken::Rung);
     bell.ring();
     assert_eq!(ear.wait(LONG).unwrap(), Woken::Rung);

@@ -1,0 +1,204 @@
+//! The hostile end of a lane: it writes any word of the memory that it shares, at any time, and mostly what is nearly right.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sealane_transport::shm::limits::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RECORD_AT};
+use sealane_transport::shm::{
+    DirectLane, Fate, LaneKeeper, LaneMemory, Note, PayloadAt, Record, Side, Standing, Submission, Way,
+};
+
+use super::super::assert_says;
+use super::super::forge::{KEYS, vector};
+use super::super::node::STEPS;
+use super::super::script::Script;
+
+/// What no other has in its tensors but the victim: 16 of them in a row are never made up here.
+pub(super) const SECRET: u8 = 0xa5;
+/// What a correct end sends.
+pub(super) const HONEST: u8 = 7;
+/// Words of a record where its fields begin, whose values are nobody's bytes.
+const FIELD_WORDS: usize = LANE_RECORD_AT + 3;
+/// Entries and positions that most of what is forged is about: a victim uses the first ones.
+const NEAR: usize = 6;
+/// A note says of an entry that it was withdrawn.
+const WITHDRAWAL: u64 = 1 << 16;
+/// The daemon's steps and the client's, of a header of a page.
+const HEADER_WORDS: usize = 112;
+
+/// The second side of a lane. What it writes may be a correct end's, too.
+pub(super) struct Hostile {
+    pub(super) keeper: LaneKeeper,
+    /// What the victim sends, and what it is sent.
+    out: Way,
+    into: Way,
+    /// As a correct end has it; `None` once that has found that somebody breaks the rules.
+    end: Option<DirectLane>,
+    /// Entries that the correct end was sent.
+    noted: Vec<u16>,
+    /// Entries that it has sent.
+    sent: Vec<u16>,
+    record: Record,
+}
+
+impl Hostile {
+    /// A lane, and the victim's end of it.
+    pub(super) fn new() -> (Hostile, DirectLane) {
+        let keeper = LaneKeeper::create().expect("memory for a lane");
+        let open = |side| {
+            let memory = keeper.as_fd().try_clone_to_owned().expect("a descriptor");
+            DirectLane::open(&memory, side).expect("a lane's end")
+        };
+        let (victim, end) = (open(Side::First), open(Side::Second));
+        end.arrive();
+        let (out, into) = (keeper.way(Side::First), keeper.way(Side::Second));
+        let (noted, sent, record) = (Vec::new(), Vec::new(), Record::new());
+        (Hostile { keeper, out, into, end: Some(end), noted, sent, record }, victim)
+    }
+
+    /// One thing that no correct end does.
+    pub(super) fn forge(&mut self, script: &mut Script<'_>) {
+        let way = if script.yes() { &self.into } else { &self.out };
+        let entry = entry(script);
+        match script.below(9) {
+            0 | 1 => {
+                let what = script.one_of(&[u64::from(entry), WITHDRAWAL | u64::from(entry), 1 << 17, u64::MAX >> 32]);
+                let position = position(script);
+                way.note(position).store(lap(position, LANE_ENTRIES * LANE_NOTES_PER_ENTRY) | what, Ordering::Release);
+            }
+            2 | 3 => {
+                let (position, fate) = (position(script), script.below(8) as u64);
+                way.returned(position)
+                    .store(lap(position, LANE_ENTRIES) | fate << 16 | u64::from(entry), Ordering::Release);
+            }
+            4 => way.entry(entry)[0].store(script.below(8) as u64, Ordering::Release),
+            5 => {
+                let (words, kind, flags) = (script.below(LANE_ENTRY_WORDS + 4) as u64, script.byte(), script.byte());
+                way.entry(entry)[1].store(words << 16 | u64::from(kind) << 8 | u64::from(flags), Ordering::Relaxed);
+            }
+            6 => {
+                let word = script.below(LANE_ENTRY_WORDS);
+                let value = script.number() & if word < FIELD_WORDS { u64::MAX } else { MADE_UP };
+                way.entry(entry)[word].store(value, Ordering::Relaxed);
+            }
+            7 => {
+                // Of the same length where it is a correct one: the record is another from one look to the next.
+                encode(script, &mut self.record);
+                write(way.entry(entry), &self.record);
+            }
+            _ => self.keeper.header(script.below(HEADER_WORDS) as u64).store(script.number(), Ordering::Release),
+        }
+    }
+
+    /// One thing that a correct end does, wherever what it finds may lead it.
+    pub(super) fn behave(&mut self, script: &mut Script<'_>) {
+        let Some(end) = &mut self.end else { return };
+        let broken = match script.below(6) {
+            0 | 1 => {
+                encode(script, &mut self.record);
+                self.sent.extend(end.sender.send(&self.record));
+                None
+            }
+            2 => {
+                let withdrawn = self.sent.pop().is_some_and(|entry| end.sender.withdraw(entry));
+                assert!(!withdrawn || end.sender.away() > 0);
+                None
+            }
+            3 => match end.receiver.next_note() {
+                Ok(Some(Note::Sent(entry))) => {
+                    self.noted.push(entry);
+                    end.receiver.load(entry, &mut self.record).err()
+                }
+                Ok(Some(Note::Withdrawn(entry))) => {
+                    self.noted.retain(|noted| *noted != entry);
+                    None
+                }
+                Ok(None) => None,
+                Err(broken) => Some(broken),
+            },
+            4 => {
+                let fate = script.one_of(&[Fate::Taken, Fate::Duplicate, Fate::Aborted, Fate::Taken]);
+                if let Some(entry) = self.noted.pop()
+                    && !end.receiver.settle(entry, fate)
+                {
+                    // It is withdrawn, or somebody says so.
+                    self.noted.push(entry);
+                }
+                None
+            }
+            _ => end.sender.next_returned().err(),
+        };
+        if let Some(broken) = broken {
+            assert_says(&broken);
+            self.end = None;
+        }
+    }
+
+    /// What the daemon does with a lane, whatever lies there.
+    pub(super) fn keep(&self, script: &mut Script<'_>) {
+        match script.below(6) {
+            0 => self.keeper.end(Side::Second),
+            1 => self.keeper.abandon(),
+            _ => {
+                let other = self.end.as_ref().map(DirectLane::other);
+                let has_ended = self.keeper.has_ended();
+                assert!(has_ended || !matches!(other, Some(Standing::Gone | Standing::Abandoned)));
+            }
+        }
+    }
+}
+
+/// Bits of a word that is made up: no byte of it is the [`SECRET`].
+const MADE_UP: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+
+/// Most often one of the first.
+fn entry(script: &mut Script<'_>) -> u16 {
+    match script.byte() {
+        near @ 0..=239 => u16::from(near) % NEAR as u16,
+        far => (far as usize * 67 % LANE_ENTRIES) as u16,
+    }
+}
+
+fn position(script: &mut Script<'_>) -> u64 {
+    match script.byte() {
+        near @ 0..=239 => u64::from(near) % (4 * NEAR as u64),
+        240..=247 => script.number(),
+        _ => (LANE_ENTRIES * LANE_NOTES_PER_ENTRY) as u64 + u64::from(script.byte()) % NEAR as u64,
+    }
+}
+
+/// The upper half of a word at a position of a queue of so many.
+fn lap(position: u64, of: usize) -> u64 {
+    (position / of as u64 + 1) << 32
+}
+
+/// Writes a record as a sender does.
+fn write(words: &[AtomicU64; LANE_ENTRY_WORDS], record: &Record) {
+    let (kind, flags) = record.kind_and_flags();
+    let content = &record.content()[..record.content().len().min(LANE_ENTRY_WORDS - LANE_RECORD_AT)];
+    for (word, value) in words[LANE_RECORD_AT..].iter().zip(content) {
+        word.store(*value, Ordering::Relaxed);
+    }
+    let kind = (content.len() as u64) << 16 | u64::from(kind) << 8 | u64::from(flags);
+    words[1].store(kind, Ordering::Relaxed);
+    words[0].store(1, Ordering::Relaxed);
+}
+
+/// A record of the kinds that go by lanes, and some of others.
+fn encode(script: &mut Script<'_>, record: &mut Record) {
+    let (step, key) = (script.below(STEPS) as i64, script.one_of(&KEYS));
+    let (call, peer, timeout_ms) = (script.byte().into(), script.byte().into(), 0);
+    let bytes = [HONEST; 600];
+    let len = script.one_of(&[0, 8, 40, 40, 500]);
+    let meta = if script.below(6) == 0 { script.bytes(30).into() } else { vector(len as u64).to_vec() };
+    let meta = &meta[..];
+    let (payload, destination) = (PayloadAt::Inline(&bytes[..len]), None);
+    let submission = match script.below(12) {
+        0..=6 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
+        7 | 8 => Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: false, fail_if_gone: false },
+        9 => Submission::Abort { step: if script.yes() { step } else { script.number() as i64 }, reason: key },
+        10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
+        _ => Submission::Cleanup { step },
+    };
+    submission.encode(record).expect("within the limits");
+}

@@ -138,7 +138,7 @@ pub(super) fn run(script: &mut Script<'_>) {
                 let (of, at) = if note { (NOTES, 0) } else { (ENTRIES, NOTES) };
                 let value = u64::from(script.byte() & 7) << 16 | script.below(ENTRIES + 1) as u64;
                 let word = at + position % of;
-                let value = (position / of + 1) as u64 * (1 << 32) | value;
+                let value = ((position / of + 1) as u64) << 32 | value;
                 memory.stores.borrow_mut().push_back((script.below(LOOKS_MAX), word, value));
             }
             7 => {

@@ -218,7 +218,12 @@ impl Attach {
     #[cfg(feature = "fuzzing")]
     #[doc(hidden)]
     pub fn attach_to(self, attached: Attached) -> Result<Task, Error> {
-        Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER).map(Task::of)
+        self.over(attached).map(Task::of)
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn over(self, attached: Attached) -> Result<std::sync::Arc<Attachment>, Error> {
+        Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER)
     }
 
     /// The same, and what does the driver's work for its direct lanes.

@@ -22,6 +22,10 @@ impl Tick {
 
     #[inline]
     pub(crate) fn now() -> Tick {
+        #[cfg(any(test, feature = "fuzzing"))]
+        if let Some(now) = by_hand::NOW.get() {
+            return now;
+        }
         // The clock is one that every kernel has; without it all times are the same, and only late deadlines are lost.
         let milliseconds = |now: TimeSpec| now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000;
         Tick(clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, milliseconds))
@@ -58,6 +62,25 @@ impl Tick {
     pub(crate) fn from(self, now: Tick) -> Option<Duration> {
         (self != Tick::NEVER).then(|| Duration::from_millis(self.0.saturating_sub(now.0).max(1)))
     }
+}
+
+/// Time that a test lets pass.
+#[cfg(any(test, feature = "fuzzing"))]
+mod by_hand {
+    use std::cell::Cell;
+
+    use super::Tick;
+
+    thread_local! {
+        /// What it is on this thread, if it is not the system's.
+        pub(super) static NOW: Cell<Option<Tick>> = const { Cell::new(None) };
+    }
+}
+
+/// From now on it is so many milliseconds on this thread, or what the system says.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn set_by_hand(milliseconds: Option<u64>) {
+    by_hand::NOW.set(milliseconds.map(Tick));
 }
 
 /// A timeout as it is told to the daemon, rounded up; one of more than 49 days is none.

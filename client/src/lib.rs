@@ -55,6 +55,9 @@ mod attach;
 mod attached_acceptor;
 mod attached_plan;
 mod attachment;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod by_hand;
 mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,5 +1,6 @@
 //! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
 
+pub mod client_simulation;
 pub mod counting;
 pub mod delayed;
 pub mod drive;

@@ -174,7 +174,8 @@ pub(crate) fn memory(tensor: &Tensor) -> Buffer {
     Buffer::from_vec(vec![0; tensor.bytes().len()])
 }
 
-fn hear(link: &mut dyn Link) -> Result<Option<Hello>, String> {
+/// The welcome that has come, if one has.
+pub(crate) fn hear(link: &mut dyn Link) -> Result<Option<Hello>, String> {
     let mut ear = Ear(None);
     link.receive(&mut ear, usize::MAX).map_err(|error| error.to_string())?;
     match ear.0 {

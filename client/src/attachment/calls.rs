@@ -216,6 +216,12 @@ impl Calls {
         self.release(call);
     }
 
+    /// Calls that have a slot.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn held(&self) -> usize {
+        self.slots.len() - self.vacant.len()
+    }
+
     /// True if so many calls more may be in flight.
     pub(super) fn have_room_for(&self, calls: usize) -> bool {
         CALLS_MAX - self.slots.len() + self.vacant.len() >= calls

@@ -9,6 +9,8 @@ mod acceptors;
 mod aftermath;
 mod attend;
 mod backlog;
+#[cfg(feature = "fuzzing")]
+mod by_hand;
 mod calls;
 mod direct;
 mod driver;

@@ -22,7 +22,7 @@ mod pushes;
 mod run;
 mod sends;
 mod tables;
-mod trace;
+pub(crate) mod trace;
 mod verdict;
 mod wire;
 mod workload;

@@ -3,18 +3,18 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-pub(super) struct Trace {
+pub(crate) struct Trace {
     hash: u64,
     recent: VecDeque<String>,
     lines: usize,
 }
 
 impl Trace {
-    pub(super) fn new(lines: usize) -> Self {
+    pub(crate) fn new(lines: usize) -> Self {
         Self { hash: 0xcbf2_9ce4_8422_2325, recent: VecDeque::new(), lines }
     }
 
-    pub(super) fn note(&mut self, at: Duration, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn note(&mut self, at: Duration, what: std::fmt::Arguments<'_>) {
         let mut line = if self.recent.len() < self.lines { None } else { self.recent.pop_front() }.unwrap_or_default();
         line.clear();
         std::fmt::write(&mut line, format_args!("{:>10.3} ms  {what}", at.as_secs_f64() * 1e3))
@@ -26,11 +26,11 @@ impl Trace {
         self.recent.push_back(line);
     }
 
-    pub(super) fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 
-    pub(super) fn recent(&self) -> Vec<String> {
+    pub(crate) fn recent(&self) -> Vec<String> {
         self.recent.iter().cloned().collect()
     }
 }

@@ -96,6 +96,12 @@ impl Lanes {
         read.map(|lane| lane.peer.to_string()).collect()
     }
 
+    /// Tensors that have come and of which the daemon was not told.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn came(&self) -> u64 {
+        self.lanes.iter().flatten().map(|lane| lane.came.tensors).sum()
+    }
+
     /// Where others are heard.
     pub(super) fn ear(&self) -> Option<Arc<Others>> {
         self.ear.clone()

@@ -206,6 +206,12 @@ impl Client {
         self.end.own_sleep().awake();
     }
 
+    /// True if nothing more is read.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// When a client that does not read its answers is looked after again.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.look_at

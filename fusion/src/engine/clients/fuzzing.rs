@@ -1,16 +1,16 @@
-//! One client of one shard without the shard's loop, for the fuzz targets: reads the client's ring and reports outcomes as the
-//! source of clients does.
+//! Clients of one shard without the shard's loop: reads their rings and reports outcomes as the source of clients does. One client for the
+//! fuzz targets and the drives, several for the simulation of clients.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_transport::Handle;
 use sealane_transport::shm::attach::{Attached, VERSION, Welcome};
 use sealane_transport::shm::{
     ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError, segment_bytes,
 };
+use sealane_transport::{Arena, Handle};
 
 use super::client::{Client, Who};
 use super::memory::Shown;
@@ -36,32 +36,7 @@ impl Attachment {
     /// # Errors
     /// There is no memory, or no descriptor, for it.
     pub fn new(mut node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, Attached), ShmError> {
-        let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
-        let theirs = SharedMemory::open(&theirs, arena.len(), false)?;
-        let (end, segment) = DaemonEnd::create(area_bytes, false)?;
-        let area_bytes = end.area().len();
-        let doorbell = Doorbell::create()?;
-        let made = UnixStream::pair();
-        let (socket, ear) = made.map_err(|source| ShmError::System { operation: "making a socket", source })?;
-        let attached = Attached {
-            welcome: Welcome {
-                version: VERSION,
-                shards: 1,
-                arena_bytes: arena.len(),
-                segment_bytes: segment_bytes(area_bytes),
-                area_bytes,
-                request_timeout_ms: TIMEOUT_MS,
-                tensor_bytes_max: arena_bytes,
-                daemon_pid: std::process::id(),
-                neighbours: Vec::new(),
-            },
-            arena: theirs,
-            shards: vec![(ClientEnd::open(&segment, area_bytes, false)?, doorbell.duplicate()?.into())],
-            socket: ear.into(),
-        };
-        let bell = ClientBell::new(Arc::new(socket.into()));
-        let who = Who { task, name: String::new(), pid: 1, shown: Some(Shown { number: 1, uid: 1 }) };
-        let mut client = Client::new(who, end, doorbell, bell, arena);
+        let (mut client, attached) = client(task, 1, [arena_bytes, area_bytes])?;
         client.handle = CLIENT;
         node.set_pool(task, Some(client.pool()));
         Ok((Self { node, client, record: Record::new(), outcomes: VecDeque::new() }, attached))
@@ -101,4 +76,130 @@ impl Attachment {
         node.swap_client_outcomes(&mut outcomes);
         node
     }
+}
+
+/// A node and the clients that are attached as its tasks.
+pub struct Clients {
+    /// The node.
+    pub node: Node,
+    clients: Arena<Client>,
+    /// Those that were dismissed while something of the node still used their memory.
+    leaving: Vec<Client>,
+    /// So many were attached.
+    attached: u64,
+    record: Record,
+    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
+}
+
+impl Clients {
+    /// Of a node that has none yet.
+    pub fn new(node: Node) -> Self {
+        let (record, outcomes) = (Record::new(), VecDeque::new());
+        Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, outcomes }
+    }
+
+    /// Attaches a client as the task number `task`; its name here, and what it gets.
+    ///
+    /// # Errors
+    /// There is no memory, or no descriptor, for it.
+    ///
+    /// # Panics
+    /// If there are 2^32 clients.
+    pub fn attach(&mut self, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Handle, Attached), ShmError> {
+        self.attached += 1;
+        let (client, attached) = client(task, self.attached, [arena_bytes, area_bytes])?;
+        self.node.set_pool(task, Some(client.pool()));
+        self.node.meet_client(task);
+        let Ok(handle) = self.clients.insert(client) else { panic!("2^32 clients do not fit in memory") };
+        self.clients.get_mut(handle).expect("just inserted").handle = handle;
+        Ok((handle, attached))
+    }
+
+    /// One turn of the shard.
+    pub fn turn(&mut self, now: Instant) {
+        self.node.turn(now);
+        let Self { node, clients, record, outcomes, .. } = self;
+        for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
+            client.read(node, now, record);
+        }
+        for (_, client) in clients.iter_mut().filter(|(_, client)| client.accepts()) {
+            client.hand_out(node, record);
+        }
+        node.swap_client_outcomes(outcomes);
+        for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
+            // One that is gone needs no answer.
+            if let Some(client) = clients.get_mut(client) {
+                client.answer(call, outcome, record);
+            }
+        }
+        for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
+            client.flush(now, record);
+        }
+        self.leaving.retain(|client| !client.has_let_go());
+    }
+
+    /// Calls of a client that have not ended.
+    pub fn under_way(&self, client: Handle) -> usize {
+        self.clients.get(client).map_or(0, Client::under_way)
+    }
+
+    /// True if nothing more is read from a client: it has said goodbye, or has broken the rules.
+    pub fn is_closed(&self, client: Handle) -> bool {
+        self.clients.get(client).is_none_or(Client::is_closed)
+    }
+
+    /// True if no tensor lies in the receive area of a client.
+    pub fn has_whole_area(&self, client: Handle) -> bool {
+        self.clients.get(client).is_none_or(|client| {
+            let [_, area] = client.memories();
+            client.pool().allocate_to_stay(area.len() as usize).is_ok()
+        })
+    }
+
+    /// Clients that were dismissed, and whose memory is still used.
+    pub fn leaving(&self) -> usize {
+        self.leaving.len()
+    }
+
+    /// A client is gone; the node continues without it.
+    pub fn dismiss(&mut self, client: Handle, reason: &str) {
+        let Some(mut client) = self.clients.remove(client) else { return };
+        client.leave(&mut self.node);
+        self.node.set_pool(client.task, None);
+        self.node.forget_client(client.task, reason);
+        if let Some(arena) = client.shown() {
+            self.clients.iter_mut().for_each(|(_, other)| other.forget_arena(arena, &mut self.record));
+        }
+        self.leaving.push(client);
+    }
+}
+
+/// A client as the task number `task`, and what it gets. Others may view the arena by that number.
+fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result<(Client, Attached), ShmError> {
+    let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
+    let theirs = SharedMemory::open(&theirs, arena.len(), false)?;
+    let (end, segment) = DaemonEnd::create(area_bytes, false)?;
+    let area_bytes = end.area().len();
+    let doorbell = Doorbell::create()?;
+    let made = UnixStream::pair();
+    let (socket, ear) = made.map_err(|source| ShmError::System { operation: "making a socket", source })?;
+    let attached = Attached {
+        welcome: Welcome {
+            version: VERSION,
+            shards: 1,
+            arena_bytes: arena.len(),
+            segment_bytes: segment_bytes(area_bytes),
+            area_bytes,
+            request_timeout_ms: TIMEOUT_MS,
+            tensor_bytes_max: arena_bytes,
+            daemon_pid: std::process::id(),
+            neighbours: Vec::new(),
+        },
+        arena: theirs,
+        shards: vec![(ClientEnd::open(&segment, area_bytes, false)?, doorbell.duplicate()?.into())],
+        socket: ear.into(),
+    };
+    let bell = ClientBell::new(Arc::new(socket.into()));
+    let who = Who { task, name: String::new(), pid: 1, shown: Some(Shown { number, uid: 1 }) };
+    Ok((Client::new(who, end, doorbell, bell, arena), attached))
 }

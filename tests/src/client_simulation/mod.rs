@@ -1,0 +1,91 @@
+//! Attached client processes on virtual time: two or three real [`Task`](sealane::Task)s, each on the shard of its node, two of them
+//! on one, with direct lanes that come and go. They send and receive at random, one call, one turn of a shard and one turn of a client's driver
+//! after the other; they end steps, give calls up, die and come back, and a ledger knows what each of them may be told.
+//!
+//! One thread, no clock and no socket that is waited for; everything that happens follows from the seed. A run is bounded by
+//! [`ACTIONS`](actions::ACTIONS). [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
+//!
+//! Nodes that break, links that fail and all that needs no client are in [`simulation`](crate::simulation).
+
+mod actions;
+mod ends;
+mod lanes;
+mod ledger;
+mod seats;
+mod settle;
+mod world;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::World;
+
+/// What a run came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    /// A hash over all that happened: the same seed gives the same.
+    pub trace_hash: u64,
+    /// Tensors that were received.
+    pub delivered: usize,
+    /// Those of them that came by a direct lane, at least.
+    pub by_lane: u64,
+    /// Recvs that were given up.
+    pub cancelled: usize,
+    /// Tensors that came for a recv which was given up, and that the next one got.
+    pub claimed: usize,
+    /// Calls that ended because their step had.
+    pub aborted: usize,
+    /// Calls that found no room.
+    pub exhausted: usize,
+    /// Calls whose time was over.
+    pub late: usize,
+    /// Calls that ended because a task had gone.
+    pub gone: usize,
+    /// Lanes that were ended while both of its clients were there.
+    pub lanes_ended: usize,
+    /// Clients that died.
+    pub deaths: usize,
+}
+
+/// A promise that was broken.
+#[derive(Debug)]
+pub struct Violation {
+    /// The seed that shows it again.
+    pub seed: u64,
+    /// Which promise, and by whom.
+    pub what: String,
+    /// What happened last before it, oldest first.
+    pub recent: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.recent {
+            writeln!(out, "{line}")?;
+        }
+        write!(out, "seed {}: {}", self.seed, self.what)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// Lines of the trace that a violation shows.
+pub const TRACE_LINES: usize = 40;
+
+/// Runs one seed from the first call to the last, and checks every promise. A violation shows the last `lines` lines of the trace.
+///
+/// # Errors
+/// The first promise that was broken; a panic of the code under test is one too.
+pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
+    let fails = |what, recent| Box::new(Violation { seed, what, recent });
+    let mut world = World::new(seed, lines).map_err(|what| fails(what, Vec::new()))?;
+    let run = catch_unwind(AssertUnwindSafe(|| world.run())).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(format!("panic: {text}"))
+    });
+    // Tasks say goodbye to daemons that have hung up: they wait for nothing, and see the time of the system again.
+    world.seats.iter().filter_map(|seat| seat.client.as_ref()).for_each(|client| client.hands.hang_up());
+    sealane::by_hand::set_time(None);
+    run.map_err(|what| fails(what, world.trace.recent()))
+}

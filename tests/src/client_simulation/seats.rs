@@ -1,0 +1,124 @@
+//! Tasks, and the client processes that are attached as them, one after the other.
+
+use std::collections::BTreeSet;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use sealane::by_hand::Hands;
+use sealane::{Attach, Backlog, Task};
+use sealane_transport::Handle;
+
+use super::world::World;
+
+/// The tasks, by seat.
+pub(super) const TASKS: [&str; 3] = ["a:1", "b:1", "c:1"];
+
+/// Turns after which no link uses the memory of a client that is gone.
+const TURNS_TO_LET_GO: usize = 8;
+
+/// A task.
+pub(super) struct Seat {
+    pub(super) name: &'static str,
+    pub(super) host: usize,
+    /// Its number at its node.
+    place: u16,
+    pub(super) arena_bytes: u64,
+    area_bytes: u64,
+    backlog: Option<Backlog>,
+    /// The client that is attached, and how many were before.
+    pub(super) client: Option<Client>,
+    pub(super) life: u32,
+    /// Steps that it has aborted, and not cleaned up.
+    pub(super) aborted: BTreeSet<i64>,
+    /// Records that it may have written which its shard has not read.
+    pub(super) unread: usize,
+    /// What it received by the lanes of clients before.
+    pub(super) came_before: u64,
+}
+
+/// A client process.
+pub(super) struct Client {
+    pub(super) task: Task,
+    pub(super) hands: Hands,
+    pub(super) handle: Handle,
+}
+
+impl Seat {
+    pub(super) fn draw(random: &mut SmallRng, seat: usize, places: &[usize]) -> Seat {
+        let host = places[seat];
+        let place = places[..seat].iter().filter(|other| **other == host).count();
+        let bytes = |random: &mut SmallRng| [64 << 10, 128 << 10, 1 << 20][random.random_range(0..3)];
+        let backlog = match random.random_range(0..3) {
+            0 => None,
+            1 => Some(Backlog::default()),
+            _ => Some(Backlog { calls_max: 8, bytes_max: 96 << 10 }),
+        };
+        Seat {
+            name: TASKS[seat],
+            host,
+            place: place as u16,
+            arena_bytes: bytes(random),
+            area_bytes: bytes(random),
+            backlog,
+            client: None,
+            life: 0,
+            aborted: BTreeSet::new(),
+            unread: 0,
+            came_before: 0,
+        }
+    }
+}
+
+impl World {
+    /// A process attaches as a task.
+    pub(super) fn attach(&mut self, seat: usize) -> Result<(), String> {
+        let Seat { name, host, place, arena_bytes, area_bytes, backlog, .. } = self.seats[seat];
+        let attached = self.hosts[host].clients.attach(place, arena_bytes, area_bytes);
+        let (handle, attached) = attached.map_err(|error| error.to_string())?;
+        let attach = Attach::new(name);
+        let attach = if let Some(backlog) = backlog { attach.backlog(backlog) } else { attach };
+        let (task, hands) = attach.attach_by_hand(attached).map_err(|error| error.to_string())?;
+        self.seats[seat].client = Some(Client { task, hands, handle });
+        self.note(format_args!("{name} attaches, arena {arena_bytes}, area {area_bytes}, backlog {backlog:?}"));
+        Ok(())
+    }
+
+    /// The process of a task is killed. What the library does here when its task is dropped, nobody sees any more: the others hear of it
+    /// from their daemon and in their lanes.
+    pub(super) fn die(&mut self, seat: usize) -> Result<(), String> {
+        let Some(client) = self.seats[seat].client.take() else { return Ok(()) };
+        let (name, host) = (self.seats[seat].name, self.seats[seat].host);
+        self.note(format_args!("{name} dies"));
+        self.seats[seat].came_before += client.hands.came_by_lanes();
+        self.hosts[host].clients.dismiss(client.handle, "its process is gone");
+        for _ in 0..TURNS_TO_LET_GO {
+            (0..self.hosts.len()).try_for_each(|host| self.turn(host))?;
+        }
+        if self.hosts[host].clients.leaving() > 0 {
+            return Err(format!("{name} is gone, and its memory is still used"));
+        }
+        client.hands.hang_up();
+        drop(client.task);
+        self.lanes.end_of(seat);
+        self.seats[seat].life += 1;
+        self.seats[seat].aborted.clear();
+        self.ledger.has_died(seat);
+        self.report.deaths += 1;
+        self.look(Some(seat))?;
+        match self.ledger.open_of(seat) {
+            None => Ok(()),
+            Some(call) => Err(format!("{name} is gone, and its {call} goes on")),
+        }
+    }
+
+    /// What the driver of a client does when it is awake.
+    pub(super) fn drive(&mut self, seat: usize) -> Result<(), String> {
+        let Some(Client { hands, handle, .. }) = &self.seats[seat].client else { return Ok(()) };
+        hands.turn();
+        let Seat { name, host, .. } = self.seats[seat];
+        if !hands.is_up() || self.hosts[host].clients.is_closed(*handle) {
+            return Err(format!("{name} and its daemon have parted: one of them broke the rules"));
+        }
+        Ok(())
+    }
+}

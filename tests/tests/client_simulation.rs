@@ -1,0 +1,50 @@
+//! Attached clients on virtual time: a fixed set of seeds, each with other clients, lanes and calls.
+
+use sealane_tests::client_simulation::{TRACE_LINES, simulate};
+
+/// Seeds that the suite runs, from that of the environment on if it says one: so a person runs others.
+const SEEDS: u64 = 600;
+
+#[test]
+fn promises_to_clients_hold_whatever_they_do() {
+    let first = std::env::var("CLIENT_SIMULATION_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let lines =
+        std::env::var("CLIENT_SIMULATION_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(TRACE_LINES);
+    let (mut delivered, mut by_lane, mut cancelled, mut claimed) = (0, 0, 0, 0);
+    let (mut aborted, mut exhausted, mut late, mut gone) = (0, 0, 0, 0);
+    let (mut lanes_ended, mut deaths) = (0, 0);
+    for seed in first..first + SEEDS {
+        match simulate(seed, lines) {
+            Ok(report) => {
+                delivered += report.delivered;
+                by_lane += report.by_lane;
+                cancelled += report.cancelled;
+                claimed += report.claimed;
+                aborted += report.aborted;
+                exhausted += report.exhausted;
+                late += report.late;
+                gone += report.gone;
+                lanes_ended += report.lanes_ended;
+                deaths += report.deaths;
+            }
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    let seeds = SEEDS as usize;
+    println!("{delivered} delivered, {by_lane} by lanes, {cancelled} cancelled, {claimed} claimed");
+    println!(
+        "{aborted} aborted, {exhausted} exhausted, {late} late, {gone} gone, {lanes_ended} lanes, {deaths} deaths"
+    );
+    // A simulation in which nothing goes wrong, or nothing goes well, would prove nothing.
+    assert!(delivered > 30 * seeds && by_lane > 5 * SEEDS && cancelled > 5 * seeds && claimed > 0);
+    assert!(aborted > seeds && exhausted > 0 && late > seeds / 4 && gone > seeds / 4);
+    assert!(lanes_ended > seeds / 4 && deaths > seeds / 4);
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..12 {
+        let (first, second) = (simulate(seed, TRACE_LINES), simulate(seed, TRACE_LINES));
+        assert_eq!(first.unwrap(), second.unwrap(), "seed {seed}");
+    }
+}

@@ -41,6 +41,18 @@ fn promises_to_clients_hold_whatever_they_do() {
     assert!(lanes_ended > seeds / 4 && deaths > seeds / 4);
 }
 
+/// Recvs that waited beside a tensor of their own which had just come, and tensors of a key that changed places.
+const FOUND: [u64; 5] = [1355, 5232, 6782, 8273, 11_226];
+
+#[test]
+fn seeds_that_have_found_something_find_nothing_more() {
+    for seed in FOUND {
+        if let Err(violation) = simulate(seed, TRACE_LINES) {
+            panic!("{violation}");
+        }
+    }
+}
+
 #[test]
 fn a_seed_replays_exactly() {
     for seed in 0..12 {

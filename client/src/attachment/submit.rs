@@ -420,12 +420,6 @@ impl Held<'_> {
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let place = (from.peer, from.step, key);
-        if !self.calls.unclaimed().is_empty()
-            && let Some(tensor) = self.calls.unclaimed().take(place, memory.room())?
-        {
-            let State { calls, aftermath, .. } = &mut **self;
-            return calls.claim(place, tensor, memory, aftermath).ok_or_else(table_full);
-        }
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let destination = self.span(memory)?;
         let to = self.peer(from.peer)?;
@@ -435,6 +429,9 @@ impl Held<'_> {
         };
         if let Some(found) = self.recv_direct(now, to, place, memory, (deadline, borrowed, fail_if_gone)) {
             return found;
+        }
+        if let Some(claimed) = self.claim(place, memory) {
+            return claimed;
         }
         self.give_back_blocks();
         let Peer { segment, number: peer } = to;
@@ -453,6 +450,17 @@ impl Held<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// A recv that has what an earlier one has left. Asked whenever lanes and rings were looked at, which may have brought it.
+    #[inline]
+    pub(super) fn claim(&mut self, place: (&str, i64, &str), memory: &mut Memory) -> Option<Result<u32, Error>> {
+        let State { calls, aftermath, .. } = &mut **self;
+        if calls.unclaimed().is_empty() {
+            return None;
+        }
+        let taken = calls.unclaimed().take(place, memory.room()).transpose()?;
+        Some(taken.and_then(|tensor| calls.claim(place, tensor, memory, aftermath).ok_or_else(table_full)))
     }
 
     /// Submits a request for rows. A cancelled one leaves nothing to the next: other rows are other tensors.

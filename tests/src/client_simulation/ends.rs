@@ -112,15 +112,6 @@ impl World {
         if is_narrow || self.ledger.given_up.contains(&send.spot) {
             return Ok(());
         }
-        // A recv that waits at the daemon, for which the lane has brought the first, has the second if that goes by the daemon and is there
-        // before the recv is given up: see `Calls::set_aside`. This is known, and is no reason to look at nothing else.
-        let pair = [send.spot.from.min(send.spot.to), send.spot.from.max(send.spot.to)];
-        let waited = self.ledger.recvs.iter().map(|recv| &recv.call).any(|recv| {
-            recv.spot == send.spot && recv.began < send.began && recv.ended.is_none_or(|(ended, _)| ended > send.began)
-        });
-        if waited && self.lanes.have_been.contains(&pair) {
-            return Ok(());
-        }
         let later = self.ledger.sends.iter().enumerate().find(|(_, other)| {
             other.call.spot == send.spot
                 && matches!(send.ended, Some((ended, End::Ok)) if ended < other.call.began)

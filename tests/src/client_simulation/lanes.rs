@@ -1,6 +1,5 @@
 //! Direct lanes as the daemon gives and ends them. Each side opens its end when its driver comes to it.
 
-use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 use sealane_transport::shm::attach::GivenLane;
@@ -20,13 +19,11 @@ pub(super) struct Lanes {
     /// Whether there are any in this run.
     pub(super) are_given: bool,
     lanes: Vec<Lane>,
-    /// Pairs that have had one.
-    pub(super) have_been: BTreeSet<[usize; 2]>,
 }
 
 impl Lanes {
     pub(super) fn new(are_given: bool) -> Lanes {
-        Lanes { are_given, lanes: Vec::new(), have_been: BTreeSet::new() }
+        Lanes { are_given, lanes: Vec::new() }
     }
 
     /// A client has gone, as the others see in their lanes.
@@ -51,7 +48,6 @@ impl World {
         self.lanes.lanes.retain(|lane| lane.pair != pair || !lane.keeper.has_ended());
         if !self.lanes.lanes.iter().any(|lane| lane.pair == pair) {
             let keeper = LaneKeeper::create().map_err(|error| error.to_string())?;
-            self.lanes.have_been.insert(pair);
             self.lanes.lanes.push(Lane { pair, keeper, given: [false; 2] });
         }
         let lane = self.lanes.lanes.iter_mut().find(|lane| lane.pair == pair).expect("just made");

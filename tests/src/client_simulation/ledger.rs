@@ -149,7 +149,7 @@ pub(super) fn meta(number: usize, bytes: usize) -> TensorMeta {
     let none = [0, number as u64];
     let shape: &[u64] = match bytes {
         0 => &none,
-        bytes if bytes % 2 == 0 && number % 2 == 0 => &halves,
+        bytes if bytes.is_multiple_of(2) && number.is_multiple_of(2) => &halves,
         _ => &whole,
     };
     TensorMeta::new(DType::U8, shape).expect("a shape")

@@ -84,10 +84,11 @@ impl World {
         let kept: Vec<usize> = (0..self.ledger.sends.len()).filter(|send| self.must_be_kept(*send)).collect();
         for &send in &kept {
             let spot = self.ledger.sends[send].call.spot;
-            // A recv may wait beside what has no room in its memory, or had none in that of one before.
-            let is_narrow = self.ledger.recvs.iter().any(|recv| recv.call.spot == spot && recv.is_narrow);
-            let mut waiting = self.ledger.open_recvs.iter().filter(|_| !is_narrow);
-            let waits = waiting.find(|recv| self.ledger.recvs[**recv].call.spot == spot);
+            // A recv may wait beside what has no room in its memory.
+            let waits = self.ledger.open_recvs.iter().find(|recv| {
+                let recv = &self.ledger.recvs[**recv];
+                recv.call.spot == spot && !recv.is_narrow
+            });
             if let Some(recv) = waits {
                 return Err(format!("send {send} ended well, and recv {recv} waits for it: {spot:?}"));
             }

@@ -108,12 +108,18 @@ impl Calls {
         arrived: Arrived<'_>,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
-        self.unset_aside(call, after);
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let waiting = slot.caller == Caller::Waiting;
+        if slot.tensor.is_some() {
+            match waiting {
+                true => return self.arrived_second(call, meta, arrived, after),
+                false => self.unset_aside(call, after),
+            }
+        }
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if slot.asked && slot.name.is_some() {
             self.matching.came_by_daemon(slot.place.peer(), slot.place.key());
         }
-        let waiting = slot.caller == Caller::Waiting;
         if waiting {
             // Of one that was given up.
             slot.failure = None;
@@ -171,6 +177,35 @@ impl Calls {
         }
         self.end(call, after);
         self.release(call);
+        Ok(())
+    }
+
+    /// A tensor arrived for a recv for which another is set aside. That one's sender may have heard that it was received before this one
+    /// was sent: the recv has it, and the next recv of the key this one, which is copied out of the destination.
+    #[cold]
+    fn arrived_second(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let memory = &self.slots[(call & INDEX_MASK) as usize].memory;
+        let data = match arrived {
+            Arrived::Inline(bytes) => Some(Buffer::copy_of(bytes)),
+            Arrived::Area(buffer) if memory.lent().is_none() => Some(buffer),
+            Arrived::Area(_) => None,
+            Arrived::Destination(len) => {
+                let landed = memory.lent().zip(usize::try_from(len).ok()).and_then(|(lent, len)| lent.get(..len));
+                landed.map(Buffer::copy_of)
+            }
+        };
+        let data = data.ok_or("a tensor did not arrive where it was requested")?;
+        self.end_with_set_aside(call, after);
+        // Metadata that is no tensor's is nobody's.
+        if let Ok(tensor) = Tensor::from_wire(meta, data) {
+            self.pass_on(call, tensor, after);
+        }
         Ok(())
     }
 

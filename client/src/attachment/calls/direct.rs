@@ -138,8 +138,8 @@ impl Calls {
         debug_assert!(received.is_ok(), "{received:?}");
     }
 
-    /// A tensor has come by a lane for a recv that the daemon was asked for: the recv has it when the daemon has given it up. It may have
-    /// another on its way, which is the first then, as its sender knows.
+    /// A tensor has come by a lane for a recv that the daemon was asked for: the recv has it when the daemon has given it up. Another that
+    /// is on its way from there is the next recv's.
     pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
         self.forget_name(call);
         let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };

@@ -102,6 +102,9 @@ impl Held<'_> {
         let (from, step, key) = place;
         let (lane, is_read) = self.lane_of((peer, from), now)?;
         for is_last in [false, true] {
+            if let Some(claimed) = self.claim(place, memory) {
+                return Some(claimed);
+            }
             let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
             let at = link.direct.lane_unless_ended(lane, step).filter(|_| calls.have_room_for(1))?;
             let name = calls.matching().name(lane, step, key);

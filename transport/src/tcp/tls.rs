@@ -25,10 +25,10 @@ use crate::spares::{self, Spares};
 const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
 /// What a peer may send before it has shown who it is: a chain of several certificates.
 const HANDSHAKE_BYTES: usize = 16 * 1024;
-/// What is read at once: three whole records and a part.
-const INCOMING_BYTES: usize = 4 * RECORD_BYTES;
-/// What is sealed at once.
-const SEALED_BYTES: usize = 64 * 1024;
+/// What is read at once: fifteen whole records and a part. With less, a fast link has more system calls than bytes to copy.
+const INCOMING_BYTES: usize = 16 * RECORD_BYTES;
+/// What is sealed at once, likewise.
+const SEALED_BYTES: usize = 256 * 1024;
 /// Reads in a row that bring nothing of what a peer says, only records of TLS's own or a part of one: a peer that sends no
 /// others keeps nobody from the next link. A whole record comes in no more of the smallest segments of an Ethernet.
 const FRUITLESS_READS: usize = 16;

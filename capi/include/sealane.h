@@ -730,7 +730,8 @@ sealane_error *sealane_attach(const char *task,
  * Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The task's
  * name and the map's path are NUL-terminated. If options is NULL, all options have their defaults.
  *
- * Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on.
+ * Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on, SEALANE_CODE_UNIMPLEMENTED if the library was built
+ * without engines.
  */
 sealane_error *sealane_embedded(const char *endpoint_map,
                                 const char *task,

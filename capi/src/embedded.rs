@@ -1,16 +1,13 @@
 //! An engine in this process.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_char, path::PathBuf};
-
-use sealane::{Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
+use std::ffi::c_char;
 
 use crate::{
-    attach::idle_spin,
     error::sealane_error,
-    guard::{Outcome, entry},
-    input::{Options, options, path, terminated, timeout},
-    task::{Own, place, sealane_task},
+    guard::entry,
+    input::{Options, options, path, terminated},
+    task::{place, sealane_task},
 };
 
 /// Options for starting an engine. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
@@ -46,7 +43,8 @@ unsafe impl Options for sealane_embedded_options {}
 /// Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The task's
 /// name and the map's path are NUL-terminated. If options is NULL, all options have their defaults.
 ///
-/// Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on.
+/// Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on, SEALANE_CODE_UNIMPLEMENTED if the library was built
+/// without engines.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_embedded(
     endpoint_map: *const c_char,
@@ -76,12 +74,17 @@ pub unsafe extern "C" fn sealane_embedded(
     })
 }
 
+#[cfg(feature = "embedded")]
 fn start(
     name: &str,
-    map: PathBuf,
+    map: std::path::PathBuf,
     options: &sealane_embedded_options,
-    files: [Option<PathBuf>; 4],
-) -> Outcome<sealane_task> {
+    files: [Option<std::path::PathBuf>; 4],
+) -> crate::guard::Outcome<sealane_task> {
+    use sealane::{Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
+
+    use crate::{attach::idle_spin, input::timeout, task::Own};
+
     let invalid = |error: &dyn std::fmt::Display| sealane_error::invalid(error.to_string());
     let map = EndpointMap::load(map).map_err(|error| invalid(&error))?;
     let mut settings = EngineSettings::new(map, &[name])?;
@@ -112,4 +115,15 @@ fn start(
     })?;
     let task = engine.task(name)?;
     Ok(sealane_task::new(task.into()).with_engine(Own { engine, map }))
+}
+
+#[cfg(not(feature = "embedded"))]
+fn start(
+    _name: &str,
+    _map: std::path::PathBuf,
+    _options: &sealane_embedded_options,
+    _files: [Option<std::path::PathBuf>; 4],
+) -> crate::guard::Outcome<sealane_task> {
+    let reason = "this library was built without the feature embedded: attach to the host's daemon";
+    Err(sealane_error::new(crate::error::sealane_code::Unimplemented, reason))
 }

@@ -27,10 +27,12 @@ pub struct sealane_task {
     name: CString,
     /// Once there are any.
     streams: OnceLock<Streams>,
+    #[cfg(feature = "embedded")]
     own: Option<Own>,
 }
 
 /// What a task has whose engine is in this process.
+#[cfg(feature = "embedded")]
 pub(crate) struct Own {
     pub(crate) engine: sealane::Engine,
     /// Which stays as it was loaded.
@@ -45,18 +47,23 @@ impl sealane_task {
             executor: Arc::default(),
             streams: OnceLock::new(),
             process: Process::this(),
+            #[cfg(feature = "embedded")]
             own: None,
         }
     }
 
     /// The same, which stops the engine when it is detached.
+    #[cfg(feature = "embedded")]
     pub(crate) fn with_engine(self, own: Own) -> Self {
         Self { own: Some(own), ..self }
     }
 
     /// Whether its engine is in this process.
     pub(crate) fn is_embedded(&self) -> bool {
-        self.own.is_some()
+        #[cfg(feature = "embedded")]
+        return self.own.is_some();
+        #[cfg(not(feature = "embedded"))]
+        return false;
     }
 
     pub(crate) fn streams(&self) -> &Streams {
@@ -80,6 +87,7 @@ impl sealane_task {
     /// # Errors
     /// Unavailable if the daemon is gone.
     fn knows(&self, other: &str) -> Outcome<bool> {
+        #[cfg(feature = "embedded")]
         if let Some(own) = &self.own {
             return Ok(own.map.resolve(other).is_some());
         }
@@ -110,6 +118,7 @@ impl sealane_task {
     /// After the executor was stopped.
     fn leave(self) {
         drop((self.task, self.streams));
+        #[cfg(feature = "embedded")]
         if let Some(own) = self.own {
             // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
             let _ = own.engine.stop();

@@ -17,7 +17,7 @@ use sealane_transport::{
 use crate::{
     attachment::{Attachment, Calls, Gathered, Landed, Placed, PlanOf, Pull, Seat},
     memory::Viewable,
-    plan::Pulls,
+    plan::{Pulls, not_pulled},
 };
 
 /// See the module.
@@ -328,10 +328,6 @@ impl Drop for AttachedPlan {
         }
         self.close();
     }
-}
-
-fn not_pulled() -> Error {
-    Error::invalid("it has not been pulled, or its pull was cancelled")
 }
 
 /// Enters what a pull brought that is not as it was. What could not be viewed is missed; why.

@@ -26,8 +26,25 @@ use crate::{
     plan::Pulls,
 };
 
-/// A call in progress.
-pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A call in progress. Never locked: a call is polled by who has it alone, and many threads may hold what it is in.
+pub(crate) struct Call<T>(Box<Mutex<Polled<T>>>);
+
+type Polled<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl<T> Call<T> {
+    #[cfg(feature = "embedded")]
+    pub(crate) fn of(future: impl Future<Output = T> + Send + 'static) -> Call<T> {
+        Call(Box::new(Mutex::new(Box::pin(future))))
+    }
+}
+
+impl<T> Future for Call<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).as_mut().poll(context)
+    }
+}
 
 /// The calls of such a task; each is described where [`Task`](crate::Task) has it.
 pub(crate) trait InProcess: Send + Sync {

@@ -30,7 +30,7 @@ pub struct Plan(Box<dyn Pulls>);
 pub(crate) trait Pulls: Send + Sync {
     fn keys(&self) -> &Keys;
 
-    /// Gives a tensor of the next pull memory to arrive in, where the plan was not made with places.
+    /// Gives a tensor of the next pull memory to arrive in, where an engine of this process pulls; other plans have places of their own.
     fn set_destination(&mut self, index: usize, memory: Buffer);
 
     /// Begins a pull; of one that is in progress nothing is heard any more.
@@ -63,6 +63,10 @@ pub(crate) trait Pulls: Send + Sync {
 
     /// Takes a tensor of the last pull, once.
     fn take(&mut self, index: usize) -> Result<Pulled, Error>;
+}
+
+pub(crate) fn not_pulled() -> Error {
+    Error::invalid("it has not been pulled, or its pull was cancelled")
 }
 
 impl Plan {

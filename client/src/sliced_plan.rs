@@ -26,7 +26,7 @@ use crate::{
     attachment::{Attachment, together},
     in_process::InProcess,
     limits::TORN_PULLS_MAX,
-    plan::Pulls,
+    plan::{Pulls, not_pulled},
 };
 
 /// Which versions the slices of one tensor may have.
@@ -385,8 +385,4 @@ impl Pulls for SlicedPlan {
         let version = self.version[index];
         std::mem::replace(&mut self.pulled[index], Err(not_pulled())).map(|tensor| Pulled { tensor, version })
     }
-}
-
-fn not_pulled() -> Error {
-    Error::invalid("it has not been pulled, or its pull was cancelled")
 }

@@ -15,17 +15,22 @@ pub(crate) struct Together {
     /// Those that have not been asked how they ended, the last one first.
     rest: Vec<Sending>,
     error: Option<Error>,
+    /// Its outcome was handed out.
+    is_over: bool,
 }
+
+const TOLD: &str = "the outcome was handed out before";
 
 impl Together {
     /// Of sends in the order in which their errors count.
     pub(crate) fn of(mut sendings: Vec<Sending>) -> Self {
         sendings.reverse();
-        Self { rest: sendings, error: None }
+        Self { rest: sendings, error: None, is_over: false }
     }
 
     pub(crate) fn wait(self) -> SendOutcome {
-        let Self { rest, error } = self;
+        let Self { rest, error, is_over } = self;
+        assert!(!is_over, "{TOLD}");
         let outcomes = Sending::wait_all(rest.into_iter().rev());
         error.map_or(Ok(()), Err).and(outcomes.into_iter().collect())
     }
@@ -55,6 +60,7 @@ impl Together {
     }
 
     fn end(&mut self) -> SendOutcome {
+        assert!(!std::mem::replace(&mut self.is_over, true), "{TOLD}");
         self.error.take().map_or(Ok(()), Err)
     }
 }

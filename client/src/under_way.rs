@@ -162,7 +162,7 @@ impl<K: Kind> UnderWay<K> {
                     Err(error) => Err(error.into()),
                 }
             }
-            CallState::InProcess(call) => std::task::ready!(call.as_mut().poll(context)),
+            CallState::InProcess(call) => std::task::ready!(Pin::new(call).poll(context)),
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
         self.0 = CallState::Ended(None);

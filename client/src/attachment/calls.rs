@@ -138,10 +138,19 @@ impl Calls {
 
     /// Notes what a recv asks for that was submitted; `borrowed` if its destination is memory that others may write once the
     /// call has ended.
+    ///
+    /// What came for another recv of that key while there was no room to ask is its own: until now nobody could see that it waits.
     #[inline]
-    pub(super) fn asked(&mut self, call: u32, (peer, step, key): (&str, i64, &str), borrowed: bool) {
-        if let Some(slot) = self.slot(call) {
-            slot.note((peer, step, key), borrowed);
+    pub(super) fn asked(&mut self, call: u32, place: (&str, i64, &str), borrowed: bool, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call) else { return };
+        slot.note(place, borrowed);
+        let waits = slot.caller == Caller::Waiting && matches!(slot.daemon, Daemon::Untold | Daemon::Working);
+        let room = slot.memory.room();
+        if waits
+            && !self.unclaimed.is_empty()
+            && let Ok(Some(tensor)) = self.unclaimed.take(place, room)
+        {
+            self.give(call, tensor, after);
         }
     }
 
@@ -269,19 +278,21 @@ impl Calls {
                 && slot.tensor.is_none()
                 && fits(&slot.memory)
         });
-        match next.map(|(index, _)| index) {
-            Some(index) => {
-                let slot = &mut self.slots[index as usize];
-                slot.tensor = Some(tensor);
-                if slot.daemon == Daemon::Untold {
-                    let next = slot.generation << CALL_INDEX_BITS | index;
-                    return self.end_with_set_aside(next, after);
-                }
-                // The daemon has its destination. When it has given the recv up, that ends with this tensor.
-                self.to_cancel.push((slot.segment, slot.generation << CALL_INDEX_BITS | index));
-            }
+        match next.map(|(index, slot)| slot.generation << CALL_INDEX_BITS | index) {
+            Some(next) => self.give(next, tensor, after),
             None => self.unclaimed.keep(place.clone(), tensor),
         }
+    }
+
+    /// Gives a recv that waits a tensor which was another's.
+    fn give(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        slot.tensor = Some(tensor);
+        if slot.daemon == Daemon::Untold {
+            return self.end_with_set_aside(call, after);
+        }
+        // The daemon has its destination. When it has given the recv up, that ends with this tensor.
+        self.to_cancel.push((slot.segment, call));
     }
 
     /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.

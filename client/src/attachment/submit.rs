@@ -441,7 +441,8 @@ impl Held<'_> {
         });
         match asked {
             Ok(call) => {
-                self.calls.asked(call, place, borrowed);
+                let State { calls, aftermath, .. } = &mut **self;
+                calls.asked(call, place, borrowed, aftermath);
                 self.asked_by_name(call, to, place);
                 Ok(call)
             }
@@ -452,7 +453,7 @@ impl Held<'_> {
         }
     }
 
-    /// A recv that has what an earlier one has left. Asked whenever lanes and rings were looked at, which may have brought it.
+    /// A recv that has what an earlier one has left, which may have come when lanes and rings were looked at a moment ago.
     #[inline]
     pub(super) fn claim(&mut self, place: (&str, i64, &str), memory: &mut Memory) -> Option<Result<u32, Error>> {
         let State { calls, aftermath, .. } = &mut **self;

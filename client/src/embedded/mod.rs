@@ -42,11 +42,11 @@ impl InProcess for sealane_fusion::Task {
     }
 
     fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Call<SendOutcome> {
-        Box::pin(self.send_with(to, step, key, tensor, options))
+        Call::of(self.send_with(to, step, key, tensor, options))
     }
 
     fn recv(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Call<RecvOutcome> {
-        Box::pin(self.recv_with(from, step, key, options))
+        Call::of(self.recv_with(from, step, key, options))
     }
 
     fn recv_all(
@@ -59,7 +59,7 @@ impl InProcess for sealane_fusion::Task {
     }
 
     fn push_many(&self, to: &str, queue: &str, tensors: Vec<Tensor>, options: &SendOptions) -> Call<SendOutcome> {
-        Box::pin(self.push_many(to, queue, tensors, options.timeout))
+        Call::of(self.push_many(to, queue, tensors, options.timeout))
     }
 
     fn acceptor(&self, queue: &str, AcceptOptions { tensors_max, bytes_max }: AcceptOptions) -> Box<dyn Accepts> {
@@ -67,7 +67,7 @@ impl InProcess for sealane_fusion::Task {
     }
 
     fn publish_many(&self, version: i64, tensors: Vec<(String, Tensor)>) -> Call<SendOutcome> {
-        Box::pin(self.publish_many(version, tensors))
+        Call::of(self.publish_many(version, tensors))
     }
 
     fn withdraw(&self, key: &str) -> Result<(), Error> {
@@ -98,7 +98,7 @@ impl InProcess for sealane_fusion::Task {
 }
 
 fn calls(receivings: Vec<sealane_fusion::Receiving>) -> Vec<Call<RecvOutcome>> {
-    receivings.into_iter().map(|receiving| Box::pin(receiving) as Call<RecvOutcome>).collect()
+    receivings.into_iter().map(Call::of).collect()
 }
 
 impl Accepts for sealane_fusion::Acceptor {

@@ -1,7 +1,8 @@
 //! A plan of an embedded engine whose pull is begun, and asked after later. Runs on the callers' threads.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    future::Future,
+    pin::Pin,
     task::{Context, Poll, ready},
 };
 
@@ -11,29 +12,30 @@ use sealane_transport::{Error, Keys, PullOptions, Pulled, Tensor};
 
 use crate::{
     in_process::{Call, end_of, look},
-    plan::Pulls,
+    plan::{Pulls, not_pulled},
 };
 
 /// See the module.
 pub(super) struct EmbeddedPlan {
     plan: Plan,
-    /// The pull in progress. Never locked: it can only be used by one thread, and the plan by many.
-    begun: Mutex<Option<Call<Brought>>>,
+    /// The pull in progress.
+    begun: Option<Call<Brought>>,
 }
 
-const NOT_BEGUN: &str = "the outcome was handed out before";
+const TOLD: &str = "the outcome was handed out before";
 
 impl EmbeddedPlan {
     pub(super) fn new(plan: Plan) -> Self {
-        Self { plan, begun: Mutex::default() }
+        Self { plan, begun: None }
     }
 
-    fn begun(&mut self) -> &mut Option<Call<Brought>> {
-        self.begun.get_mut().unwrap_or_else(PoisonError::into_inner)
+    /// A pull has what the plan had, and takes it along if it is given up.
+    fn is_with_its_pull(&self) -> bool {
+        self.plan.tray().len() < self.plan.keys().len()
     }
 
     fn end(&mut self, brought: Brought) -> Result<(), Error> {
-        *self.begun() = None;
+        self.begun = None;
         self.plan.end(brought)
     }
 }
@@ -49,34 +51,40 @@ impl Pulls for EmbeddedPlan {
 
     fn begin(&mut self, min_version: i64, options: PullOptions) {
         let begun = self.plan.begin(min_version, options);
-        *self.begun() = Some(Box::pin(begun));
+        self.begun = Some(Call::of(begun));
     }
 
     fn wait(&mut self) -> Result<(), Error> {
-        let brought = end_of(self.begun().as_mut().expect(NOT_BEGUN));
+        let brought = end_of(self.begun.as_mut().expect(TOLD));
         self.end(brought)
     }
 
     fn look(&mut self) -> Option<Result<(), Error>> {
-        let brought = look(self.begun().as_mut().expect(NOT_BEGUN))?;
+        let brought = look(self.begun.as_mut().expect(TOLD))?;
         Some(self.end(brought))
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let brought = ready!(self.begun().as_mut().expect(NOT_BEGUN).as_mut().poll(context));
+        let brought = ready!(Pin::new(self.begun.as_mut().expect(TOLD)).poll(context));
         Poll::Ready(self.end(brought))
     }
 
     fn give_up(&mut self) {
-        *self.begun() = None;
+        self.begun = None;
     }
 
     fn get(&self, index: usize) -> Result<&Tensor, Error> {
-        self.plan.tray().get(index)
+        match self.is_with_its_pull() && index < self.plan.keys().len() {
+            true => Err(not_pulled()),
+            false => self.plan.tray().get(index),
+        }
     }
 
     fn version(&self, index: usize) -> i64 {
-        self.plan.tray().version(index)
+        match self.is_with_its_pull() && index < self.plan.keys().len() {
+            true => 0,
+            false => self.plan.tray().version(index),
+        }
     }
 
     fn take(&mut self, index: usize) -> Result<Pulled, Error> {

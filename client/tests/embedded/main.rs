@@ -86,9 +86,13 @@ fn what_is_published_is_pulled() {
     let tensor = |value: u32| Tensor::from_elements(&[2], &[value, value]).unwrap();
     let keys = || Keys::new(["a", "b"]).unwrap();
     let mut publishing = ps.publish_many(1, [("a", tensor(1)), ("b", tensor(2))]);
-    while publishing.try_outcome().is_none_or(|outcome| outcome.is_err()) {
-        std::thread::yield_now();
-    }
+    let published = loop {
+        match publishing.try_outcome() {
+            Some(outcome) => break outcome,
+            None => std::thread::yield_now(),
+        }
+    };
+    published.unwrap();
     let pulled = worker.pull("ps0:2222", "b", 1).wait().unwrap();
     assert_eq!((pulled.version, pulled.tensor.elements::<u32>().unwrap()), (1, &[2, 2][..]));
     let pulled = worker.pull_many("ps0:2222", keys(), 1).wait();
@@ -104,6 +108,8 @@ fn what_is_published_is_pulled() {
     pulling.wait().unwrap();
     assert_eq!((plan.version(1), plan.get(1).unwrap().elements::<u32>().unwrap()), (2, &[4, 4][..]));
     assert_eq!((plan.get(1).unwrap().bytes().as_ptr(), plan.keys().get(1)), (place, "b"));
+    drop(plan.pull(3));
+    assert_eq!((plan.get(1).unwrap_err().code(), plan.version(1)), (Code::InvalidArgument, 0));
 
     ps.withdraw("a").unwrap();
     // A loaded machine may need longer for the tensor that is there.

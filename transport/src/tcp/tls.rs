@@ -1,12 +1,13 @@
 //! TLS over a non-blocking socket: records sealed in a copy of frames and tensors, and opened into where they go.
 //!
 //! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; nothing once its
-//! handshake is over and while it holds no part of a record. Data counts as written only when the kernel has all of its records, so
+//! handshake is over and while it holds no part of a record. Data counts as written only when the kernel has all of its record, so
 //! an empty outbox has really been sent.
 
 mod handshake;
 mod records;
 
+use std::collections::VecDeque;
 use std::io::Read;
 
 use sealane_runtime::{VolatileSlice, VolatileSliceMut};
@@ -56,8 +57,11 @@ pub(crate) struct TlsStream {
     /// What is sealed: from `sealed_head` on it is still to leave.
     sealed: Vec<u8>,
     sealed_head: usize,
-    /// Bytes that are sealed, or have left, and were not yet told as written.
+    /// Bytes that are sealed, or have left, and were not yet told as written; and those of them that have left.
     owed: usize,
+    left: usize,
+    /// Records that have not: where each ends in what is sealed, and how many bytes are in it.
+    leaving: VecDeque<(usize, usize)>,
 }
 
 enum Stage {
@@ -90,6 +94,8 @@ impl TlsStream {
             sealed: Vec::new(),
             sealed_head: 0,
             owed: 0,
+            left: 0,
+            leaving: VecDeque::new(),
         }
     }
 
@@ -159,8 +165,8 @@ impl TlsStream {
             if taken > 0 {
                 return Ok(Some(taken));
             }
-            // What the peer's keys want answered; if it cannot leave now it does so before the next record. That it cannot is told
-            // behind the last word of a peer that has gone.
+            // A change of keys that the peer has asked for; if it cannot leave now it does so before the next record. Of a peer that has
+            // gone the last word is heard first.
             let flushed = self.flush(false);
             // What is left is in the socket, which says so again.
             if room == 0 || reads == FRUITLESS_READS || !self.fill()? {
@@ -178,13 +184,14 @@ impl TlsStream {
         if self.owed == 0 {
             self.seal(slices)?;
         }
-        if !self.flush(more_follows)? {
-            return Ok(None);
+        let is_all = self.flush(more_follows)?;
+        while let Some((_, bytes)) = self.leaving.pop_front_if(|(end, _)| *end <= self.sealed_head) {
+            self.left += bytes;
         }
         let offered = slices.iter().map(|slice| slice.len()).sum();
-        let taken = self.owed.min(offered);
-        self.owed -= taken;
-        Ok(Some(taken))
+        let taken = self.left.min(offered);
+        (self.left, self.owed) = (self.left - taken, self.owed - taken);
+        Ok((taken > 0 || is_all).then_some(taken))
     }
 
     /// True if something is under seal that was not told as written.
@@ -241,7 +248,11 @@ impl TlsStream {
                 }
                 Ok((record, Opened::Own)) => (record, Ok(Step::Again)),
                 Ok((record, Opened::Part)) => (record, Ok(Step::Blocked)),
-                Ok((record, Opened::Over)) => (record, Ok(Step::Over)),
+                Ok((record, Opened::Over)) => {
+                    // What may follow is nobody's (RFC 8446, section 6.1).
+                    self.stage = Stage::Over;
+                    (record, Ok(Step::Over))
+                }
                 Err(fault) => (0, Err((fault.error, fault.alert))),
             },
         };
@@ -257,6 +268,10 @@ impl TlsStream {
         let Stage::Open(records) = &mut self.stage else { return Err(LinkError::Closed) };
         if self.sealed.capacity() == 0 {
             self.sealed = spares::take();
+        }
+        if let Err(error) = records.answer(&mut self.sealed) {
+            self.fail(None);
+            return Err(tls(&error));
         }
         let (mut slices, mut rest) = (slices.iter(), VolatileSlice::from(&[][..]));
         while self.owed < SEALED_BYTES {
@@ -280,7 +295,11 @@ impl TlsStream {
                     }
                 }
             };
-            records.seal(&mut self.sealed, fill).map_err(|error| tls(&error))?;
+            if let Err(error) = records.seal(&mut self.sealed, fill) {
+                self.fail(None);
+                return Err(tls(&error));
+            }
+            self.leaving.push_back((self.sealed.len(), self.owed - before));
         }
         Ok(())
     }
@@ -321,9 +340,16 @@ impl TlsStream {
             }
             spares::give_back(&mut self.sealed);
             self.sealed_head = 0;
+            self.leaving.clear();
+            self.left = self.owed;
             let Stage::Open(records) = &mut self.stage else { return Ok(true) };
-            if !records.answer(&mut self.sealed).map_err(|error| tls(&error))? {
-                return Ok(true);
+            match records.answer(&mut self.sealed) {
+                Ok(true) => {}
+                Ok(false) => return Ok(true),
+                Err(error) => {
+                    self.stage = Stage::Over;
+                    return Err(tls(&error));
+                }
             }
         }
     }

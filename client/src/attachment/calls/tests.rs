@@ -336,7 +336,7 @@ const WANTED: (&str, i64, &str) = ("ps", 1, "w");
 impl Table {
     fn ask(&mut self, memory: Memory) -> u32 {
         let call = self.open(Direction::Recv, memory);
-        self.calls.asked(call, WANTED, false);
+        self.calls.asked(call, WANTED, false, &mut self.after);
         call
     }
 }
@@ -370,6 +370,51 @@ fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back(
         }
         assert_eq!(table.calls.take_received(second).unwrap().finish().unwrap().bytes(), [1; 5]);
         assert!(table.calls.unclaimed().is_empty());
+        table.assert_free();
+    }
+}
+
+#[test]
+fn a_recv_has_what_came_for_another_while_it_was_entered() {
+    let mut table = Table::new();
+    let first = table.ask(Memory::Nothing);
+    table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
+    // The second is in the table, and what it wants is not known yet: it waits for room in the ring.
+    let second = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.calls.forsake(first, true, &mut table.after);
+    assert!(!table.calls.unclaimed().is_empty());
+    table.calls.asked(second, WANTED, false, &mut table.after);
+    assert_eq!(table.calls.take_to_cancel(), Some((3, second)));
+    table.calls.failed(3, second, true, error(), &mut table.after).unwrap();
+    assert_eq!(table.calls.take_received(second).unwrap().finish().unwrap().bytes(), [1; 5]);
+    table.assert_free();
+}
+
+#[test]
+fn a_recv_has_what_was_set_aside_and_the_next_what_the_daemon_brings_after_all() {
+    let substitute = || Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) }));
+    let ways = [
+        (Memory::Nothing, Some(Arrived::Inline(&[7; 5]))),
+        (Memory::Nothing, Some(Arrived::Area(buffer(5)))),
+        (Memory::Destination(buffer(9)), Some(Arrived::Destination(5))),
+        (substitute(), Some(Arrived::Destination(5))),
+        (Substitute::of_a_tensor(buffer(9)), Some(Arrived::Area(buffer(5)))),
+        (substitute(), None),
+    ];
+    for (memory, arrived) in ways {
+        let mut table = Table::new();
+        let (first, second) = (table.ask(Memory::Nothing), table.ask(memory));
+        table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
+        table.calls.forsake(first, true, &mut table.after);
+        let Some(arrived) = arrived else {
+            // It lands nowhere that the daemon was told of.
+            assert!(table.receive(second, Arrived::Area(buffer(5))).is_err());
+            assert!(table.receive(second, Arrived::Destination(10)).is_err());
+            continue;
+        };
+        table.receive(second, arrived).unwrap();
+        assert_eq!(table.calls.take_received(second).unwrap().finish().unwrap().bytes(), [1; 5]);
+        assert_eq!(table.calls.unclaimed().take(WANTED, None).unwrap().unwrap().bytes(), [7; 5]);
         table.assert_free();
     }
 }

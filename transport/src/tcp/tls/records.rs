@@ -15,8 +15,10 @@ const TAG_BYTES: usize = 16;
 pub(super) const PLAIN_BYTES: usize = 16 * 1024;
 /// The longest rest of a record: what is sealed may be padded.
 const REST_BYTES_MAX: usize = PLAIN_BYTES + 256;
-/// A key seals and opens no more records than this: half of what AES-GCM stands (RFC 8446, section 5.5).
+/// A key seals no more records than this: half of what AES-GCM stands (RFC 8446, section 5.5), which is what it opens at most.
 const RECORDS_PER_KEY: u64 = 1 << 23;
+/// Records in a row that change keys, are empty or say nothing: each costs this side more than the peer.
+const FRUITLESS_RECORDS: u32 = 32;
 /// A peer's messages of TLS's own, of which a part has come: a ticket for a session is much shorter.
 const MESSAGE_BYTES: usize = 16 * 1024;
 /// A message's kind, and how long the rest is.
@@ -94,6 +96,8 @@ pub(super) struct Records {
     is_key_wanted: bool,
     /// [`RECORDS_PER_KEY`].
     records_per_key: u64,
+    /// Of the peer's, since the last one that brought something.
+    fruitless: u32,
 }
 
 impl Records {
@@ -106,6 +110,7 @@ impl Records {
             message: Vec::new(),
             is_key_wanted: false,
             records_per_key: RECORDS_PER_KEY,
+            fruitless: 0,
         })
     }
 
@@ -119,13 +124,13 @@ impl Records {
 
     /// Appends the last words to a peer: why it is not listened to any more.
     pub(super) fn seal_alert(&mut self, alert: AlertDescription, sealed: &mut Vec<u8>) -> Result<(), Error> {
-        /// All that follow but one are (RFC 8446, section 6).
+        /// As every alert that is sent here (RFC 8446, section 6).
         const FATAL: u8 = 2;
         self.seal_as(ContentType::Alert, sealed, |sealed| sealed.extend([FATAL, alert.into()]))
     }
 
-    /// Appends what the peer wants to hear from this side's keys; false if it wants nothing. Asked when all before it has left, so that
-    /// a peer that asks and does not read has one answer wait.
+    /// Appends the change of keys that the peer has asked for; false if it has not. It comes before the next bytes (RFC 8446, section
+    /// 4.6.3), and only when all before it has left: of a peer that asks and does not read, one answer waits.
     pub(super) fn answer(&mut self, sealed: &mut Vec<u8>) -> Result<bool, Error> {
         let is_wanted = std::mem::take(&mut self.is_key_wanted);
         if is_wanted {
@@ -134,10 +139,20 @@ impl Records {
         Ok(is_wanted)
     }
 
+    /// [Changes the key](Self::change_key), and has the peer change its own.
+    #[cfg(test)]
+    pub(super) fn ask_for_key(&mut self, sealed: &mut Vec<u8>) -> Result<(), Error> {
+        self.change_key_saying(1, sealed)
+    }
+
     /// Seals with another key from now on, and tells the peer (RFC 8446, section 4.6.3).
     fn change_key(&mut self, sealed: &mut Vec<u8>) -> Result<(), Error> {
         const NOT_REQUESTED: u8 = 0;
-        let words = [HandshakeType::KeyUpdate.into(), 0, 0, 1, NOT_REQUESTED];
+        self.change_key_saying(NOT_REQUESTED, sealed)
+    }
+
+    fn change_key_saying(&mut self, request: u8, sealed: &mut Vec<u8>) -> Result<(), Error> {
+        let words = [HandshakeType::KeyUpdate.into(), 0, 0, 1, request];
         self.seal_as(ContentType::Handshake, sealed, |sealed| sealed.extend(words))?;
         self.sending = Key::new(match &mut self.schedule {
             Schedule::Caller(schedule) => schedule.update_tx_secret()?,
@@ -161,10 +176,17 @@ impl Records {
         sealed[at + 3..at + HEAD_BYTES].copy_from_slice(&(rest as u16).to_be_bytes());
         let (head, body) = sealed[at..].split_at_mut(HEAD_BYTES);
         let nonce = self.sending.nonce();
-        let tag = self.sending.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body);
-        let tag = tag.map_err(|_| Error::EncryptError)?;
-        sealed.extend_from_slice(tag.as_ref());
-        Ok(())
+        match self.sending.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body) {
+            Ok(tag) => {
+                sealed.extend_from_slice(tag.as_ref());
+                Ok(())
+            }
+            Err(_) => {
+                // Nothing may leave that is not sealed.
+                sealed.truncate(at);
+                Err(Error::EncryptError)
+            }
+        }
     }
 
     /// Opens the first record of what has come, where it lies; also how long it is.
@@ -205,6 +227,15 @@ impl Records {
             }
             _ => return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record of an unknown kind")),
         };
+        match kind {
+            ContentType::ApplicationData if !bytes.is_empty() => self.fruitless = 0,
+            ContentType::ApplicationData | ContentType::Alert => self.fruitless += 1,
+            // As the message says.
+            _ => {}
+        }
+        if self.fruitless > FRUITLESS_RECORDS {
+            return Err(Fault::of(AlertDescription::UnexpectedMessage, "too many records that bring nothing"));
+        }
         Ok((HEAD_BYTES + len, opened))
     }
 
@@ -237,8 +268,9 @@ impl Records {
         match body {
             [0] => {}
             [1] => self.is_key_wanted = true,
-            _ => return Err(Fault::of(AlertDescription::IllegalParameter, "a change of keys that says nothing")),
+            _ => return Err(Fault::of(AlertDescription::IllegalParameter, "a change of keys of an unknown kind")),
         }
+        self.fruitless += 1;
         let next = match &mut self.schedule {
             Schedule::Caller(schedule) => schedule.update_rx_secret(),
             Schedule::Called(schedule) => schedule.update_rx_secret(),

@@ -268,6 +268,50 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
     assert!(heard == bytes);
 }
 
+/// Takes the records of a stream, so that the test says something by them.
+fn say(stream: &mut TlsStream, say: impl FnOnce(&mut Records, &mut Vec<u8>)) {
+    let Stage::Open(records) = &mut stream.stage else { unreachable!("they have shaken hands") };
+    say(records, &mut stream.sealed);
+    assert!(stream.flush(false).unwrap());
+}
+
+#[test]
+fn a_change_of_keys_that_was_asked_for_comes_before_the_next_bytes() {
+    let (mut streams, mut wire) = pair();
+    // Together with bytes, so that the read has something to bring.
+    say(&mut streams[0], |records, sealed| {
+        records.seal(sealed, |sealed| sealed.extend_from_slice(b"bytes")).unwrap();
+        records.ask_for_key(sealed).unwrap();
+    });
+    wire.carry(&mut |_, _| {});
+    let mut target = [0; 5];
+    assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(5)));
+    // Not read on: it writes first.
+    say(&mut streams[0], |records, sealed| records.seal(sealed, |sealed| sealed.push(7)).unwrap());
+    wire.carry(&mut |_, _| {});
+    assert_eq!(streams[1].step(&mut [], &mut 0), Ok(Step::Again));
+    streams[1].write(&[VolatileSlice::from(b"answer")], false).unwrap();
+    wire.carry(&mut |_, _| {});
+    let Stage::Open(records) = &mut streams[0].stage else { unreachable!("they have shaken hands") };
+    let first = records.open(&mut wire.said[1]).unwrap().1;
+    assert!(matches!(first, Opened::Own), "bytes came first");
+}
+
+#[test]
+fn what_follows_a_peers_last_word_is_nobodys() {
+    let (mut streams, mut wire) = pair();
+    say(&mut streams[0], |records, sealed| {
+        records.seal(sealed, |sealed| sealed.extend_from_slice(b"last")).unwrap();
+        records.seal_alert(rustls::AlertDescription::CloseNotify, sealed).unwrap();
+        records.seal(sealed, |sealed| sealed.extend_from_slice(b"more")).unwrap();
+    });
+    wire.carry(&mut |_, _| {});
+    let mut target = [0; 8];
+    assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(4)));
+    let after = streams[1].read(&mut [VolatileSliceMut::from(&mut target)]);
+    assert_eq!((after, &target), (Err(LinkError::Closed), b"last\0\0\0\0"));
+}
+
 #[test]
 fn the_end_of_the_wire_is_the_end_of_the_stream() {
     let (mut streams, wire) = pair();

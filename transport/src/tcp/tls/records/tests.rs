@@ -85,14 +85,9 @@ fn keys_change_after_so_many_records_and_when_the_peer_asks() {
     assert!(fault.is_none() && bytes == (0..10).collect::<Vec<_>>());
     assert!(one.sending.records < 3, "it has changed its key");
     // The other is asked for a key twice before it can say anything: it changes it once.
-    let ask = [HandshakeType::KeyUpdate.into(), 0, 0, 1, 1];
     for _ in 0..2 {
-        let asked = sealed(&mut one, ContentType::Handshake, &ask);
-        one.sending = Key::new(match &mut one.schedule {
-            Schedule::Caller(schedule) => schedule.update_tx_secret().unwrap(),
-            Schedule::Called(_) => unreachable!("it is the caller"),
-        })
-        .unwrap();
+        let mut asked = Vec::new();
+        one.ask_for_key(&mut asked).unwrap();
         assert!(open(&mut other, asked).1.is_none());
     }
     let mut answer = Vec::new();
@@ -152,6 +147,27 @@ fn what_breaks_the_rules_is_refused_and_the_peer_told_why() {
     assert_eq!(fault(&[22, 3, 3, 0, 1, 0]), Some(Alert::UnexpectedMessage));
     assert_eq!(fault(&[23, 3, 3, 255, 255]), Some(Alert::RecordOverflow));
     assert_eq!(fault(&[23, 3, 3, 0, 0]), Some(Alert::BadRecordMac));
+}
+
+#[test]
+fn records_that_bring_nothing_are_taken_a_bounded_number_of_times() {
+    for kind in [ContentType::ApplicationData, ContentType::Alert, ContentType::Handshake] {
+        let [mut caller, mut called] = pair();
+        let mut say = |kind: ContentType| match kind {
+            ContentType::Handshake => {
+                let mut said = Vec::new();
+                caller.change_key(&mut said).unwrap();
+                said
+            }
+            ContentType::Alert => sealed(&mut caller, kind, &[1, AlertDescription::UserCanceled.into()]),
+            _ => sealed(&mut caller, kind, &[]),
+        };
+        for _ in 0..FRUITLESS_RECORDS {
+            assert!(open(&mut called, say(kind)).1.is_none());
+        }
+        let fault = open(&mut called, say(kind)).1.expect("one too many");
+        assert_eq!(fault.alert, Some(AlertDescription::UnexpectedMessage));
+    }
 }
 
 /// Carries all that rustls has to say to ours, which appends its answers; what it has heard of ours.

@@ -3,7 +3,7 @@
 //! after the other; they end steps, give calls up, die and come back, and a ledger knows what each of them may be told.
 //!
 //! One thread, no clock and no socket that is waited for; everything that happens follows from the seed. A run is bounded by
-//! [`ACTIONS`](actions::ACTIONS). [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
+//! `ACTIONS`. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
 //!
 //! Nodes that break, links that fail and all that needs no client are in [`simulation`](crate::simulation).
 

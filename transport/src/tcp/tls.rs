@@ -67,7 +67,7 @@ pub(crate) struct TlsStream {
 enum Stage {
     Handshake(Box<Handshake>),
     Open(Box<Records>),
-    /// It has failed: nothing more is read or written.
+    /// It has failed, or the peer has said its last word: nothing more is read or sealed.
     Over,
 }
 

@@ -1,36 +1,41 @@
 //! Buffers between two uses: whoever has bytes to hold takes one, and gives it back once it is empty, so that an idle session
 //! holds none and a busy one allocates none.
 //!
-//! Each thread has its own, at most [`SPARE_BUFFERS_MAX`], each as large as its users made it.
+//! Each thread has its own, at most [`SPARE_BUFFERS_MAX`], each as large as its users made it; who needs large ones has a few of his
+//! own ([`Spares::new`]).
 
 use std::cell::RefCell;
 
 use crate::limits::SPARE_BUFFERS_MAX;
 
 /// Buffers of one use, as they were given back.
-pub(crate) struct Spares(RefCell<Vec<Vec<u8>>>);
+pub(crate) struct Spares {
+    buffers: RefCell<Vec<Vec<u8>>>,
+    most: usize,
+}
 
 thread_local! {
-    static SPARES: Spares = const { Spares::new() };
+    static SPARES: Spares = const { Spares::new(SPARE_BUFFERS_MAX) };
 }
 
 impl Spares {
-    pub(crate) const fn new() -> Self {
-        Self(RefCell::new(Vec::new()))
+    /// Keeps at most so many.
+    pub(crate) const fn new(most: usize) -> Self {
+        Self { buffers: RefCell::new(Vec::new()), most }
     }
 
     /// The buffer that was given back last, or a new one.
     #[inline]
     pub(crate) fn take(&self) -> Vec<u8> {
-        self.0.borrow_mut().pop().unwrap_or_default()
+        self.buffers.borrow_mut().pop().unwrap_or_default()
     }
 
     /// Keeps a buffer for the next, unless there are enough, and leaves one without memory.
     #[inline]
     pub(crate) fn give_back(&self, buffer: &mut Vec<u8>) {
         let buffer = std::mem::take(buffer);
-        let mut spares = self.0.borrow_mut();
-        if buffer.capacity() > 0 && spares.len() < SPARE_BUFFERS_MAX {
+        let mut spares = self.buffers.borrow_mut();
+        if buffer.capacity() > 0 && spares.len() < self.most {
             spares.push(buffer);
         }
     }

@@ -1,8 +1,8 @@
 //! TLS over a non-blocking socket: records sealed in a copy of frames and tensors, and opened into where they go.
 //!
-//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; nothing once its
-//! handshake is over and while it holds no part of a record. Data counts as written only when the kernel has all of its record, so
-//! an empty outbox has really been sent.
+//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; between two reads
+//! a record's length of what has come, and nothing once its handshake is over and while it holds no part of a record. Data counts
+//! as written only when the kernel has all of its record, so an empty outbox has really been sent.
 
 mod handshake;
 mod records;
@@ -34,9 +34,14 @@ const SEALED_BYTES: usize = 256 * 1024;
 /// others keeps nobody from the next link. A whole record comes in no more of the smallest segments of an Ethernet.
 const FRUITLESS_READS: usize = 16;
 
+/// Large buffers of each kind that a thread keeps: one link after the other needs one, and another only while its socket is full.
+const LARGE_BUFFERS: usize = 4;
+
 thread_local! {
-    /// Buffers for what comes, of [`INCOMING_BYTES`] but for those of handshakes.
-    static RECORDS: Spares = const { Spares::new() };
+    /// For what comes: [`INCOMING_BYTES`] long.
+    static INCOMING: Spares = const { Spares::new(LARGE_BUFFERS) };
+    /// For what is sealed: empty, with room for as many.
+    static SEALED: Spares = const { Spares::new(LARGE_BUFFERS) };
 }
 
 /// See the module.
@@ -49,7 +54,7 @@ pub(crate) struct TlsStream {
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// How long that buffer is. Once the handshake is over there is none while nothing is to be opened.
+    /// How long that buffer is while something is read.
     incoming_bytes: usize,
     /// What was opened and had no room: from `opened_head` on.
     opened: Vec<u8>,
@@ -223,10 +228,17 @@ impl TlsStream {
         }
     }
 
-    /// Gives back the buffer of what comes, unless there is something left to be opened.
+    /// Gives back the large buffer of what comes: what is left to be opened moves to a small one, unless the reader has left much.
     fn put_away(&mut self) {
-        if self.start == self.end {
-            RECORDS.with(|records| records.give_back(&mut self.incoming));
+        let rest = self.end - self.start;
+        let is_large = self.incoming.len() > RECORD_BYTES;
+        if rest == 0 || (is_large && rest <= RECORD_BYTES) {
+            let small = self.incoming[self.start..self.end].to_vec();
+            (self.start, self.end) = (0, rest);
+            let mut buffer = std::mem::replace(&mut self.incoming, small);
+            if is_large {
+                INCOMING.with(|large| large.give_back(&mut buffer));
+            }
         }
     }
 
@@ -267,7 +279,11 @@ impl TlsStream {
     fn seal(&mut self, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
         let Stage::Open(records) = &mut self.stage else { return Err(LinkError::Closed) };
         if self.sealed.capacity() == 0 {
-            self.sealed = spares::take();
+            let is_much = slices.iter().map(|slice| slice.len()).sum::<usize>() > PLAIN_BYTES;
+            self.sealed = if is_much { SEALED.with(Spares::take) } else { spares::take() };
+            if is_much && self.sealed.capacity() == 0 {
+                self.sealed.reserve_exact(INCOMING_BYTES);
+            }
         }
         if let Err(error) = records.answer(&mut self.sealed) {
             self.fail(None);
@@ -313,11 +329,13 @@ impl TlsStream {
 
     /// Reads from the socket; false if nothing was there.
     fn fill(&mut self) -> Result<bool, LinkError> {
-        if self.incoming.is_empty() {
-            self.incoming = RECORDS.with(Spares::take);
+        if self.incoming.len() < self.incoming_bytes {
+            let is_large = self.incoming_bytes > HANDSHAKE_BYTES;
+            let mut longer = if is_large { INCOMING.with(Spares::take) } else { Vec::new() };
+            longer.resize(self.incoming_bytes, 0);
+            longer[..self.end].copy_from_slice(&self.incoming[..self.end]);
+            self.incoming = longer;
         }
-        // The handshake's is shorter; one that was given back most often is as long as it is to be.
-        self.incoming.resize(self.incoming_bytes, 0);
         if self.incoming.len() - self.end < RECORD_BYTES && self.start > 0 {
             self.incoming.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -338,7 +356,12 @@ impl TlsStream {
                 let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
                 self.sealed_head += count;
             }
-            spares::give_back(&mut self.sealed);
+            self.sealed.clear();
+            if self.sealed.capacity() < INCOMING_BYTES {
+                spares::give_back(&mut self.sealed);
+            } else {
+                SEALED.with(|large| large.give_back(&mut self.sealed));
+            }
             self.sealed_head = 0;
             self.leaving.clear();
             self.left = self.owed;

@@ -352,3 +352,34 @@ proptest! {
         prop_assert!(pass(&mut streams, &mut wire, from, &bytes, [one, other]) == bytes);
     }
 }
+
+/// Memory that a connection keeps: many are idle, and a peer may stop in the middle of a record.
+#[test]
+fn between_two_reads_a_part_of_a_record_is_all_that_is_kept() {
+    let (mut streams, mut wire) = pair();
+    let kept = |stream: &TlsStream| [stream.incoming.capacity(), stream.sealed.capacity(), stream.opened.capacity()];
+    say(&mut streams[0], |records, sealed| {
+        records.seal(sealed, |sealed| sealed.extend_from_slice(&[7; PLAIN_BYTES])).unwrap();
+    });
+    let mut sealed = vec![0; RECORD_BYTES];
+    let len = (&wire.ends[0]).read(&mut sealed).unwrap();
+    let mut target = vec![0; 2 * PLAIN_BYTES];
+    for part in [&sealed[..3], &sealed[3..len - 1]] {
+        (&wire.ends[1]).write_all(part).unwrap();
+        assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(None));
+        assert!(kept(&streams[1])[0] <= RECORD_BYTES, "{:?}", kept(&streams[1]));
+    }
+    (&wire.ends[1]).write_all(&sealed[len - 1..len]).unwrap();
+    assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(PLAIN_BYTES)));
+    assert_eq!(pass(&mut streams, &mut wire, 0, &pattern(LARGE), [100_000, 1_000_000]), pattern(LARGE));
+    assert_eq!([kept(&streams[0]), kept(&streams[1])], [[0; 3]; 2]);
+    // Nor does the thread keep as many as there were links.
+    let buffers: Vec<Vec<u8>> =
+        std::iter::repeat_with(|| INCOMING.with(Spares::take)).take(LARGE_BUFFERS + 3).collect();
+    for mut buffer in buffers {
+        buffer.reserve(INCOMING_BYTES);
+        INCOMING.with(|large| large.give_back(&mut buffer));
+    }
+    let kept = std::iter::repeat_with(|| INCOMING.with(Spares::take)).take_while(|buffer| buffer.capacity() > 0);
+    assert_eq!(kept.count(), LARGE_BUFFERS);
+}

@@ -24,6 +24,9 @@ pub(crate) const LANES_MAX: usize = 64;
 /// How long the daemon may take to give one, as it does in a fraction of a millisecond: what goes by others is not looked after meanwhile.
 pub(crate) const LANE_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Bytes that are copied into a ring of a lane, or out of it, before the other end sees them: so both copy at once.
+pub(crate) const RING_PIECE_BYTES: usize = 32 << 10;
+
 /// Entries of a lane that are kept for the ends of steps.
 pub(crate) const ENTRIES_FOR_ENDS: usize = 8;
 

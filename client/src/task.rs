@@ -18,7 +18,7 @@ use crate::{
     acceptor::{AcceptOptions, Acceptor},
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, Lying, Purpose, To, With, together},
+    attachment::{Attachment, Lying, Purpose, RingPlace, RingReader, RingWriter, To, With, together},
     in_process::InProcess,
     memory::{OwnTable, TableState},
     plan::{Plan, Pulling, PullingMany, Pulls},
@@ -190,6 +190,29 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.poll_daemon(context.waker()),
             Engine::InProcess(_) => Poll::Ready(()),
+        }
+    }
+
+    /// A ring for so many bytes and more to a peer, by a direct lane, if there is one.
+    pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.ring_to(peer, bytes),
+            Engine::InProcess(_) => None,
+        }
+    }
+
+    /// So many bytes of a stream have come by the daemon.
+    pub(crate) fn came_by_daemon(&self, peer: &str, bytes: usize) {
+        if let Engine::Daemon(attached) = &self.0 {
+            attached.0.came_by_daemon(peer, bytes);
+        }
+    }
+
+    /// The reading end of a ring that a peer has taken up, if there is such a one.
+    pub(crate) fn ring_from(&self, peer: &str, place: RingPlace) -> Option<RingReader> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.ring_from(peer, place),
+            Engine::InProcess(_) => None,
         }
     }
 

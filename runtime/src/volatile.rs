@@ -27,10 +27,12 @@ pub struct VolatileSliceMut<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
 unsafe impl Send for VolatileSlice<'_> {}
 
 impl<'a> VolatileSlice<'a> {
+    /// Bytes at an address.
+    ///
     /// # Safety
     /// The `len` bytes at `start` can be read during `'a`. This process does not write there meanwhile but through
     /// [`VolatileSliceMut`]; other processes may.
-    pub(crate) unsafe fn new(start: *const u8, len: usize) -> Self {
+    pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }, PhantomData)
     }
 
@@ -125,10 +127,12 @@ impl<'a> VolatileSlice<'a> {
 }
 
 impl<'a> VolatileSliceMut<'a> {
+    /// Bytes at an address.
+    ///
     /// # Safety
     /// The `len` bytes at `start` can be written during `'a`, and nothing else in this process uses them meanwhile but through
     /// slices of this kind and [`VolatileSlice`]: what is in them is then one's bytes or the other's. Other processes may.
-    pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
+    pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.cast(), iov_len: len }, PhantomData)
     }
 

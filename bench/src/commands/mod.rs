@@ -56,7 +56,7 @@ Links:
     thread. Memory that is not reused is allocated from the client's arena each
     time. 64 workers at most; no --fuse turn, no baselines but whole.
     grpc, grpc-stream: through tonic over a Unix socket.
-    stream: as over tcp, between the two clients, each on a thread.
+    stream: as over tcp, between the two clients, by a direct lane.
     direct: a worker and a ps in two processes, on the two CPUs, and a direct
     lane between them, past the daemon. The worker asks for a tensor (latency)
     or a batch of them (rate) by a small one, and the ps sends them.

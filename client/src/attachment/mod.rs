@@ -36,6 +36,7 @@ mod wait;
 pub use self::direct::LaneDriver;
 pub(crate) use self::{
     calls::{Calls, Received},
+    direct::{RingPlace, RingReader, RingWriter},
     held::together,
     loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},

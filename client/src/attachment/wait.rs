@@ -154,7 +154,8 @@ impl Attachment {
             held.expire(waiter);
             let ended = match waiter {
                 Waiter::Caller(_) => false,
-                Waiter::Driver => held.has_unplaced() || held.wants_lanes(),
+                // Two threads that look at the same rings find no more than one.
+                Waiter::Driver => held.attending > 0 || held.has_unplaced() || held.wants_lanes(),
                 Waiter::Attendant(attendant) => attendant.is_late(),
             };
             if ended || held.is_over(waiter) {

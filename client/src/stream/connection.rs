@@ -1,6 +1,8 @@
-//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be.
+//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be. What goes by a
+//! ring lies there (`rings.rs`).
 
 use std::{
+    cmp,
     collections::VecDeque,
     sync::{
         Arc,
@@ -16,6 +18,7 @@ use super::{
     end::End,
     frame::{Frame, Kind},
     hub::Refused,
+    rings::Rings,
 };
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS_AHEAD, STREAM_CHUNKS_LENT, STREAM_LENT_MIN};
 
@@ -87,6 +90,9 @@ pub(super) struct Connection {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
     pub(super) refused: Refused,
+    pub(super) rings: Arc<Rings>,
+    /// Bytes of the rings that were counted.
+    counted: (u64, u64),
 }
 
 impl Connection {
@@ -107,32 +113,51 @@ impl Connection {
     /// That cannot be: the stream ends.
     pub(super) fn take_in(&mut self, kind: Kind, whole: Buffer) -> Result<(), &'static str> {
         match kind {
-            Kind::Open(_) | Kind::Reset(_) => {}
+            // A ring is its own matter.
+            Kind::Open(_) | Kind::Reset(_) | Kind::Ring(_) => {}
             Kind::Accept(window) => {
                 self.end.open();
                 self.outgoing.allow(window);
             }
             Kind::Window(bytes) => self.outgoing.allow(bytes),
             Kind::Data(from) => self.incoming.take_in(from, whole)?,
-            Kind::Finish(bytes) => match self.incoming.finish(bytes)? {
+            Kind::Finish(bytes) => match self.incoming.finish(bytes, self.rings.came())? {
                 true => self.end.came_whole(),
                 false => self.end.came_in_part(),
             },
-            Kind::Taken(bytes) => self.end.taken(bytes, self.outgoing.sent)?,
+            Kind::Taken(bytes) => self.end.taken(bytes, self.sent())?,
         }
         Ok(())
     }
 
     /// The other end says that it has ended the stream, and has taken in so many bytes. False if that is no news.
     pub(super) fn reset_there(&mut self, taken: u64, is_closed: bool) -> bool {
-        let has_taken_all = taken == self.outgoing.sent && self.outgoing.waiting.is_empty();
+        let has_taken_all = taken == self.sent() && self.outgoing.waiting.is_empty();
         self.end.reset_there(has_taken_all && is_closed)
+    }
+
+    /// Bytes that have left, since the stream began.
+    pub(super) fn sent(&self) -> u64 {
+        self.outgoing.sent + self.rings.written()
+    }
+
+    /// Bytes that came, since the stream began.
+    pub(super) fn came(&self) -> u64 {
+        self.incoming.came + self.rings.came()
+    }
+
+    /// Bytes that were sent and came by rings, since this was asked.
+    pub(super) fn count_rings(&mut self) -> (u64, u64) {
+        let by_rings = (self.rings.written(), self.rings.came());
+        let counted = std::mem::replace(&mut self.counted, by_rings);
+        (by_rings.0 - counted.0, by_rings.1 - counted.1)
     }
 
     /// Why there is nothing more to it; whom to wake.
     pub(super) fn stop(&mut self, error: Error) -> impl Iterator<Item = Waker> {
         self.error.get_or_insert(error);
         self.refused.give_up();
+        self.rings.stop();
         self.reader.take().into_iter().chain(self.writer.take())
     }
 
@@ -148,6 +173,7 @@ impl Connection {
         self.is_late = false;
         self.incoming.chunks.clear();
         self.incoming.is_discarded = true;
+        self.rings.stop_reading();
     }
 }
 
@@ -204,9 +230,23 @@ impl Incoming {
         Ok(())
     }
 
-    /// Bytes that came since the stream began.
+    /// Bytes that came since the stream began, but for a ring's.
     pub(super) fn came(&self) -> u64 {
         self.came
+    }
+
+    /// The other end's bytes behind the first `from` come by a ring; false if it will say so again.
+    ///
+    /// # Errors
+    /// They were not expected there.
+    pub(super) fn goes_on_by_ring(&self, from: u64) -> Result<bool, &'static str> {
+        match from.cmp(&self.came) {
+            _ if self.is_discarded => Ok(false),
+            // A push was refused for want of memory, and all behind it are made again.
+            cmp::Ordering::Greater => Ok(false),
+            cmp::Ordering::Equal if !self.is_finished => Ok(true),
+            _ => Err("a ring came in the middle of bytes that have come"),
+        }
     }
 
     /// Bytes that the other end may send, since the stream began.
@@ -220,15 +260,16 @@ impl Incoming {
         self.came - self.read
     }
 
-    /// The other end has sent all, so many bytes: true if they have come. Where more are to come, this comes again.
+    /// The other end has sent all, so many bytes: true if they have come, some of them by a ring. Where more are to come, this comes again.
     ///
     /// # Errors
     /// More have come.
-    pub(super) fn finish(&mut self, bytes: u64) -> Result<bool, &'static str> {
-        if bytes < self.came {
+    pub(super) fn finish(&mut self, bytes: u64, by_ring: u64) -> Result<bool, &'static str> {
+        let came = self.came.saturating_add(by_ring);
+        if bytes < came {
             return Err("more bytes came than there are");
         }
-        self.is_finished |= bytes == self.came;
+        self.is_finished |= bytes == came;
         Ok(self.is_finished)
     }
 
@@ -282,7 +323,7 @@ pub(super) struct Outgoing {
     pub(super) sent: u64,
     pub(super) allowed: u64,
     /// Bytes that were allowed at once, at most: the other end's window.
-    window: u64,
+    pub(super) window: u64,
     /// Bytes of one push, where the window is larger than some of them.
     chunk_max: usize,
     /// It waits for its turn to push.
@@ -346,8 +387,8 @@ mod tests {
         incoming.take_in(0, frame(b"abc")).unwrap();
         assert!(incoming.take_in(2, frame(b"cd")).is_err(), "in part once more");
         assert!(incoming.take_in(u64::MAX, frame(b"abc")).is_err());
-        assert!(incoming.finish(2).is_err());
-        incoming.finish(3).unwrap();
+        assert!(incoming.finish(2, 0).is_err());
+        incoming.finish(3, 0).unwrap();
         assert!(incoming.take_in(3, frame(b"d")).is_err(), "after the end");
     }
 
@@ -356,12 +397,12 @@ mod tests {
         let mut incoming = incoming(6);
         incoming.take_in(0, frame(b"ab")).unwrap();
         incoming.take_in(4, frame(b"ef")).unwrap();
-        incoming.finish(6).unwrap();
+        incoming.finish(6, 0).unwrap();
         assert!(!incoming.is_finished);
         for (from, bytes) in [(2, b"cd"), (4, b"ef"), (4, b"ef"), (0, b"ab")] {
             incoming.take_in(from, frame(bytes)).unwrap();
         }
-        incoming.finish(6).unwrap();
+        incoming.finish(6, 0).unwrap();
         let mut into = [0; 9];
         assert_eq!((incoming.read(&mut into), &into[..6], incoming.is_finished), (6, &b"abcdef"[..], true));
     }

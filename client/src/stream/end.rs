@@ -169,7 +169,7 @@ impl End {
 /// Words about an end are not answered, lest two ends answer each other.
 pub(super) fn is_answered(kind: Kind) -> bool {
     match kind {
-        Kind::Accept(_) | Kind::Data(_) | Kind::Window(_) | Kind::Finish(_) => true,
+        Kind::Accept(_) | Kind::Data(_) | Kind::Window(_) | Kind::Finish(_) | Kind::Ring(_) => true,
         Kind::Open(_) | Kind::Taken(_) | Kind::Reset(_) => false,
     }
 }

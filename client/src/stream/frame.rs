@@ -3,7 +3,7 @@
 //! kind `u8`, from `u8` (1 if its sender has dialed the stream), zeros (6), the stream's number `u64`, which its dialer chose, and a
 //! value `u64`.
 
-use crate::limits::STREAM_REASON_MAX;
+use crate::{attachment::RingPlace, limits::STREAM_REASON_MAX};
 
 /// What a frame is about, with its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +23,8 @@ pub(super) enum Kind {
     Reset(u64),
     /// So many bytes were taken in, which are all.
     Taken(u64),
+    /// The bytes that are written behind so many come by a ring of a direct lane, whose [place](place_to_bytes) follows.
+    Ring(u64),
 }
 
 /// In place of a code: its owner has finished, and let go of it; what the other end writes is read by nobody.
@@ -46,6 +48,19 @@ pub(super) fn parse_reset(bytes: &[u8]) -> (u64, String) {
         Some((taken, reason)) => (u64::from_le_bytes(*taken), text(reason)),
         None => (UNKNOWN, String::new()),
     }
+}
+
+/// What follows a ring: the number of the lane, and that of the ring.
+pub(super) fn place_to_bytes(place: RingPlace) -> [u8; 9] {
+    let mut bytes = [place.ring; 9];
+    bytes[..8].copy_from_slice(&place.lane.to_le_bytes());
+    bytes
+}
+
+/// The same, as it came.
+pub(super) fn parse_place(bytes: &[u8]) -> Option<RingPlace> {
+    let (lane, &[ring]) = bytes.split_first_chunk()? else { return None };
+    Some(RingPlace { lane: u64::from_le_bytes(*lane), ring })
 }
 
 /// A name or a reason.
@@ -73,6 +88,7 @@ impl Frame {
             Kind::Finish(value) => (4, value),
             Kind::Reset(value) => (5, value),
             Kind::Taken(value) => (6, value),
+            Kind::Ring(value) => (7, value),
         };
         let mut bytes = [0; Frame::BYTES];
         (bytes[0], bytes[1]) = (kind, self.is_from_dialer.into());
@@ -94,6 +110,7 @@ impl Frame {
             4 => Kind::Finish(value),
             5 => Kind::Reset(value),
             6 => Kind::Taken(value),
+            7 => Kind::Ring(value),
             _ => return None,
         };
         let is_from_dialer = match head[1] {
@@ -122,16 +139,23 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_is_found_where_it_was_taken_up() {
+        let place = RingPlace { lane: u64::MAX - 7, ring: 3 };
+        assert_eq!(parse_place(&place_to_bytes(place)), Some(place));
+        assert_eq!((parse_place(&[1; 8]), parse_place(&[1; 10])), (None, None));
+    }
+
+    #[test]
     fn a_frame_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let kinds = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window, Kind::Finish, Kind::Reset, Kind::Taken];
-        for (kind, is_from_dialer) in kinds.into_iter().flat_map(|kind| [(kind(u64::MAX - 1), true), (kind(7), false)])
-        {
+        let first = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window];
+        let kinds = first.into_iter().chain([Kind::Finish, Kind::Reset, Kind::Taken, Kind::Ring]);
+        for (kind, is_from_dialer) in kinds.flat_map(|kind| [(kind(u64::MAX - 1), true), (kind(7), false)]) {
             let frame = Frame { kind, is_from_dialer, stream: 1 << 63 };
             let mut bytes = frame.to_bytes().to_vec();
             bytes.extend(b"rest");
             assert_eq!(Frame::parse(&bytes), Some((frame, &b"rest"[..])));
             assert_eq!(Frame::parse(&bytes[..Frame::BYTES - 1]), None);
-            for (at, byte) in [(0, 7), (1, 2), (2, 1), (7, 255)] {
+            for (at, byte) in [(0, 8), (1, 2), (2, 1), (7, 255)] {
                 let before = std::mem::replace(&mut bytes[at], byte);
                 assert_eq!(Frame::parse(&bytes), None);
                 bytes[at] = before;

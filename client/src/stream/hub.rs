@@ -32,14 +32,15 @@ use super::{
     connection::{Connection, Lent},
     end::{Rest, is_answered},
     figures::{Figures, StreamFigures},
-    frame::{CLOSED, Frame, Kind, UNKNOWN, parse_reset, text},
+    frame::{CLOSED, Frame, Kind, UNKNOWN, parse_place, parse_reset, text},
     memory::Source,
+    rings::Rings,
     untold::Word,
 };
 use crate::{
     AcceptOptions, Accepted, Acceptor, Task, Waiter,
     acceptor::Watch,
-    attachment::at_once,
+    attachment::{RingReader, at_once},
     limits::{
         STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
         STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
@@ -184,6 +185,12 @@ impl Hub {
         hub
     }
 
+    /// # Errors
+    /// InvalidArgument in a forked child.
+    pub(super) fn check_fork(&self) -> Result<(), Error> {
+        self.task.check_fork()
+    }
+
     /// What a thread waits with for its streams.
     pub(super) fn waiter(&self) -> &Waiter {
         &self.waiter
@@ -275,6 +282,10 @@ impl Hub {
             return;
         }
         let Some(connection) = state.connections.get_mut(&key).filter(|connection| !connection.end.is_failed()) else {
+            if let Kind::Ring(_) = frame.kind {
+                // Its writer has it back.
+                drop(self.ring_of(&key.peer, rest));
+            }
             if is_answered(frame.kind) {
                 let reason = "the stream has ended there".into();
                 self.answer(state, &key, Word::Reset { code: Code::Unavailable as u64, taken: UNKNOWN, reason });
@@ -290,6 +301,12 @@ impl Hub {
             }
             return;
         }
+        if let Kind::Ring(from) = frame.kind {
+            return self.goes_on_by_ring(state, &key, from, rest);
+        }
+        if let Kind::Data(_) = frame.kind {
+            self.task.came_by_daemon(&key.peer, rest.len());
+        }
         let came = connection.incoming.came();
         let taken = connection.take_in(frame.kind, tensor.into_buffer());
         state.figures.of(&key.peer).bytes_received += connection.incoming.came() - came;
@@ -304,6 +321,30 @@ impl Hub {
             (Ok(()), _) => self.send_waiting(state, &key),
         }
         self.settle_rest(state, &key, "");
+    }
+
+    /// What the other end writes from now on comes by a ring.
+    fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
+        let ring = self.ring_of(&key.peer, place);
+        let State { connections, wakers, .. } = state;
+        let Some(connection) = connections.get_mut(key) else { return };
+        let taken_up = match connection.incoming.goes_on_by_ring(from) {
+            Ok(true) => match ring.map(|ring| connection.rings.read_from(ring)) {
+                Some(true) => Ok(()),
+                Some(false) => Err("it writes to two rings"),
+                None => Err("its bytes come by a direct lane that this process does not have"),
+            },
+            Ok(false) => Ok(()),
+            Err(reason) => Err(reason),
+        };
+        wakers.extend(connection.reader.take());
+        if let Err(reason) = taken_up {
+            self.fail(state, key, &Error::unavailable(&key.peer, reason));
+        }
+    }
+
+    fn ring_of(&self, peer: &str, place: &[u8]) -> Option<RingReader> {
+        self.task.ring_from(peer, parse_place(place)?)
     }
 
     /// A peer dials.
@@ -363,6 +404,11 @@ impl Hub {
         }
     }
 
+    /// The rings of a stream that its caller has.
+    pub(super) fn rings_of(&self, key: &Key) -> Arc<Rings> {
+        self.unless_forked(|state| connection_of(state, key).rings.clone()).unwrap_or_default()
+    }
+
     /// Its owner ends a stream.
     pub(super) fn end(&self, state: &mut State, key: &Key, reason: &str) {
         if connection_of(state, key).error.is_none() {
@@ -374,7 +420,7 @@ impl Hub {
     pub(super) fn fail(&self, state: &mut State, key: &Key, error: &Error) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         if connection.end.fail() {
-            let (code, taken) = (error.code() as u64, connection.incoming.came());
+            let (code, taken) = (error.code() as u64, connection.came());
             state.wakers.extend(connection.stop(error.clone()));
             state.figures.of(&key.peer).reset += 1;
             self.tell(state, key, Word::Reset { code, taken, reason: error.to_string().into() });
@@ -476,7 +522,7 @@ impl Hub {
     /// Does what is left to do for a stream whose owner has left it, for a reason.
     fn settle_rest(&self, state: &mut State, key: &Key, reason: &str) {
         let Some(connection) = state.connections.get(key).filter(|connection| connection.end.is_left()) else { return };
-        let (taken, rest) = (connection.incoming.came(), connection.end.rest());
+        let (taken, rest) = (connection.came(), connection.end.rest());
         let (code, reason) = match rest {
             Rest::Delivery => return,
             // What it wrote comes before that, and a push of it may have been refused.
@@ -489,6 +535,7 @@ impl Hub {
             Rest::Reset => (Some(Code::Unavailable as u64), reason),
         };
         let is_counted = connection.is_counted;
+        state.count_rings(key);
         state.connections.remove(key);
         state.figures.of(&key.peer).reset += u64::from(rest == Rest::Reset);
         if let Some(code) = code {
@@ -507,10 +554,22 @@ impl Hub {
 }
 
 impl State {
-    pub(super) fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
+    pub(super) fn figures(&mut self) -> Vec<(Arc<str>, StreamFigures)> {
+        let keys: Vec<Key> = self.connections.keys().cloned().collect();
+        keys.iter().for_each(|key| self.count_rings(key));
         // One that its owner has left is there only to hear the last of it.
         let open = self.connections.iter().filter(|(_, connection)| !connection.end.is_left());
         self.figures.with(open.map(|(key, _)| &key.peer))
+    }
+
+    /// Adds what went and came by the rings of a stream.
+    fn count_rings(&mut self, key: &Key) {
+        let (sent, received) = self.connections.get_mut(key).map_or((0, 0), Connection::count_rings);
+        if sent + received > 0 {
+            let figures = self.figures.of(&key.peer);
+            (figures.bytes_sent, figures.bytes_received) =
+                (figures.bytes_sent + sent, figures.bytes_received + received);
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod published;
 mod pushed;
 mod republished;
 mod restarted;
+mod rings;
 mod rows;
 mod sliced;
 mod stopped;

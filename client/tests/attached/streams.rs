@@ -26,12 +26,33 @@ macro_rules! between_clients {
             let directory = directory();
             let daemon = Daemon::start(&directory, Settings::default());
             let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
-            scenarios::$scenario(&ps, &worker);
+            scenarios::$scenario(&ps, &worker, scenarios::NARROW);
         })*
     };
 }
 
 scenarios::all!(between_clients);
+
+/// The same, by rings of a direct lane.
+mod by_rings {
+    use super::*;
+    use crate::direct::open_lane;
+
+    macro_rules! between_neighbours {
+        ($($scenario:ident),* $(,)?) => {
+            $(#[test]
+            fn $scenario() {
+                let directory = directory();
+                let daemon = Daemon::start(&directory, Settings::default());
+                let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+                open_lane(&worker, &ps, ps.name());
+                scenarios::$scenario(&ps, &worker, scenarios::WIDE);
+            })*
+        };
+    }
+
+    scenarios::all!(between_neighbours);
+}
 
 /// A stream, and the memory that its bytes come into, which other tensors fill.
 struct Full {

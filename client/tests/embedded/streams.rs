@@ -10,7 +10,7 @@ macro_rules! between_engines {
         $(#[test]
         fn $scenario() {
             let (ps, worker) = two();
-            scenarios::$scenario(&ps, &worker);
+            scenarios::$scenario(&ps, &worker, scenarios::NARROW);
         })*
     };
 }

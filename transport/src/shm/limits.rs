@@ -46,6 +46,12 @@ pub(super) const LANE_AHEAD_BYTES: usize = 256;
 /// Notes of one entry that may be unread: that it was sent, and that it was withdrawn.
 pub const LANE_NOTES_PER_ENTRY: usize = 2;
 
+/// Rings of bytes of each direction of a direct lane: streams of bytes beyond them go by the daemon.
+pub const LANE_RINGS: usize = 16;
+
+/// Bytes of such a ring: what is written there and was not read. Pages once they were used.
+pub const LANE_RING_BYTES: usize = 256 << 10;
+
 /// Most calls or tokens in one record: enough to make their share of a record's cost vanish.
 pub const NUMBERS_PER_RECORD: usize = 256;
 

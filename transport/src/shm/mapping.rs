@@ -21,7 +21,7 @@ use nix::{
     },
     unistd::ftruncate,
 };
-use sealane_runtime::SleepFlag;
+use sealane_runtime::{SleepFlag, VolatileSlice, VolatileSliceMut};
 
 use super::{
     error::ShmError,
@@ -228,6 +228,59 @@ impl<const N: usize> Words<N> {
         // SAFETY: `new` checked that `count` runs from here are aligned and within the mapping, which `self` keeps, and the
         // index is below `count`; they are accessed by atomics alone.
         unsafe { self.first.add(index).as_ref() }
+    }
+}
+
+/// Bytes in shared memory that are copied in and out, and gone round; keeps the memory mapped.
+pub(super) struct Bytes {
+    /// Holds the memory that the pointer leads into.
+    _mapping: Arc<Mapping>,
+    first: NonNull<u8>,
+    /// How many there are, a power of two.
+    count: usize,
+}
+
+// SAFETY: it gives out copies alone, and owns a share of the mapping that they are made of.
+unsafe impl Send for Bytes {}
+
+impl Bytes {
+    /// `count` bytes, a power of two, from `offset` on.
+    pub(super) fn new(mapping: &Arc<Mapping>, offset: u64, count: usize) -> Self {
+        assert!(count.is_power_of_two());
+        Self { _mapping: Arc::clone(mapping), first: mapping.at(offset, count as u64), count }
+    }
+
+    /// Copies `bytes` in from a position on, which is taken modulo how many there are.
+    ///
+    /// # Panics
+    /// If they are more.
+    pub(super) fn copy_in(&self, position: u64, bytes: &[u8]) {
+        let at = self.index(position, bytes.len());
+        let (one, other) = bytes.split_at(bytes.len().min(self.count - at));
+        for (at, part) in [(at, one), (0, other)] {
+            // SAFETY: `new` checked that `count` bytes from here are within the mapping, which `self` keeps, and the part ends
+            // within them, as `index` checked; this process uses them by volatile slices alone.
+            unsafe { VolatileSliceMut::new(self.first.as_ptr().add(at), part.len()) }.copy_from(part);
+        }
+    }
+
+    /// Copies bytes out from a position on, likewise.
+    ///
+    /// # Panics
+    /// As [`copy_in`](Self::copy_in).
+    pub(super) fn copy_out(&self, position: u64, into: &mut [u8]) {
+        let at = self.index(position, into.len());
+        let (one, other) = into.split_at_mut(into.len().min(self.count - at));
+        for (at, part) in [(at, one), (0, other)] {
+            let len = part.len();
+            // SAFETY: as in `copy_in`.
+            VolatileSliceMut::from(part).copy_from(unsafe { VolatileSlice::new(self.first.as_ptr().add(at), len) });
+        }
+    }
+
+    fn index(&self, position: u64, len: usize) -> usize {
+        assert!(len <= self.count, "{len} bytes of {}", self.count);
+        position as usize & (self.count - 1)
     }
 }
 

@@ -51,7 +51,9 @@ mod segment;
 mod submission;
 
 #[cfg(not(loom))]
-pub use self::direct::{DirectLane, LaneKeeper, Side, Standing, Way};
+pub use self::direct::{
+    BytesMemory, BytesReader, BytesWriter, DirectLane, LaneBytes, LaneKeeper, LaneNews, Side, Standing, Way,
+};
 #[cfg(not(loom))]
 pub use self::{
     bell::{ClientBell, ClientEar, Doorbell, Woken},

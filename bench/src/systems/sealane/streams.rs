@@ -1,7 +1,8 @@
-//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over shm.
+//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over shm, who
+//! send each other bytes by a direct lane.
 //!
-//! Both ends are threads that block, as programs with sockets have them. Each shares its CPU with a shard or another thread, so none
-//! of them spins but the daemon's shard.
+//! Both ends are threads that wait for one call, as programs with sockets have them. Those of engines share their CPUs with the shards, and
+//! block; clients spin if the plan says so.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -13,7 +14,7 @@ use super::engine::{Measured, PS};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::peer::PeerJob;
-use crate::plan::{Plan, SystemName};
+use crate::plan::{Link, Plan, SystemName};
 use crate::system::System;
 use crate::systems::raw::{self, Channel};
 
@@ -59,32 +60,51 @@ fn options() -> StreamOptions {
 
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
     let (streams, begun) = (Streams::of(task), Instant::now());
-    let stream = loop {
+    let mut stream = loop {
         match streams.connect(PS, LISTENER, options()).wait() {
             // The producer has streams by now, and is about to listen.
             Err(error) if error.code() == Code::NotFound && begun.elapsed() < STALL_LIMIT => std::thread::yield_now(),
             stream => break stream.map_err(BenchError::sealane("dial a stream"))?,
         }
     };
+    if plan.link == Link::Shm {
+        until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes by a direct lane"))?;
+    }
+    let variant = if engine.is_none() && plan.polling { "spinning" } else { "blocking" };
     let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
-    Ok(raw::system(SystemName::Stream.as_str(), "blocking", plan, channel))
+    Ok(raw::system(SystemName::Stream.as_str(), variant, plan, channel))
 }
 
 /// Answers the consumer's stream until it ends.
 pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options() });
-    let stream =
+    let mut stream =
         listener.and_then(|listener| listener.accept().wait()).map_err(BenchError::sealane("accept a stream"))?;
+    if plan.link == Link::Shm {
+        answer_until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes by a direct lane"))?;
+    }
     raw::serve_channel(plan, StreamChannel { stream, measured: None })
 }
 
-/// Both ends, which are clients in this process.
-pub(super) fn between(plan: &Plan, ps: Task, worker: &Task) -> Result<System, BenchError> {
-    let served = plan.clone();
-    std::thread::spawn(move || {
-        if let Err(failure) = serve_dialer(&served, &ps) {
-            eprintln!("the producer of the streams ended: {failure}");
+/// Sends bytes there and back until both ways are direct.
+fn until_direct(stream: &mut Stream) -> io::Result<()> {
+    let mut answer = [0];
+    while !(stream.is_direct() && answer == [1]) {
+        stream.write_all(&[0])?;
+        stream.read_exact(&mut answer)?;
+    }
+    stream.write_all(&[1])
+}
+
+/// The same of the other end.
+fn answer_until_direct(stream: &mut Stream) -> io::Result<()> {
+    let mut asked = [0];
+    loop {
+        stream.read_exact(&mut asked)?;
+        if asked == [1] {
+            return Ok(());
         }
-    });
-    dial(plan, worker, None)
+        let is_direct = stream.is_direct();
+        stream.write_all(&[is_direct.into()])?;
+    }
 }

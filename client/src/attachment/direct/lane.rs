@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use sealane_transport::shm::{ClientBell, DirectLane, Moved, Record, limits::LANE_ENTRIES};
 
-use super::{hints::Hints, steps::Steps};
+use super::{hints::Hints, rings::Rings, steps::Steps};
 use crate::{
     attachment::calls::{Calls, Name},
     clock::Tick,
@@ -16,7 +16,7 @@ pub(super) struct Lane {
     pub(super) peer: Box<str>,
     pub(super) ends: DirectLane,
     /// Wakes the other process.
-    bell: ClientBell,
+    pub(super) bell: ClientBell,
     /// By entry, what was sent.
     pub(super) sent: Box<[Sent]>,
     /// By entry, what has come and waits for its recv.
@@ -26,6 +26,7 @@ pub(super) struct Lane {
     /// Recvs that wait here, and when the daemon is to be asked.
     pub(super) quiet: VecDeque<(Tick, u32)>,
     pub(super) hints: Hints,
+    pub(super) rings: Rings,
     /// Steps that the other side has ended.
     pub(super) ended: Steps,
     /// What went and came since the daemon was told.
@@ -82,6 +83,7 @@ impl Lane {
             pending: VecDeque::new(),
             quiet: VecDeque::new(),
             hints: Hints::default(),
+            rings: Rings::default(),
             ended: Steps::default(),
             went: Moved::default(),
             came: Moved::default(),

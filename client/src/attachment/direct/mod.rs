@@ -23,12 +23,14 @@ mod hints;
 mod lane;
 mod opening;
 mod redirect;
+mod rings;
 mod steps;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "fuzzing")]
 pub use self::fuzzing::LaneDriver;
+pub(crate) use self::rings::{RingPlace, RingReader, RingWriter};
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -163,6 +165,7 @@ impl Lanes {
                     calls.end_sent(call, None, after);
                 }
             }
+            lane.rings.close(true, after);
             match closing {
                 true => lane.leave(),
                 false => lane.abandon(),

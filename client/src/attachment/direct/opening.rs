@@ -83,6 +83,13 @@ impl super::Lanes {
     }
 
     fn look_up(&mut self, (peer, name): (Peer, &str), now: Tick) -> Option<u16> {
+        let found = self.find(name, now, 1)?;
+        self.recent = Some((peer, found));
+        found
+    }
+
+    /// The lane to a peer, to which so many small tensors go, or as much; the outer `None` if it may have one soon.
+    pub(super) fn find(&mut self, name: &str, now: Tick, more: u32) -> Option<Option<u16>> {
         let found = match self.neighbours.get_mut(name) {
             None | Some(Neighbour::Never) => None,
             Some(Neighbour::Has(lane)) => Some(*lane),
@@ -91,7 +98,7 @@ impl super::Lanes {
                 let Neighbour::Met { tensors, not_before, pause } = neighbour else {
                     unreachable!("the only one left")
                 };
-                *tensors += 1;
+                *tensors = tensors.saturating_add(more);
                 if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && self.open < LANES_MAX {
                     *neighbour = Neighbour::Asked { pause: *pause };
                     self.wanted.push(name.into());
@@ -99,8 +106,15 @@ impl super::Lanes {
                 return None;
             }
         };
-        self.recent = Some((peer, found));
-        found
+        Some(found)
+    }
+
+    /// The lane to a peer.
+    pub(super) fn lane_named(&mut self, name: &str) -> Option<&mut Lane> {
+        match self.neighbours.get(name) {
+            Some(&Neighbour::Has(lane)) => self.get_mut(lane),
+            _ => None,
+        }
     }
 
     /// True if the driver is to ask for lanes.
@@ -179,6 +193,7 @@ impl Link {
         }
         self.redirect_all(lane, &mut gone, calls, after);
         let has_left = gone.ends.other() == Standing::Gone;
+        gone.rings.close(has_left, after);
         for (call, ..) in calls.recvs_from(&gone.peer) {
             calls.forget_name(call);
             if has_left {

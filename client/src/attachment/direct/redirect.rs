@@ -99,7 +99,7 @@ impl super::Lanes {
         };
         let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();
-        let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0);
+        let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0 || lane.rings.have_moved());
         let due = if left || is_busy { due.min(now.later(LANES_LOOK)) } else { due };
         if untold { due.min(self.look_at.unwrap_or(now)) } else { due }
     }
@@ -260,9 +260,11 @@ impl Link {
     pub(in crate::attachment) fn tell_what_went(&mut self) {
         for lane in 0..self.direct.lanes.len() as u16 {
             let Some(at) = self.direct.get_mut(lane) else { continue };
+            let (sent, received) = at.rings.take_moved();
+            (at.went.bytes, at.came.bytes) = (at.went.bytes + sent, at.came.bytes + received);
             let (sent, received) = (at.went, at.came);
             let Some(&Peer { segment, number: peer }) = self.peers.get(&at.peer) else { continue };
-            if (sent.tensors, received.tensors) != (0, 0)
+            if (sent.bytes, received.bytes, sent.tensors, received.tensors) != (0, 0, 0, 0)
                 // The peer's number may wait there.
                 && self.segments[usize::from(segment)].waiting.is_empty()
                 && self.submit_ahead(segment, &Submission::Direct { peer, sent, received }).is_ok()

@@ -65,6 +65,16 @@ impl Hub {
                 }
                 return Poll::Ready(Ok(count));
             }
+            // All that was pushed was read.
+            let by_ring = connection.rings.read_or_wait(into, context.waker());
+            let connection = match by_ring {
+                Ok(0) => connection,
+                Ok(count) => return Poll::Ready(Ok(count)),
+                Err(error) => {
+                    self.fail(state, key, &error);
+                    connection_of(state, key)
+                }
+            };
             match &connection.error {
                 _ if connection.end.has_all() => Poll::Ready(Ok(0)),
                 Some(error) => Poll::Ready(Err(error.clone())),
@@ -90,7 +100,18 @@ impl Hub {
             if connection.end.is_finished() {
                 return Poll::Ready(Err(Error::invalid("the stream was finished, and is written to")));
             }
-            let count = self.write(state, key, bytes);
+            self.write_by_ring(state, key, bytes.len());
+            let rings = &connection_of(state, key).rings;
+            let count = match rings.are_written() {
+                true => match rings.write_or_wait(bytes, context.waker()) {
+                    Ok(count) => count,
+                    Err(error) => {
+                        self.fail(state, key, &error);
+                        return Poll::Ready(Err(error));
+                    }
+                },
+                false => self.write(state, key, bytes),
+            };
             if count == 0 && !bytes.is_empty() {
                 connection_of(state, key).writer = Some(context.waker().clone());
                 return Poll::Pending;
@@ -114,6 +135,7 @@ impl Hub {
         self.poll_with(|state| {
             let connection = connection_of(state, key);
             connection.end.finish();
+            connection.rings.stop();
             self.send_waiting(state, key);
             let connection = connection_of(state, key);
             match &connection.error {

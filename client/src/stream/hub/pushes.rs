@@ -10,12 +10,13 @@ use std::{
 
 use sealane_transport::{
     Code, Error, RecvOptions,
+    shm::limits::LANE_RING_BYTES,
     tensor::{DType, Tensor, TensorMeta},
 };
 
 use super::{
     super::{
-        frame::reset_to_bytes,
+        frame::{place_to_bytes, reset_to_bytes},
         untold::{Untold, Word},
     },
     Connection, Frame, Hub, Key, Kind, NEVER, QUEUE, State, connection_of,
@@ -320,7 +321,7 @@ impl Hub {
             state.wakers.extend(connection.writer.take());
             if connection.end.is_to_tell() {
                 connection.end.told();
-                let sent = connection.outgoing.sent;
+                let sent = connection.sent();
                 self.push(state, &key, Kind::Finish(sent), &[]);
             }
         }
@@ -387,6 +388,20 @@ impl Hub {
         self.serve(state, &key.peer);
     }
 
+    /// Has what is written from now on go by a ring, where there is one and all that was written before has left.
+    pub(super) fn write_by_ring(&self, state: &mut State, key: &Key, bytes: usize) {
+        let Connection { outgoing, refused, end, rings, .. } = connection_of(state, key);
+        let is_next = outgoing.waiting.is_empty() && !outgoing.is_queued && !refused.holds() && end.is_open();
+        if !is_next || outgoing.window < LANE_RING_BYTES as u64 || rings.are_written() {
+            return;
+        }
+        if let Some(ring) = self.task.ring_to(&key.peer, bytes) {
+            let (from, place) = (outgoing.sent, place_to_bytes(ring.place()));
+            rings.write_by(ring);
+            self.push(state, key, Kind::Ring(from), &place);
+        }
+    }
+
     /// Takes bytes to send: pushes them where the stream has its turn, else keeps them. How many; none where there is no room.
     pub(super) fn write(&self, state: &mut State, key: &Key, bytes: &[u8]) -> usize {
         let Some(connection) = state.connections.get_mut(key) else { return 0 };
@@ -415,7 +430,7 @@ impl Hub {
 
     /// Pushes a frame of a stream. What becomes of it is heard in its turn.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
-        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_));
+        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_) | Kind::Ring(_));
         let tensor = self.tensor(key, kind, bytes);
         self.post(state, key, Pushed { carries, word: None, tensor }, false);
     }

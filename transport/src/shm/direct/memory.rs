@@ -1,6 +1,7 @@
 //! The memory of a lane: a page of header, and two directions. The daemon keeps it, and each of two clients opens one end.
 
 use std::{
+    hash::{BuildHasher, RandomState},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -10,16 +11,16 @@ use std::{
 
 use sealane_runtime::{SleepFlag, prefetch};
 
-use super::{LaneMemory, LaneReceiver, LaneSender};
+use super::{BytesMemory, LaneMemory, LaneReceiver, LaneSender};
 use crate::shm::{
     error::ShmError,
-    limits::{LANE_AHEAD_BYTES, LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY},
-    mapping::{Mapping, PAGE, SEGMENT, Words},
+    limits::{LANE_AHEAD_BYTES, LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RING_BYTES, LANE_RINGS},
+    mapping::{Bytes, Mapping, PAGE, SEGMENT, Words},
 };
 
 /// The offsets of what lies in a lane, in bytes. Words that one side writes while the other looks have lines of their own.
 mod at {
-    use super::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, Side};
+    use super::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RING_BYTES, LANE_RINGS, Side};
 
     pub(super) const fn standing(side: Side) -> u64 {
         side as u64 * LINE
@@ -51,9 +52,27 @@ mod at {
         returns(sender) + RETURNS_BYTES
     }
 
-    pub(super) const END: u64 = super::PAGE + 2 * DIRECTION_BYTES;
+    /// Rings that a side has news of.
+    pub(super) const fn news(side: Side) -> u64 {
+        (6 + side as u64) * LINE
+    }
 
-    const LINE: u64 = 128;
+    pub(super) const NUMBER: u64 = 8 * LINE;
+
+    /// The words of a ring, each in a line of its own: bytes written, bytes read, and who waits.
+    pub(super) const fn ring_words(writer: Side, ring: usize) -> u64 {
+        super::PAGE + 2 * DIRECTION_BYTES + (writer as u64 * LANE_RINGS as u64 + ring as u64) * RING_WORDS_BYTES
+    }
+
+    pub(super) const fn ring_bytes(writer: Side, ring: usize) -> u64 {
+        let rings = writer as u64 * LANE_RINGS as u64 + ring as u64;
+        ring_words(Side::Second, LANE_RINGS).next_multiple_of(super::PAGE) + rings * LANE_RING_BYTES as u64
+    }
+
+    pub(super) const END: u64 = ring_bytes(Side::Second, LANE_RINGS);
+
+    pub(super) const LINE: u64 = 128;
+    const RING_WORDS_BYTES: u64 = 4 * LINE;
     const NOTES_BYTES: u64 = (LANE_ENTRIES * LANE_NOTES_PER_ENTRY * 8) as u64;
     const RETURNS_BYTES: u64 = (LANE_ENTRIES * 8) as u64;
     const DIRECTION_BYTES: u64 = NOTES_BYTES + RETURNS_BYTES + (LANE_ENTRIES * LANE_ENTRY_WORDS * 8) as u64;
@@ -109,6 +128,8 @@ impl LaneKeeper {
     /// [`ShmError::System`] where there is no descriptor.
     pub fn create() -> Result<LaneKeeper, ShmError> {
         let (mapping, descriptor) = Mapping::create("sealane-lane", at::END, SEGMENT, false)?;
+        // Two lanes of the same clients, of which one has lost the first, have different ones.
+        mapping.word(at::NUMBER).store(RandomState::new().hash_one(()), Ordering::Release);
         Ok(LaneKeeper { mapping, descriptor })
     }
 
@@ -217,6 +238,7 @@ pub struct DirectLane {
     pub receiver: LaneReceiver<Way>,
     mapping: Arc<Mapping>,
     side: Side,
+    number: u64,
 }
 
 impl DirectLane {
@@ -228,7 +250,8 @@ impl DirectLane {
         let mapping = Mapping::open(descriptor, at::END, SEGMENT, false)?;
         let sender = LaneSender::new(Way::new(&mapping, side));
         let receiver = LaneReceiver::new(Way::new(&mapping, side.other()));
-        Ok(DirectLane { sender, receiver, mapping, side })
+        let number = mapping.word(at::NUMBER).load(Ordering::Acquire);
+        Ok(DirectLane { sender, receiver, mapping, side, number })
     }
 
     /// This side reads from now on: the other may send. It changes nothing once a side has gone.
@@ -297,13 +320,134 @@ impl DirectLane {
     /// True if the other side has said something, or wants no more of this lane.
     #[inline]
     pub fn has_news(&self) -> bool {
-        self.receiver.has_note() || self.sender.has_returned() || self.has_ended()
+        self.receiver.has_note() || self.sender.has_returned() || self.has_ring_news() || self.has_ended()
+    }
+
+    /// Which lane it is of those that the two clients have had.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The ring of that number which this side writes. One end of it at a time.
+    pub fn bytes_to(&self, ring: usize) -> LaneBytes {
+        LaneBytes::new(&self.mapping, self.side, self.side, ring)
+    }
+
+    /// The ring of that number which this side reads, likewise.
+    pub fn bytes_from(&self, ring: usize) -> LaneBytes {
+        LaneBytes::new(&self.mapping, self.side.other(), self.side, ring)
+    }
+
+    #[inline]
+    fn has_ring_news(&self) -> bool {
+        self.mapping.word(at::news(self.side.other())).load(Ordering::Relaxed) != 0
+    }
+
+    /// Of which rings the other side has said something since this was asked.
+    #[inline]
+    pub fn take_ring_news(&self) -> LaneNews {
+        // NEWS: Acquire here, Release in `LaneBytes::tell`. Where there are none, nothing is written.
+        match self.has_ring_news() {
+            true => LaneNews(self.mapping.word(at::news(self.side.other())).swap(0, Ordering::AcqRel)),
+            false => LaneNews(0),
+        }
     }
 
     /// True if the other side wants no more of this lane.
     #[inline]
     pub fn has_ended(&self) -> bool {
         matches!(self.other(), Standing::Gone | Standing::Abandoned)
+    }
+}
+
+/// Rings of which the other side has said something, whatever that may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneNews(u64);
+
+/// Where in the news a ring is that was read; those that were written come before.
+const READ_AT: usize = 32;
+
+const _: () = assert!(LANE_RINGS <= READ_AT, "each has a bit");
+
+impl LaneNews {
+    /// Rings of the other side that have bytes.
+    pub fn written(self) -> impl Iterator<Item = usize> {
+        (0..LANE_RINGS).filter(move |ring| self.0 >> ring & 1 != 0)
+    }
+
+    /// Rings of this side that have room.
+    pub fn read(self) -> impl Iterator<Item = usize> {
+        (0..LANE_RINGS).filter(move |ring| self.0 >> (READ_AT + ring) & 1 != 0)
+    }
+}
+
+/// A ring of bytes of a lane, as one side has it.
+pub struct LaneBytes {
+    mapping: Arc<Mapping>,
+    words: u64,
+    bytes: Bytes,
+    side: Side,
+    ring: usize,
+}
+
+impl LaneBytes {
+    fn new(mapping: &Arc<Mapping>, writer: Side, side: Side, ring: usize) -> Self {
+        assert!(ring < LANE_RINGS);
+        let bytes = Bytes::new(mapping, at::ring_bytes(writer, ring), LANE_RING_BYTES);
+        LaneBytes { mapping: Arc::clone(mapping), words: at::ring_words(writer, ring), bytes, side, ring }
+    }
+
+    /// The writer tells the reader, who waits, that there are bytes; true if the other client is to be rung for.
+    pub fn tell_reader(&self) -> bool {
+        self.tell(self.ring)
+    }
+
+    /// The reader tells the writer that there is room, likewise.
+    pub fn tell_writer(&self) -> bool {
+        self.tell(READ_AT + self.ring)
+    }
+
+    fn tell(&self, bit: usize) -> bool {
+        // NEWS: see `DirectLane::take_ring_news`.
+        self.mapping.word(at::news(self.side)).fetch_or(1 << bit, Ordering::AcqRel);
+        self.mapping.sleep_flag(at::sleep(self.side.other())).must_ring()
+    }
+
+    fn word(&self, line: u64) -> &AtomicU64 {
+        self.mapping.word(self.words + line * at::LINE)
+    }
+}
+
+impl BytesMemory for LaneBytes {
+    const BYTES: u64 = LANE_RING_BYTES as u64;
+
+    fn written(&self) -> &AtomicU64 {
+        self.word(0)
+    }
+
+    fn read(&self) -> &AtomicU64 {
+        self.word(1)
+    }
+
+    fn writer_waits(&self) -> &AtomicU64 {
+        self.word(2)
+    }
+
+    fn reader_waits(&self) -> &AtomicU64 {
+        self.word(3)
+    }
+
+    fn is_left(&self) -> &AtomicU64 {
+        // Beside what the reader writes most often.
+        self.mapping.word(self.words + at::LINE + 8)
+    }
+
+    fn copy_in(&self, position: u64, bytes: &[u8]) {
+        self.bytes.copy_in(position, bytes);
+    }
+
+    fn copy_out(&self, position: u64, into: &mut [u8]) {
+        self.bytes.copy_out(position, into);
     }
 }
 

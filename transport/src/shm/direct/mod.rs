@@ -14,6 +14,7 @@
 //! Each end checks what the other writes as a peer's: numbers before they are used, records after they were copied. A queue that is
 //! written past what was read (which no correct end can do) loses what its writer has written.
 
+mod bytes;
 #[cfg(not(loom))]
 mod memory;
 mod receiver;
@@ -25,8 +26,9 @@ use loom::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicU64;
 
 #[cfg(not(loom))]
-pub use self::memory::{DirectLane, LaneKeeper, Side, Standing, Way};
+pub use self::memory::{DirectLane, LaneBytes, LaneKeeper, LaneNews, Side, Standing, Way};
 pub use self::{
+    bytes::{BytesMemory, BytesReader, BytesWriter},
     receiver::{LaneReceiver, Note},
     sender::{LaneSender, Returned},
 };

@@ -2,7 +2,7 @@
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `clients` says what is timed.
 //!
-//! For `direct` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they share.
+//! For `direct` and `stream` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they share.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
@@ -43,10 +43,10 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
             let worker = direct::Asker::new(&job.plan, attach(WORKER, &job.plan)?)?;
             return Ok(System::new(direct::NAME, direct::variant(&job.plan), &job.plan, worker));
         }
-        let (ps, worker) = (attach(PS, &plan)?, attach(WORKER, &plan)?);
         if job.system == SystemName::Stream {
-            return streams::between(&plan, ps, &worker);
+            return streams::dial(&job.plan, &attach(WORKER, &job.plan)?, None);
         }
+        let (ps, worker) = (attach(PS, &plan)?, attach(WORKER, &plan)?);
         let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
         Ok(System::new(NAME, variant(&plan), &plan, client))
     })
@@ -92,7 +92,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     // A queue has at most half of it.
     let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
-    if job.system == SystemName::Direct {
+    if matches!(job.system, SystemName::Direct | SystemName::Stream) {
         thread::spawn(move || {
             let Err(failure) = give_all(&engine, &clients, area_bytes);
             // The consumer shows what is written here.
@@ -100,7 +100,10 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
             process::exit(1);
         });
         let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
-        return direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane"));
+        return match job.system {
+            SystemName::Stream => streams::serve_dialer(&job.plan, &ps),
+            _ => direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane")),
+        };
     }
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()

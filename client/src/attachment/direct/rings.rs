@@ -1,0 +1,284 @@
+//! Rings of bytes in a lane: what a stream to the lane's peer carries, once it has one. Taken up and given back under the attachment's lock;
+//! read and written without it, by the thread that has the stream. Bounded by [`LANE_RINGS`] for each direction.
+//!
+//! Who waits for the other end leaves a waker. The other end tells by the lane's news, which whoever looks at the lane passes on, and rings
+//! if this process sleeps.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Waker,
+};
+
+use sealane_transport::{
+    Error,
+    shm::{
+        Broken, BytesReader, BytesWriter, ClientBell, DirectLane, LaneBytes, LaneNews, Standing, limits::LANE_RINGS,
+    },
+};
+
+use super::{
+    super::{Attachment, Held, Line, State, aftermath::Aftermath},
+    lane::Lane,
+};
+use crate::{clock::Tick, limits::RING_PIECE_BYTES};
+
+/// Which ring it is of those that its writer has in a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RingPlace {
+    /// Which lane: the two may have had others.
+    pub(crate) lane: u64,
+    pub(crate) ring: u8,
+}
+
+/// Who waits at one end of a ring, as the lane knows it.
+#[derive(Default)]
+struct Waiting {
+    waker: Mutex<Option<Waker>>,
+    /// One of the two wants no more of the lane, and nothing else says so.
+    is_abandoned: AtomicBool,
+}
+
+impl Waiting {
+    fn leave_waker(&self, waker: &Waker) {
+        let mut kept = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if !kept.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
+            *kept = Some(waker.clone());
+        }
+    }
+
+    fn take_waker(&self) -> Option<Waker> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The rings of one lane.
+#[derive(Default)]
+pub(super) struct Rings {
+    /// By ring, its end here; `None` before the ring's first use.
+    writers: [Option<Weak<Waiting>>; LANE_RINGS],
+    readers: [Weak<Waiting>; LANE_RINGS],
+    moved: Arc<MovedBytes>,
+}
+
+/// Bytes that the daemon was not told of.
+#[derive(Default)]
+struct MovedBytes {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Rings {
+    /// Wakes those whom the other side had news for.
+    pub(super) fn wake(&self, news: LaneNews, after: &mut Aftermath) {
+        let readers = news.written().filter_map(|ring| self.readers[ring].upgrade());
+        let writers = news.read().filter_map(|ring| self.writers[ring].as_ref().and_then(Weak::upgrade));
+        after.wakers.extend(readers.chain(writers).filter_map(|waiting| waiting.take_waker()));
+    }
+
+    /// The lane has gone. What was written can be read; where the other process `has_left`, who waits hears of that elsewhere, after all that it
+    /// has said.
+    pub(super) fn close(&self, has_left: bool, after: &mut Aftermath) {
+        for waiting in self.readers.iter().chain(self.writers.iter().flatten()).filter_map(Weak::upgrade) {
+            waiting.is_abandoned.store(!has_left, Ordering::SeqCst);
+            after.wakers.extend(waiting.take_waker());
+        }
+    }
+
+    /// True if there are bytes that the daemon was not told of.
+    pub(super) fn have_moved(&self) -> bool {
+        self.moved.sent.load(Ordering::Relaxed) + self.moved.received.load(Ordering::Relaxed) > 0
+    }
+
+    /// Bytes that were sent and received since this was asked.
+    pub(super) fn take_moved(&self) -> (u64, u64) {
+        (self.moved.sent.swap(0, Ordering::Relaxed), self.moved.received.swap(0, Ordering::Relaxed))
+    }
+
+    fn take_up(&mut self, ends: &DirectLane, ring: usize) -> Option<BytesWriter<LaneBytes>> {
+        match &self.writers[ring] {
+            None => BytesWriter::begin(ends.bytes_to(ring), true),
+            Some(last) if last.strong_count() == 0 => BytesWriter::begin(ends.bytes_to(ring), false),
+            Some(_) => None,
+        }
+    }
+}
+
+/// What both ends of a ring have.
+struct Shared {
+    peer: Box<str>,
+    waiting: Arc<Waiting>,
+    bell: ClientBell,
+    moved: Arc<MovedBytes>,
+}
+
+impl Shared {
+    /// # Errors
+    /// Unavailable if nothing can come of it any more.
+    fn check(&self) -> Result<(), Error> {
+        if self.waiting.is_abandoned.load(Ordering::SeqCst) {
+            return Err(Error::unavailable(&self.peer, "the direct lane by which the stream went has ended"));
+        }
+        Ok(())
+    }
+
+    fn broken(&self, broken: Broken) -> Error {
+        Error::unavailable(&self.peer, broken.to_string())
+    }
+}
+
+/// The end of a ring that writes. Dropped, it leaves the ring to another stream once its reader has left it, too.
+pub(crate) struct RingWriter {
+    bytes: BytesWriter<LaneBytes>,
+    place: RingPlace,
+    shared: Shared,
+}
+
+impl RingWriter {
+    pub(crate) fn place(&self) -> RingPlace {
+        self.place
+    }
+
+    /// Bytes that were written.
+    pub(crate) fn written(&self) -> u64 {
+        self.bytes.written()
+    }
+
+    /// Takes as many of the bytes as there is room for; how many.
+    ///
+    /// # Errors
+    /// Unavailable if the other end breaks the rules.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let mut taken = 0;
+        // The other end reads the first while the next are written.
+        for piece in bytes.chunks(RING_PIECE_BYTES) {
+            let count = self.bytes.write(piece).map_err(|broken| self.shared.broken(broken))?;
+            if count > 0 && self.bytes.must_tell() && self.bytes.memory().tell_reader() {
+                self.shared.bell.ring();
+            }
+            taken += count;
+            if count < piece.len() {
+                break;
+            }
+        }
+        self.shared.moved.sent.fetch_add(taken as u64, Ordering::Relaxed);
+        Ok(taken)
+    }
+
+    /// Has somebody woken when there is room; false if there is.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), and if the lane has ended.
+    pub(crate) fn wait(&mut self, waker: &Waker) -> Result<bool, Error> {
+        self.shared.waiting.leave_waker(waker);
+        self.shared.check()?;
+        self.bytes.wait().map_err(|broken| self.shared.broken(broken))
+    }
+}
+
+/// The end of a ring that reads.
+pub(crate) struct RingReader {
+    bytes: BytesReader<LaneBytes>,
+    shared: Shared,
+}
+
+impl RingReader {
+    /// Bytes that were written since the stream has the ring.
+    ///
+    /// # Errors
+    /// Unavailable if the other end breaks the rules.
+    pub(crate) fn written(&mut self) -> Result<u64, Error> {
+        self.bytes.written().map_err(|broken| self.shared.broken(broken))
+    }
+
+    /// Moves what there is into `into`; how many bytes.
+    ///
+    /// # Errors
+    /// As [`written`](Self::written).
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Error> {
+        let mut read = 0;
+        // The other end writes more while the next are read.
+        for piece in into.chunks_mut(RING_PIECE_BYTES) {
+            let count = self.bytes.read(piece).map_err(|broken| self.shared.broken(broken))?;
+            let must_tell = count > 0 && self.bytes.must_tell().map_err(|broken| self.shared.broken(broken))?;
+            if must_tell && self.bytes.memory().tell_writer() {
+                self.shared.bell.ring();
+            }
+            read += count;
+            if count < piece.len() {
+                break;
+            }
+        }
+        self.shared.moved.received.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+
+    /// Has somebody woken when there are bytes; false if there are.
+    ///
+    /// # Errors
+    /// As [`written`](Self::written), and if the lane has ended.
+    pub(crate) fn wait(&mut self, waker: &Waker) -> Result<bool, Error> {
+        self.shared.waiting.leave_waker(waker);
+        let waits = self.bytes.wait().map_err(|broken| self.shared.broken(broken))?;
+        // What was written before the end is read.
+        if waits { self.shared.check().map(|()| true) } else { Ok(false) }
+    }
+}
+
+impl Held<'_> {
+    /// The lane to a peer, which so many bytes of streams go to or come from. Enough of them get one to be asked for.
+    fn lane_for_bytes(&mut self, peer: &str, bytes: usize) -> Option<&mut Lane> {
+        /// As a tensor in a push of its own.
+        const BYTES_PER_TENSOR: usize = 4096;
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32).flatten();
+        if link.direct.has_wanted() {
+            self.wake_driver();
+        }
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        link.direct.get_mut(lane?)
+    }
+}
+
+impl Attachment {
+    /// So many bytes of a stream have come by the daemon: each end asks for its own of a lane.
+    pub(crate) fn came_by_daemon(&self, peer: &str, bytes: usize) {
+        self.lock().lane_for_bytes(peer, bytes);
+    }
+
+    /// A ring for bytes to a peer, of which so many are to be sent now; `None` if the two have no lane, or it has no ring left.
+    pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
+        let mut held = self.lock();
+        let lane = held.lane_for_bytes(peer, bytes)?;
+        if lane.ends.other() != Standing::Here {
+            return None;
+        }
+        let (ring, bytes) = (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.ends, ring)?)))?;
+        let shared = lane.shared();
+        lane.rings.writers[ring] = Some(Arc::downgrade(&shared.waiting));
+        Some(RingWriter { bytes, place: RingPlace { lane: lane.ends.number(), ring: ring as u8 }, shared })
+    }
+
+    /// The reading end of a ring that a peer has taken up; `None` if the two have no such lane, or it is read already.
+    pub(crate) fn ring_from(&self, peer: &str, place: RingPlace) -> Option<RingReader> {
+        let mut held = self.lock();
+        let State { line: Line::Up(link), .. } = &mut *held else { return None };
+        let lane = link.direct.lane_named(peer).filter(|lane| lane.ends.number() == place.lane)?;
+        let ring = usize::from(place.ring);
+        if lane.rings.readers.get(ring)?.strong_count() > 0 {
+            return None;
+        }
+        let shared = lane.shared();
+        lane.rings.readers[ring] = Arc::downgrade(&shared.waiting);
+        Some(RingReader { bytes: BytesReader::begin(lane.ends.bytes_from(ring)), shared })
+    }
+}
+
+impl Lane {
+    fn shared(&self) -> Shared {
+        let (waiting, moved) = (Arc::default(), self.rings.moved.clone());
+        Shared { peer: self.peer.clone(), waiting, bell: self.bell.clone(), moved }
+    }
+}

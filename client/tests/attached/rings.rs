@@ -1,0 +1,78 @@
+//! Streams between two tasks of one host: their bytes go past the daemon, and everything else is as if they had not.
+
+use std::{
+    io::{Read, Write},
+    thread,
+    time::Instant,
+};
+
+use sealane::{Stream, StreamOptions, Streams, Task};
+use tempfile::TempDir;
+
+use crate::{
+    daemon::{Daemon, LONG, Settings},
+    fixture::{directory, peers, to, to_as},
+};
+
+/// A stream between two tasks, and what both ends have of each other.
+struct Joined {
+    tasks: [Task; 2],
+    ends: [Stream; 2],
+    _daemon: Daemon,
+    _directory: TempDir,
+}
+
+impl Joined {
+    fn new() -> Joined {
+        let (directory, peer, options) = (directory(), peers().swap_remove(0), StreamOptions::default());
+        let daemon = Daemon::start(&directory, Settings::default());
+        let tasks = [to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap()];
+        let streams = tasks.each_ref().map(Streams::of);
+        let ends = join(&streams, &peer, "first", options);
+        Joined { tasks, ends, _daemon: daemon, _directory: directory }
+    }
+
+    /// Until what both write goes by a ring.
+    fn until_direct(&mut self) {
+        let deadline = Instant::now() + LONG;
+        while !self.ends.iter().all(Stream::is_direct) {
+            assert!(Instant::now() < deadline, "{:?} {:?}", self.tasks[0].direct_peers(), self.tasks[1].direct_peers());
+            for _ in 0..2 {
+                echo(&mut self.ends, &[7; 100]);
+                self.ends.swap(0, 1);
+            }
+        }
+    }
+}
+
+fn join(streams: &[Streams; 2], peer: &str, name: &str, options: StreamOptions) -> [Stream; 2] {
+    let listener = streams[1].listen(name, options).unwrap();
+    let dialed = streams[0].connect(peer, name, options);
+    let accepted = thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().wait().unwrap());
+        (dialed.wait().unwrap(), accepting.join().unwrap())
+    });
+    accepted.into()
+}
+
+/// The first writes, and the second reads.
+fn echo(ends: &mut [Stream; 2], bytes: &[u8]) {
+    let [one, other] = ends;
+    let mut read = vec![0; bytes.len()];
+    thread::scope(|scope| {
+        scope.spawn(|| one.write_all(bytes).unwrap());
+        other.read_exact(&mut read).unwrap();
+    });
+    assert!(read == bytes);
+}
+
+#[test]
+fn bytes_between_two_tasks_of_a_host_go_past_the_daemon() {
+    let mut joined = Joined::new();
+    joined.until_direct();
+    let bytes: Vec<u8> = (0..5_000_000).map(|at: u32| ((at * 31) >> 3) as u8).collect();
+    for _ in 0..4 {
+        echo(&mut joined.ends, &bytes);
+        joined.ends.swap(0, 1);
+    }
+}

@@ -27,6 +27,9 @@ pub(crate) const LANE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Bytes that are copied into a ring of a lane, or out of it, before the other end sees them: so both copy at once.
 pub(crate) const RING_PIECE_BYTES: usize = 32 << 10;
 
+/// Looks at a ring before a thread that reads it waits as for all else: some 2 us, in which another process that spins has answered.
+pub(crate) const RING_SPINS: usize = 40;
+
 /// Entries of a lane that are kept for the ends of steps.
 pub(crate) const ENTRIES_FOR_ENDS: usize = 8;
 

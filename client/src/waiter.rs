@@ -57,6 +57,14 @@ impl Waiter {
         Waiter(Backing::InProcess(Spinning::learned()))
     }
 
+    /// False if a thread that waits with it is to sleep at once.
+    pub(crate) fn may_spin(&self) -> bool {
+        match &self.0 {
+            Backing::Daemon(attachment) => attachment.may_spin(),
+            Backing::InProcess(_) => false,
+        }
+    }
+
     /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
     ///
     /// Futures of calls of other tasks, and any others, work too.

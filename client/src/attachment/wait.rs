@@ -108,6 +108,11 @@ impl Attachment {
         }
     }
 
+    /// False if who waits is to sleep at once.
+    pub(crate) fn may_spin(&self) -> bool {
+        self.settings.polling != Some(Polling::Park)
+    }
+
     /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks while there is
     /// something to look for.
     pub(super) fn spin(&self, waiter: Waiter<'_>) -> Held<'_> {

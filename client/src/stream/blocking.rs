@@ -44,6 +44,12 @@ pub(super) fn io_error(error: Error) -> io::Error {
 
 impl io::Read for &Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.hub.check_fork().map_err(io_error)?;
+        if self.hub.waiter().may_spin()
+            && let Ok(count @ 1..) = self.rings.read_soon(into)
+        {
+            return Ok(count);
+        }
         block_on(&self.hub, self.timeout, |context| self.poll_read(into, context)).map_err(io_error)
     }
 }

@@ -48,7 +48,8 @@ use rings::Rings;
 /// stream that nobody reads holds up itself alone. It ends with Unavailable when the other process does.
 ///
 /// Streams are pushes into a queue of their own. A write is copied once, into the arena; a read once, out of the memory that
-/// it came into.
+/// it came into. Between two processes of one host and user, a stream that has carried some bytes goes by memory that they share,
+/// past the daemon: a write is copied there, and a read out of it.
 ///
 /// ```no_run
 /// use std::io::{Read, Write};
@@ -78,7 +79,7 @@ pub struct Streams(Arc<Hub>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
-    /// 1 GiB.
+    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, behind what came before; with a smaller window it does not.
     pub window_bytes: u64,
     /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
     /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.

@@ -11,7 +11,10 @@ use std::{
 
 use sealane_transport::Error;
 
-use crate::attachment::{RingReader, RingWriter};
+use crate::{
+    attachment::{RingReader, RingWriter},
+    limits::RING_SPINS,
+};
 
 /// See the module.
 #[derive(Default)]
@@ -95,13 +98,32 @@ impl Rings {
         lock(&self.reader).as_mut().map_or(Ok(0), |ring| ring.read(into))
     }
 
+    /// [`read`](Self::read), for who waits for something that may come in a moment.
+    ///
+    /// # Errors
+    /// The same.
+    pub(super) fn read_soon(&self, into: &mut [u8]) -> Result<usize, Error> {
+        if into.is_empty() || !self.is_read.load(Ordering::Acquire) {
+            return Ok(0);
+        }
+        let Some(ring) = &mut *lock(&self.reader) else { return Ok(0) };
+        for _ in 0..RING_SPINS {
+            let count = ring.read(into)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(0)
+    }
+
     /// All that came before was read: moves what there is into `into`, or has somebody woken when there is something; how many bytes.
     ///
     /// # Errors
     /// As [`read`](Self::read), and if the lane has ended.
     pub(super) fn read_or_wait(&self, into: &mut [u8], waker: &Waker) -> Result<usize, Error> {
-        self.is_read.store(true, Ordering::Release);
         let Some(ring) = &mut *lock(&self.reader) else { return Ok(0) };
+        self.is_read.store(true, Ordering::Release);
         loop {
             let count = ring.read(into)?;
             if count > 0 || into.is_empty() || ring.wait(waker)? {

@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    task::{Context, Waker},
     thread,
     time::Instant,
 };
@@ -74,5 +75,29 @@ fn bytes_between_two_tasks_of_a_host_go_past_the_daemon() {
     for _ in 0..4 {
         echo(&mut joined.ends, &bytes);
         joined.ends.swap(0, 1);
+    }
+}
+
+/// What came by the daemon, and was not read, comes before what the ring has.
+#[test]
+fn what_was_pushed_before_is_read_before() {
+    let mut joined = Joined::new();
+    let [one, other] = &mut joined.ends;
+    // It has waited when there was nothing.
+    assert!(other.poll_read(&mut [0], &mut Context::from_waker(Waker::noop())).is_pending());
+    let (deadline, mut written) = (Instant::now() + LONG, 0_u32);
+    let mut write = |one: &mut Stream| {
+        one.write_all(&written.to_le_bytes()).unwrap();
+        written += 1;
+    };
+    while !one.is_direct() {
+        assert!(Instant::now() < deadline);
+        write(one);
+    }
+    (0..100).for_each(|_| write(one));
+    for expected in 0..written {
+        let mut number = [0; 4];
+        other.read_exact(&mut number).unwrap();
+        assert_eq!(u32::from_le_bytes(number), expected);
     }
 }

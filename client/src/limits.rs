@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use sealane_transport::shm::limits::{QUEUE_CREDIT_TENSORS_MAX, SLOTS};
+use sealane_transport::shm::limits::{LANE_RING_BYTES, QUEUE_CREDIT_TENSORS_MAX, SLOTS};
 
 /// How much longer than its deadline a call waits for the daemon's word: the daemon ends calls at their deadlines, so one
 /// that says nothing for this long hangs.
@@ -21,11 +21,20 @@ pub(crate) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// Direct lanes of this process: as many as its daemon gives it.
 pub(crate) const LANES_MAX: usize = 64;
 
+/// Lanes that have gone and whose rings are still looked at: of more, the streams of the first end.
+pub(crate) const LANES_RETIRED_MAX: usize = LANES_MAX;
+
+/// Milliseconds between two looks whether a stream still uses one. What a process wrote before it went is known by then.
+pub(crate) const LANE_RETIRED: u64 = 2000;
+
 /// How long the daemon may take to give one, as it does in a fraction of a millisecond: what goes by others is not looked after meanwhile.
 pub(crate) const LANE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Bytes that are copied into a ring of a lane, or out of it, before the other end sees them: so both copy at once.
 pub(crate) const RING_PIECE_BYTES: usize = 32 << 10;
+
+/// Bytes that one call moves into a ring or out of it at most, while the other end keeps up: others may wait for its lock.
+pub(crate) const RING_BYTES_AT_ONCE: usize = 1 << 20;
 
 /// Looks at a ring before a thread that reads it waits as for all else: some 2 us, in which another process that spins has answered.
 pub(crate) const RING_SPINS: usize = 40;
@@ -255,6 +264,9 @@ pub(crate) const STREAM_QUEUE_BYTES: RangeInclusive<u64> = 128 << 10..=4 << 20;
 
 /// Bytes of one push that are worth keeping there; fewer are copied, since each would keep a piece of that memory.
 pub(crate) const STREAM_LENT_MIN: usize = 4 << 10;
+
+/// A stream goes by a ring only if its reader's window is as large as this: what a ring holds counts in place of it.
+pub(crate) const STREAM_RING_WINDOW_MIN: u64 = LANE_RING_BYTES as u64 / 2;
 
 /// Bytes that may come of a stream before it is accepted: times [`STREAM_BACKLOG_MAX`], what callers can have a listener keep.
 pub(crate) const STREAM_UNACCEPTED_BYTES: u64 = 64 << 10;

@@ -132,6 +132,8 @@ impl Connection {
 
     /// The other end says that it has ended the stream, and has taken in so many bytes. False if that is no news.
     pub(super) fn reset_there(&mut self, taken: u64, is_closed: bool) -> bool {
+        // Nothing is written after it was looked how much was.
+        self.rings.stop();
         let has_taken_all = taken == self.sent() && self.outgoing.waiting.is_empty();
         self.end.reset_there(has_taken_all && is_closed)
     }
@@ -150,7 +152,7 @@ impl Connection {
     pub(super) fn count_rings(&mut self) -> (u64, u64) {
         let by_rings = (self.rings.written(), self.rings.came());
         let counted = std::mem::replace(&mut self.counted, by_rings);
-        (by_rings.0 - counted.0, by_rings.1 - counted.1)
+        (by_rings.0.saturating_sub(counted.0), by_rings.1.saturating_sub(counted.1))
     }
 
     /// Why there is nothing more to it; whom to wake.

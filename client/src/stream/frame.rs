@@ -50,17 +50,19 @@ pub(super) fn parse_reset(bytes: &[u8]) -> (u64, String) {
     }
 }
 
-/// What follows a ring: the number of the lane, and that of the ring.
-pub(super) fn place_to_bytes(place: RingPlace) -> [u8; 9] {
-    let mut bytes = [place.ring; 9];
+/// What follows a ring: the number of the lane, which use of the ring it is, and the number of the ring.
+pub(super) fn place_to_bytes(place: RingPlace) -> [u8; 17] {
+    let mut bytes = [place.ring; 17];
     bytes[..8].copy_from_slice(&place.lane.to_le_bytes());
+    bytes[8..16].copy_from_slice(&place.used.to_le_bytes());
     bytes
 }
 
 /// The same, as it came.
 pub(super) fn parse_place(bytes: &[u8]) -> Option<RingPlace> {
-    let (lane, &[ring]) = bytes.split_first_chunk()? else { return None };
-    Some(RingPlace { lane: u64::from_le_bytes(*lane), ring })
+    let (lane, rest) = bytes.split_first_chunk()?;
+    let (used, &[ring]) = rest.split_first_chunk()? else { return None };
+    Some(RingPlace { lane: u64::from_le_bytes(*lane), ring, used: u64::from_le_bytes(*used) })
 }
 
 /// A name or a reason.
@@ -140,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_ring_is_found_where_it_was_taken_up() {
-        let place = RingPlace { lane: u64::MAX - 7, ring: 3 };
+        let place = RingPlace { lane: u64::MAX - 7, ring: 3, used: 1 << 40 };
         assert_eq!(parse_place(&place_to_bytes(place)), Some(place));
-        assert_eq!((parse_place(&[1; 8]), parse_place(&[1; 10])), (None, None));
+        assert_eq!((parse_place(&[1; 16]), parse_place(&[1; 18])), (None, None));
     }
 
     #[test]

@@ -1,6 +1,5 @@
-//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties. A hub runs on whichever
-//! thread calls it or wakes it, one at a time, and waits for
-//! nothing: while a daemon is being restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read
+//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go by rings
+//! ([`super::rings`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read
 //! its ring they wait in this process, with those that time a pause.
 //!
 //! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
@@ -325,15 +324,20 @@ impl Hub {
 
     /// What the other end writes from now on comes by a ring.
     fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
-        let ring = self.ring_of(&key.peer, place);
         let State { connections, wakers, .. } = state;
         let Some(connection) = connections.get_mut(key) else { return };
         let taken_up = match connection.incoming.goes_on_by_ring(from) {
-            Ok(true) => match ring.map(|ring| connection.rings.read_from(ring)) {
+            Ok(true) => match self.ring_of(&key.peer, place).map(|ring| connection.rings.read_from(ring)) {
                 Some(true) => Ok(()),
                 Some(false) => Err("it writes to two rings"),
                 None => Err("its bytes come by a direct lane that this process does not have"),
             },
+            Ok(false) if connection.end.is_left() => {
+                // Its writer has it back.
+                drop(self.ring_of(&key.peer, place));
+                Ok(())
+            }
+            // It comes again.
             Ok(false) => Ok(()),
             Err(reason) => Err(reason),
         };

@@ -283,7 +283,7 @@ impl Stream {
     /// True if what is written goes to the other end by memory that the two share, past the daemon: once a stream between two processes of one
     /// host and user has carried some bytes.
     pub fn is_direct(&self) -> bool {
-        self.rings.are_written()
+        self.hub.check_fork().is_ok() && self.rings.are_written()
     }
 
     /// Reads into `into`; how many bytes, 0 when the other end has finished (or `into` is empty).

@@ -132,10 +132,9 @@ impl Rings {
         }
     }
 
-    /// Bytes that came by the ring. What breaks the rules is found when it is read.
+    /// Bytes that came by the ring.
     pub(super) fn came(&self) -> u64 {
-        let came = |ring: &mut RingReader| ring.written().unwrap_or(0);
-        lock(&self.reader).as_mut().map_or_else(|| self.came.load(Ordering::Relaxed), came)
+        lock(&self.reader).as_mut().map_or_else(|| self.came.load(Ordering::Relaxed), RingReader::written)
     }
 
     /// Nobody reads any more.

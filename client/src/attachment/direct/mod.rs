@@ -12,6 +12,8 @@
 //! (Two tensors of one name that wait are refused the second, as ever, but where the first has gone to the daemon meanwhile: then each goes
 //! to a recv.)
 //!
+//! Streams have rings of bytes in the same memory (`rings.rs`), which outlive the lane (`retired.rs`).
+//!
 //! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. An end of a step goes by the lane as well, to be known
 //! there before what follows.
 
@@ -23,6 +25,7 @@ mod hints;
 mod lane;
 mod opening;
 mod redirect;
+mod retired;
 mod rings;
 mod steps;
 #[cfg(test)]
@@ -37,7 +40,7 @@ use std::{collections::VecDeque, sync::Arc};
 use hashbrown::HashMap;
 use sealane_transport::shm::{Fate, Standing};
 
-use self::{lane::Lane, opening::Neighbour, redirect::Unsent, steps::Steps};
+use self::{lane::Lane, opening::Neighbour, redirect::Unsent, retired::Retired, steps::Steps};
 use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others};
 use crate::clock::Tick;
 
@@ -49,6 +52,7 @@ pub(super) struct Lanes {
     recent: Option<(Peer, Option<u16>)>,
     lanes: Vec<Option<Lane>>,
     open: usize,
+    retired: Retired,
     /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
     unasked: VecDeque<u32>,
     /// Sends that were taken back, and for which there was no room.
@@ -75,6 +79,7 @@ impl Lanes {
             recent: None,
             lanes: Vec::new(),
             open: 0,
+            retired: Retired::default(),
             unasked: VecDeque::new(),
             unsent: VecDeque::new(),
             wanted: Vec::new(),
@@ -126,6 +131,8 @@ impl Lanes {
             }
             let awaits = !lane.quiet.is_empty();
             lane.hints.say_awaits(awaits, &lane.ends);
+        }
+        for lane in self.lanes.iter().flatten().chain(self.retired.iter()) {
             if deeply {
                 lane.ends.own_sleep().announce_deep();
             } else {
@@ -135,13 +142,15 @@ impl Lanes {
     }
 
     pub(super) fn awake(&self) {
-        self.lanes.iter().flatten().for_each(|lane| lane.ends.own_sleep().awake());
+        let lanes = self.lanes.iter().flatten().chain(self.retired.iter());
+        lanes.for_each(|lane| lane.ends.own_sleep().awake());
     }
 
     /// True if nothing has come.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         self.lanes.iter().flatten().all(|lane| !lane.has_news())
+            && self.retired.iter().all(|lane| !lane.ends.has_ring_news())
     }
 
     /// Wakes those who sleep and were written to.
@@ -165,12 +174,14 @@ impl Lanes {
                     calls.end_sent(call, None, after);
                 }
             }
-            lane.rings.close(true, after);
+            lane.rings.end(after);
             match closing {
                 true => lane.leave(),
                 false => lane.abandon(),
             }
         }
+        self.retired.iter().for_each(|lane| lane.rings.end(after));
+        self.retired = Retired::default();
         self.open = 0;
         self.recent = None;
     }
@@ -184,6 +195,9 @@ impl Link {
             if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(Lane::has_news) {
                 self.drain_lane(lane, calls, after);
             }
+        }
+        if !self.direct.retired.is_empty() {
+            self.direct.retired.iter_mut().for_each(|lane| lane.rings.wake(lane.ends.take_ring_news(), after));
         }
     }
 }

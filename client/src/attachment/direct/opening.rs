@@ -109,12 +109,13 @@ impl super::Lanes {
         Some(found)
     }
 
-    /// The lane to a peer.
-    pub(super) fn lane_named(&mut self, name: &str) -> Option<&mut Lane> {
-        match self.neighbours.get(name) {
-            Some(&Neighbour::Has(lane)) => self.get_mut(lane),
+    /// The lane of that number to a peer, also if it has gone.
+    pub(super) fn lane_numbered(&mut self, name: &str, number: u64) -> Option<&mut Lane> {
+        let open = match self.neighbours.get(name) {
+            Some(&Neighbour::Has(lane)) => self.lanes.get_mut(usize::from(lane)).and_then(Option::as_mut),
             _ => None,
-        }
+        };
+        open.filter(|lane| lane.ends.number() == number).or_else(|| self.retired.find(name, number))
     }
 
     /// True if the driver is to ask for lanes.
@@ -193,7 +194,6 @@ impl Link {
         }
         self.redirect_all(lane, &mut gone, calls, after);
         let has_left = gone.ends.other() == Standing::Gone;
-        gone.rings.close(has_left, after);
         for (call, ..) in calls.recvs_from(&gone.peer) {
             calls.forget_name(call);
             if has_left {
@@ -204,6 +204,7 @@ impl Link {
                 self.direct.unasked.push_back(call);
             }
         }
+        self.direct.retired.keep(gone, Tick::now(), after);
         self.ring();
     }
 }

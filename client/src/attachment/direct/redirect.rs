@@ -58,9 +58,14 @@ impl Held<'_> {
     /// much went.
     pub(in crate::attachment) fn look_after_lanes(&mut self, now: Tick) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        if !link.direct.is_open() && link.direct.unasked.is_empty() && link.direct.unsent.is_empty() {
+        if !link.direct.is_open()
+            && link.direct.retired.is_empty()
+            && link.direct.unasked.is_empty()
+            && link.direct.unsent.is_empty()
+        {
             return;
         }
+        link.direct.retired.look_at(now);
         link.send_unsent(calls, aftermath);
         link.ask_for_quiet(now, calls, aftermath);
         link.redirect_pending(now, calls, aftermath);
@@ -97,7 +102,7 @@ impl super::Lanes {
             let calls = lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at);
             calls.chain(lane.hints.due()).min()
         };
-        let due = lanes().filter_map(first).min().unwrap_or(Tick::NEVER);
+        let due = lanes().filter_map(first).chain(self.retired.due()).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();
         let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0 || lane.rings.have_moved());
         let due = if left || is_busy { due.min(now.later(LANES_LOOK)) } else { due };

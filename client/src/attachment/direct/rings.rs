@@ -23,7 +23,10 @@ use super::{
     super::{Attachment, Held, Line, State, aftermath::Aftermath},
     lane::Lane,
 };
-use crate::{clock::Tick, limits::RING_PIECE_BYTES};
+use crate::{
+    clock::Tick,
+    limits::{RING_BYTES_AT_ONCE, RING_PIECE_BYTES},
+};
 
 /// Which ring it is of those that its writer has in a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +34,16 @@ pub(crate) struct RingPlace {
     /// Which lane: the two may have had others.
     pub(crate) lane: u64,
     pub(crate) ring: u8,
+    /// Which use of that ring, from 1 on.
+    pub(crate) used: u64,
 }
 
 /// Who waits at one end of a ring, as the lane knows it.
 #[derive(Default)]
 struct Waiting {
     waker: Mutex<Option<Waker>>,
-    /// One of the two wants no more of the lane, and nothing else says so.
-    is_abandoned: AtomicBool,
+    /// Nobody passes on any more what the other end tells.
+    is_over: AtomicBool,
 }
 
 impl Waiting {
@@ -57,8 +62,8 @@ impl Waiting {
 /// The rings of one lane.
 #[derive(Default)]
 pub(super) struct Rings {
-    /// By ring, its end here; `None` before the ring's first use.
-    writers: [Option<Weak<Waiting>>; LANE_RINGS],
+    /// By ring, how often it was used, and its end here.
+    writers: [(u64, Weak<Waiting>); LANE_RINGS],
     readers: [Weak<Waiting>; LANE_RINGS],
     moved: Arc<MovedBytes>,
 }
@@ -74,17 +79,24 @@ impl Rings {
     /// Wakes those whom the other side had news for.
     pub(super) fn wake(&self, news: LaneNews, after: &mut Aftermath) {
         let readers = news.written().filter_map(|ring| self.readers[ring].upgrade());
-        let writers = news.read().filter_map(|ring| self.writers[ring].as_ref().and_then(Weak::upgrade));
+        let writers = news.read().filter_map(|ring| self.writers[ring].1.upgrade());
         after.wakers.extend(readers.chain(writers).filter_map(|waiting| waiting.take_waker()));
     }
 
-    /// The lane has gone. What was written can be read; where the other process `has_left`, who waits hears of that elsewhere, after all that it
-    /// has said.
-    pub(super) fn close(&self, has_left: bool, after: &mut Aftermath) {
-        for waiting in self.readers.iter().chain(self.writers.iter().flatten()).filter_map(Weak::upgrade) {
-            waiting.is_abandoned.store(!has_left, Ordering::SeqCst);
+    /// Nobody looks at the lane any more: streams end that have a ring, once all was read that is there.
+    pub(super) fn end(&self, after: &mut Aftermath) {
+        let ends = self.readers.iter().chain(self.writers.iter().map(|(_, end)| end));
+        for waiting in ends.filter_map(Weak::upgrade) {
+            waiting.is_over.store(true, Ordering::SeqCst);
             after.wakers.extend(waiting.take_waker());
         }
+    }
+
+    /// True if a stream has one.
+    pub(super) fn are_used(&self) -> bool {
+        let ends = self.readers.iter().chain(self.writers.iter().map(|(_, end)| end));
+        let mut ends = ends;
+        ends.any(|end| end.strong_count() > 0)
     }
 
     /// True if there are bytes that the daemon was not told of.
@@ -98,11 +110,13 @@ impl Rings {
     }
 
     fn take_up(&mut self, ends: &DirectLane, ring: usize) -> Option<BytesWriter<LaneBytes>> {
-        match &self.writers[ring] {
-            None => BytesWriter::begin(ends.bytes_to(ring), true),
-            Some(last) if last.strong_count() == 0 => BytesWriter::begin(ends.bytes_to(ring), false),
-            Some(_) => None,
+        let (used, last) = &mut self.writers[ring];
+        if last.strong_count() > 0 {
+            return None;
         }
+        let writer = BytesWriter::begin(ends.bytes_to(ring), *used + 1)?;
+        *used += 1;
+        Some(writer)
     }
 }
 
@@ -116,9 +130,9 @@ struct Shared {
 
 impl Shared {
     /// # Errors
-    /// Unavailable if nothing can come of it any more.
+    /// Unavailable if who waits would not be woken.
     fn check(&self) -> Result<(), Error> {
-        if self.waiting.is_abandoned.load(Ordering::SeqCst) {
+        if self.waiting.is_over.load(Ordering::SeqCst) {
             return Err(Error::unavailable(&self.peer, "the direct lane by which the stream went has ended"));
         }
         Ok(())
@@ -153,6 +167,7 @@ impl RingWriter {
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         let mut taken = 0;
         // The other end reads the first while the next are written.
+        let bytes = &bytes[..bytes.len().min(RING_BYTES_AT_ONCE)];
         for piece in bytes.chunks(RING_PIECE_BYTES) {
             let count = self.bytes.write(piece).map_err(|broken| self.shared.broken(broken))?;
             if count > 0 && self.bytes.must_tell() && self.bytes.memory().tell_reader() {
@@ -185,22 +200,20 @@ pub(crate) struct RingReader {
 }
 
 impl RingReader {
-    /// Bytes that were written since the stream has the ring.
-    ///
-    /// # Errors
-    /// Unavailable if the other end breaks the rules.
-    pub(crate) fn written(&mut self) -> Result<u64, Error> {
-        self.bytes.written().map_err(|broken| self.shared.broken(broken))
+    /// Bytes that were written since the stream has the ring; what breaks the rules is found when it is read.
+    pub(crate) fn written(&mut self) -> u64 {
+        self.bytes.written().unwrap_or(self.bytes.found())
     }
 
     /// Moves what there is into `into`; how many bytes.
     ///
     /// # Errors
-    /// As [`written`](Self::written).
+    /// Unavailable if the other end breaks the rules.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Error> {
         let mut read = 0;
         // The other end writes more while the next are read.
-        for piece in into.chunks_mut(RING_PIECE_BYTES) {
+        let most = into.len().min(RING_BYTES_AT_ONCE);
+        for piece in into[..most].chunks_mut(RING_PIECE_BYTES) {
             let count = self.bytes.read(piece).map_err(|broken| self.shared.broken(broken))?;
             let must_tell = count > 0 && self.bytes.must_tell().map_err(|broken| self.shared.broken(broken))?;
             if must_tell && self.bytes.memory().tell_writer() {
@@ -218,7 +231,7 @@ impl RingReader {
     /// Has somebody woken when there are bytes; false if there are.
     ///
     /// # Errors
-    /// As [`written`](Self::written), and if the lane has ended.
+    /// As [`read`](Self::read), and if the lane has ended.
     pub(crate) fn wait(&mut self, waker: &Waker) -> Result<bool, Error> {
         self.shared.waiting.leave_waker(waker);
         let waits = self.bytes.wait().map_err(|broken| self.shared.broken(broken))?;
@@ -257,22 +270,23 @@ impl Attachment {
         }
         let (ring, bytes) = (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.ends, ring)?)))?;
         let shared = lane.shared();
-        lane.rings.writers[ring] = Some(Arc::downgrade(&shared.waiting));
-        Some(RingWriter { bytes, place: RingPlace { lane: lane.ends.number(), ring: ring as u8 }, shared })
+        lane.rings.writers[ring].1 = Arc::downgrade(&shared.waiting);
+        let place = RingPlace { lane: lane.ends.number(), ring: ring as u8, used: lane.rings.writers[ring].0 };
+        Some(RingWriter { bytes, place, shared })
     }
 
     /// The reading end of a ring that a peer has taken up; `None` if the two have no such lane, or it is read already.
     pub(crate) fn ring_from(&self, peer: &str, place: RingPlace) -> Option<RingReader> {
         let mut held = self.lock();
         let State { line: Line::Up(link), .. } = &mut *held else { return None };
-        let lane = link.direct.lane_named(peer).filter(|lane| lane.ends.number() == place.lane)?;
+        let lane = link.direct.lane_numbered(peer, place.lane)?;
         let ring = usize::from(place.ring);
         if lane.rings.readers.get(ring)?.strong_count() > 0 {
             return None;
         }
-        let shared = lane.shared();
+        let (shared, bytes) = (lane.shared(), BytesReader::begin(lane.ends.bytes_from(ring), place.used)?);
         lane.rings.readers[ring] = Arc::downgrade(&shared.waiting);
-        Some(RingReader { bytes: BytesReader::begin(lane.ends.bytes_from(ring)), shared })
+        Some(RingReader { bytes, shared })
     }
 }
 

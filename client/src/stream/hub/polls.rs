@@ -66,15 +66,13 @@ impl Hub {
                 return Poll::Ready(Ok(count));
             }
             // All that was pushed was read.
-            let by_ring = connection.rings.read_or_wait(into, context.waker());
-            let connection = match by_ring {
-                Ok(0) => connection,
+            match connection.rings.read_or_wait(into, context.waker()) {
+                Ok(0) => {}
                 Ok(count) => return Poll::Ready(Ok(count)),
-                Err(error) => {
-                    self.fail(state, key, &error);
-                    connection_of(state, key)
-                }
-            };
+                Err(error) if !connection.end.has_all() => self.fail(state, key, &error),
+                Err(_) => {}
+            }
+            let connection = connection_of(state, key);
             match &connection.error {
                 _ if connection.end.has_all() => Poll::Ready(Ok(0)),
                 Some(error) => Poll::Ready(Err(error.clone())),
@@ -100,7 +98,9 @@ impl Hub {
             if connection.end.is_finished() {
                 return Poll::Ready(Err(Error::invalid("the stream was finished, and is written to")));
             }
-            self.write_by_ring(state, key, bytes.len());
+            if !bytes.is_empty() {
+                self.write_by_ring(state, key, bytes.len());
+            }
             let rings = &connection_of(state, key).rings;
             let count = match rings.are_written() {
                 true => match rings.write_or_wait(bytes, context.waker()) {

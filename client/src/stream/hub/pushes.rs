@@ -10,7 +10,6 @@ use std::{
 
 use sealane_transport::{
     Code, Error, RecvOptions,
-    shm::limits::LANE_RING_BYTES,
     tensor::{DType, Tensor, TensorMeta},
 };
 
@@ -24,7 +23,10 @@ use super::{
 };
 use crate::{
     Receiving, Sending,
-    limits::{STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_TELL_PAUSE},
+    limits::{
+        STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_RING_WINDOW_MIN,
+        STREAM_TELL_PAUSE,
+    },
 };
 
 /// A task that there are streams with, or that is to be told of some.
@@ -392,7 +394,7 @@ impl Hub {
     pub(super) fn write_by_ring(&self, state: &mut State, key: &Key, bytes: usize) {
         let Connection { outgoing, refused, end, rings, .. } = connection_of(state, key);
         let is_next = outgoing.waiting.is_empty() && !outgoing.is_queued && !refused.holds() && end.is_open();
-        if !is_next || outgoing.window < LANE_RING_BYTES as u64 || rings.are_written() {
+        if !is_next || outgoing.window < STREAM_RING_WINDOW_MIN || rings.are_written() {
             return;
         }
         if let Some(ring) = self.task.ring_to(&key.peer, bytes) {

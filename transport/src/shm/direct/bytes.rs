@@ -32,8 +32,11 @@ pub trait BytesMemory {
     /// Not 0 if the reader waits for bytes.
     fn reader_waits(&self) -> &AtomicU64;
 
-    /// Not 0 if the reader has no use for it any more.
-    fn is_left(&self) -> &AtomicU64;
+    /// Which use of the ring it is, from 1 on; by the writer.
+    fn used(&self) -> &AtomicU64;
+
+    /// The last use that its reader has no use for any more; by the reader.
+    fn left(&self) -> &AtomicU64;
 
     /// Copies bytes in, from a position on, which is taken modulo how many there are.
     fn copy_in(&self, position: u64, bytes: &[u8]);
@@ -51,14 +54,16 @@ pub struct BytesWriter<M> {
 }
 
 impl<M: BytesMemory> BytesWriter<M> {
-    /// The writing end of a ring that nobody reads yet; `None` if its last reader may still read it.
-    pub fn begin(memory: M, is_new: bool) -> Option<Self> {
+    /// The writing end of a ring that is used for the `used`th time, from 1 on; `None` if it may still be read of the time before.
+    pub fn begin(memory: M, used: u64) -> Option<Self> {
         // LEFT: Acquire here, Release in the reader's drop: nothing of the last use comes after this.
-        if !is_new && memory.is_left().load(Ordering::Acquire) == 0 {
+        if memory.left().load(Ordering::Acquire) != used - 1 {
             return None;
         }
-        let words = [memory.written(), memory.read(), memory.writer_waits(), memory.reader_waits(), memory.is_left()];
+        let words = [memory.written(), memory.read(), memory.writer_waits(), memory.reader_waits()];
         words.into_iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        // USED: Release here, Acquire in `BytesReader::begin`.
+        memory.used().store(used, Ordering::Release);
         Some(Self { memory, written: 0, read: 0 })
     }
 
@@ -127,15 +132,18 @@ impl<M: BytesMemory> BytesWriter<M> {
 /// The end that reads. Dropped, it leaves the ring to be used again.
 pub struct BytesReader<M: BytesMemory> {
     memory: M,
+    used: u64,
     read: u64,
     /// Bytes that were written, when it last looked.
     written: u64,
 }
 
 impl<M: BytesMemory> BytesReader<M> {
-    /// The reading end of a ring that was taken into use.
-    pub fn begin(memory: M) -> Self {
-        Self { memory, read: 0, written: 0 }
+    /// The reading end of a ring that is used for the `used`th time; `None` if it is not. One for each use.
+    pub fn begin(memory: M, used: u64) -> Option<Self> {
+        // USED: see `BytesWriter::begin`.
+        let is_used = memory.used().load(Ordering::Acquire) == used;
+        is_used.then(|| Self { memory, used, read: 0, written: 0 })
     }
 
     /// Copies out as many bytes as there are and have room; how many.
@@ -168,6 +176,11 @@ impl<M: BytesMemory> BytesReader<M> {
     pub fn written(&mut self) -> Result<u64, Broken> {
         self.look()?;
         Ok(self.written)
+    }
+
+    /// As many of them as were found when it last looked.
+    pub fn found(&self) -> u64 {
+        self.written
     }
 
     /// After a read: true if the writer waits, and is to be told.
@@ -210,7 +223,7 @@ impl<M: BytesMemory> BytesReader<M> {
 impl<M: BytesMemory> Drop for BytesReader<M> {
     fn drop(&mut self) {
         // LEFT: see `BytesWriter::begin`.
-        self.memory.is_left().store(1, Ordering::Release);
+        self.memory.left().store(self.used, Ordering::Release);
     }
 }
 

@@ -338,8 +338,9 @@ impl DirectLane {
         LaneBytes::new(&self.mapping, self.side.other(), self.side, ring)
     }
 
+    /// True if the other side has said something of a ring.
     #[inline]
-    fn has_ring_news(&self) -> bool {
+    pub fn has_ring_news(&self) -> bool {
         self.mapping.word(at::news(self.side.other())).load(Ordering::Relaxed) != 0
     }
 
@@ -437,8 +438,12 @@ impl BytesMemory for LaneBytes {
         self.word(3)
     }
 
-    fn is_left(&self) -> &AtomicU64 {
-        // Beside what the reader writes most often.
+    fn used(&self) -> &AtomicU64 {
+        // Beside what the writer writes most often, and then the reader.
+        self.mapping.word(self.words + 8)
+    }
+
+    fn left(&self) -> &AtomicU64 {
         self.mapping.word(self.words + at::LINE + 8)
     }
 

@@ -11,6 +11,8 @@
 //! from the receiver: entries that it has done with, what became of their records, and that they may be written anew. A record that nobody wants yet stays where it is;
 //! so what a receiver does not take costs its sender entries, and when there are none, tensors go by the daemon.
 //!
+//! Beside them each direction has [rings of bytes](BytesWriter), for streams.
+//!
 //! Each end checks what the other writes as a peer's: numbers before they are used, records after they were copied. A queue that is
 //! written past what was read (which no correct end can do) loses what its writer has written.
 

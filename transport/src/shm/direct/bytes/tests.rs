@@ -20,7 +20,7 @@ const BYTES: u64 = 4;
 
 /// Its words as in [`BytesMemory`], and its bytes, each in a word.
 #[derive(Clone)]
-struct Heap(Arc<[[AtomicU64; 5]; 2]>);
+struct Heap(Arc<[[AtomicU64; 6]; 2]>);
 
 impl Heap {
     fn new() -> Heap {
@@ -47,8 +47,12 @@ impl BytesMemory for Heap {
         &self.0[0][3]
     }
 
-    fn is_left(&self) -> &AtomicU64 {
+    fn used(&self) -> &AtomicU64 {
         &self.0[0][4]
+    }
+
+    fn left(&self) -> &AtomicU64 {
+        &self.0[0][5]
     }
 
     fn copy_in(&self, position: u64, bytes: &[u8]) {
@@ -66,8 +70,9 @@ impl BytesMemory for Heap {
 
 fn both() -> (BytesWriter<Heap>, BytesReader<Heap>, Heap) {
     let memory = Heap::new();
-    let writer = BytesWriter::begin(memory.clone(), true).expect("nobody has used it");
-    (writer, BytesReader::begin(memory.clone()), memory)
+    let writer = BytesWriter::begin(memory.clone(), 1).expect("nobody has used it");
+    let reader = BytesReader::begin(memory.clone(), 1).expect("it was taken into use");
+    (writer, reader, memory)
 }
 
 /// Each byte is read once, in order, and neither end waits for one that waits for it: told as by the news of a lane, which the other
@@ -128,13 +133,13 @@ fn loom_a_ring_is_used_again_once_its_reader_has_left_it() {
         });
         drop(writer);
         let mut writer = loop {
-            match BytesWriter::begin(memory.clone(), false) {
+            match BytesWriter::begin(memory.clone(), 2) {
                 Some(writer) => break writer,
                 None => thread::yield_now(),
             }
         };
         writer.write(&[4]).unwrap();
-        let (mut reader, mut into) = (BytesReader::begin(memory), [0; 3]);
+        let (mut reader, mut into) = (BytesReader::begin(memory, 2).unwrap(), [0; 3]);
         assert_eq!((reader.read(&mut into).unwrap(), into[0]), (1, 4));
         thread.join().unwrap();
     });
@@ -209,11 +214,14 @@ mod alone {
     fn a_ring_that_is_still_read_is_not_used_again() {
         let (writer, reader, memory) = both();
         drop(writer);
-        assert!(BytesWriter::begin(memory.clone(), false).is_none());
+        assert!(BytesWriter::begin(memory.clone(), 2).is_none());
         drop(reader);
-        let mut writer = BytesWriter::begin(memory.clone(), false).unwrap();
+        let mut writer = BytesWriter::begin(memory.clone(), 2).unwrap();
         writer.write(&[7]).unwrap();
-        let mut into = [0; 2];
-        assert_eq!((BytesReader::begin(memory).read(&mut into).unwrap(), into[0]), (1, 7));
+        assert!(BytesReader::begin(memory.clone(), 1).is_none(), "it comes too late");
+        assert!(BytesReader::begin(memory.clone(), 3).is_none());
+        let (mut reader, mut into) = (BytesReader::begin(memory.clone(), 2).unwrap(), [0; 2]);
+        assert_eq!((reader.read(&mut into).unwrap(), into[0]), (1, 7));
+        assert!(BytesWriter::begin(memory, 3).is_none());
     }
 }

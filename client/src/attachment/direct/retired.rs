@@ -1,0 +1,56 @@
+//! Lanes by which no tensors go any more, because one of the two has gone or they have another, as far as streams still go by their rings, or
+//! may: what a process wrote before it went is read. Under the attachment's lock; bounded by [`LANES_RETIRED_MAX`].
+
+use super::{super::aftermath::Aftermath, lane::Lane};
+use crate::{
+    clock::Tick,
+    limits::{LANE_RETIRED, LANES_RETIRED_MAX},
+};
+
+/// The last ones, and when each is next looked at.
+#[derive(Default)]
+pub(super) struct Retired(Vec<(Tick, Lane)>);
+
+impl Retired {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Keeps a lane. Of too many, the streams of the first end.
+    pub(super) fn keep(&mut self, lane: Lane, now: Tick, after: &mut Aftermath) {
+        if self.0.len() >= LANES_RETIRED_MAX {
+            self.0.remove(0).1.rings.end(after);
+        }
+        self.0.push((now.later(LANE_RETIRED), lane));
+    }
+
+    /// The lane of that number with a peer.
+    pub(super) fn find(&mut self, peer: &str, number: u64) -> Option<&mut Lane> {
+        self.iter_mut().find(|lane| *lane.peer == *peer && lane.ends.number() == number)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        self.0.iter_mut().map(|(_, lane)| lane)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Lane> {
+        self.0.iter().map(|(_, lane)| lane)
+    }
+
+    /// Lets those go that nobody uses.
+    pub(super) fn look_at(&mut self, now: Tick) {
+        self.0.retain_mut(|(due, lane)| {
+            if *due > now {
+                return true;
+            }
+            *due = now.later(LANE_RETIRED);
+            lane.rings.are_used()
+        });
+    }
+
+    /// When one is to be looked at.
+    pub(super) fn due(&self) -> Option<Tick> {
+        self.0.iter().map(|(due, _)| *due).min()
+    }
+}

@@ -7,30 +7,34 @@ use std::{
     time::Instant,
 };
 
+use nix::unistd;
 use sealane::{Stream, StreamOptions, Streams, Task};
+use sealane_transport::shm::attach::Credentials;
 use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
+    direct::open_lane,
     fixture::{directory, peers, to, to_as},
 };
 
 /// A stream between two tasks, and what both ends have of each other.
 struct Joined {
     tasks: [Task; 2],
+    streams: [Streams; 2],
     ends: [Stream; 2],
-    _daemon: Daemon,
+    daemon: Daemon,
     _directory: TempDir,
 }
 
 impl Joined {
     fn new() -> Joined {
-        let (directory, peer, options) = (directory(), peers().swap_remove(0), StreamOptions::default());
+        let (directory, peer) = (directory(), peers().swap_remove(0));
         let daemon = Daemon::start(&directory, Settings::default());
         let tasks = [to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap()];
         let streams = tasks.each_ref().map(Streams::of);
-        let ends = join(&streams, &peer, "first", options);
-        Joined { tasks, ends, _daemon: daemon, _directory: directory }
+        let ends = join(&streams, &peer, "first");
+        Joined { tasks, streams, ends, daemon, _directory: directory }
     }
 
     /// Until what both write goes by a ring.
@@ -46,7 +50,8 @@ impl Joined {
     }
 }
 
-fn join(streams: &[Streams; 2], peer: &str, name: &str, options: StreamOptions) -> [Stream; 2] {
+fn join(streams: &[Streams; 2], peer: &str, name: &str) -> [Stream; 2] {
+    let options = StreamOptions { timeout: Some(LONG), ..StreamOptions::default() };
     let listener = streams[1].listen(name, options).unwrap();
     let dialed = streams[0].connect(peer, name, options);
     let accepted = thread::scope(|scope| {
@@ -100,4 +105,30 @@ fn what_was_pushed_before_is_read_before() {
         other.read_exact(&mut number).unwrap();
         assert_eq!(u32::from_le_bytes(number), expected);
     }
+}
+
+/// The two have another lane, as when one has lost its end of the first: streams go on by that, and new ones by the other.
+#[test]
+fn streams_outlive_their_lane() {
+    let mut joined = Joined::new();
+    joined.until_direct();
+    let Joined { daemon, tasks: [one, other], streams, ends, .. } = &mut joined;
+    let own = Credentials { pid: std::process::id() as i32, uid: unistd::getuid().as_raw() };
+    daemon.engine.direct_lane(one.name(), other.name(), own).unwrap();
+    daemon.until("it has ended", |_| one.direct_peers().is_empty() || other.direct_peers().is_empty());
+    let bytes = vec![5; 3_000_000];
+    for _ in 0..4 {
+        echo(ends, &bytes);
+        ends.swap(0, 1);
+    }
+    assert!(ends.iter().all(Stream::is_direct));
+    open_lane(one, other, other.name());
+    let mut next = join(streams, other.name(), "next");
+    for _ in 0..4 {
+        for ends in [&mut *ends, &mut next] {
+            echo(ends, &bytes);
+            ends.swap(0, 1);
+        }
+    }
+    assert!(next.iter().all(Stream::is_direct));
 }

@@ -94,7 +94,7 @@ impl Lanes {
     /// True if there are lanes to be looked at.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.open > 0
+        self.open > 0 || !self.retired.is_empty()
     }
 
     /// The peers that read their ends.

@@ -58,11 +58,7 @@ impl Held<'_> {
     /// much went.
     pub(in crate::attachment) fn look_after_lanes(&mut self, now: Tick) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        if !link.direct.is_open()
-            && link.direct.retired.is_empty()
-            && link.direct.unasked.is_empty()
-            && link.direct.unsent.is_empty()
-        {
+        if !link.direct.is_open() && link.direct.unasked.is_empty() && link.direct.unsent.is_empty() {
             return;
         }
         link.direct.retired.look_at(now);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Runs `check` in a child; true if it returned true there.
-fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+pub fn in_a_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs `check`, which takes no lock that a thread of the parent may have held, and leaves without
     // running anything of the parent's.
     match unsafe { fork() }.unwrap() {

@@ -1,64 +1,89 @@
 //! Streams between two tasks of one host: their bytes go past the daemon, and everything else is as if they had not.
 
+mod crowd;
+mod endings;
+mod forked;
+mod hostile;
+mod other_process;
+mod pace;
+mod pressed;
+mod restarted;
+
 use std::{
-    io::{Read, Write},
-    task::{Context, Waker},
+    io::{self, Read, Write},
+    task::{Context, Poll, Waker},
     thread,
     time::Instant,
 };
 
-use nix::unistd;
-use sealane::{Stream, StreamOptions, Streams, Task};
-use sealane_transport::shm::attach::Credentials;
+use sealane::{Attach, Code, Error, Stream, StreamListener, StreamOptions, Streams, Task};
+use sealane_fusion::metrics::ClientCounters;
 use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
     direct::open_lane,
-    fixture::{directory, peers, to, to_as},
+    fixture::{bytes, directory, peers, to, to_as},
 };
 
-/// A stream between two tasks, and what both ends have of each other.
-struct Joined {
-    tasks: [Task; 2],
+/// What waits longer has failed.
+const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG) };
+/// Too narrow for a ring.
+const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: Some(LONG) };
+
+/// Two tasks with a direct lane, the first of which dials the second.
+struct Neighbours {
+    listener: StreamListener,
     streams: [Streams; 2],
-    ends: [Stream; 2],
+    tasks: [Task; 2],
     daemon: Daemon,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
-impl Joined {
-    fn new() -> Joined {
+impl Neighbours {
+    fn new() -> Neighbours {
+        Neighbours::attached_with(|attach| attach)
+    }
+
+    fn attached_with(how: impl Fn(Attach) -> Attach) -> Neighbours {
         let (directory, peer) = (directory(), peers().swap_remove(0));
         let daemon = Daemon::start(&directory, Settings::default());
-        let tasks = [to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap()];
+        let tasks = [to(&daemon), to_as(&daemon, &peer)].map(|attach| how(attach).attach().unwrap());
+        open_lane(&tasks[0], &tasks[1], &peer);
         let streams = tasks.each_ref().map(Streams::of);
-        let ends = join(&streams, &peer, "first");
-        Joined { tasks, streams, ends, daemon, _directory: directory }
+        let listener = streams[1].listen("bytes", PATIENT).unwrap();
+        Neighbours { listener, streams, tasks, daemon, directory }
     }
 
-    /// Until what both write goes by a ring.
-    fn until_direct(&mut self) {
-        let deadline = Instant::now() + LONG;
-        while !self.ends.iter().all(Stream::is_direct) {
-            assert!(Instant::now() < deadline, "{:?} {:?}", self.tasks[0].direct_peers(), self.tasks[1].direct_peers());
-            for _ in 0..2 {
-                echo(&mut self.ends, &[7; 100]);
-                self.ends.swap(0, 1);
-            }
-        }
+    /// A stream that goes by pushes as yet: the dialer's end, and the other.
+    fn stream(&self) -> [Stream; 2] {
+        self.stream_as(PATIENT)
+    }
+
+    /// The same, where the first end has other options.
+    fn stream_as(&self, options: StreamOptions) -> [Stream; 2] {
+        let dialed = self.streams[0].connect(self.tasks[1].name(), "bytes", options).wait().unwrap();
+        [dialed, self.listener.accept().wait().unwrap()]
+    }
+
+    /// A stream that goes by rings both ways.
+    fn direct_stream(&self) -> [Stream; 2] {
+        let mut ends = self.stream();
+        until_direct(&mut ends);
+        ends
     }
 }
 
-fn join(streams: &[Streams; 2], peer: &str, name: &str) -> [Stream; 2] {
-    let options = StreamOptions { timeout: Some(LONG), ..StreamOptions::default() };
-    let listener = streams[1].listen(name, options).unwrap();
-    let dialed = streams[0].connect(peer, name, options);
-    let accepted = thread::scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept().wait().unwrap());
-        (dialed.wait().unwrap(), accepting.join().unwrap())
-    });
-    accepted.into()
+/// Bytes go both ways until those of both ends go by rings.
+fn until_direct(ends: &mut [Stream; 2]) {
+    let deadline = Instant::now() + LONG;
+    while !ends.iter().all(Stream::is_direct) {
+        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(Stream::is_direct));
+        for _ in 0..2 {
+            echo(ends, &[7; 100]);
+            ends.swap(0, 1);
+        }
+    }
 }
 
 /// The first writes, and the second reads.
@@ -72,63 +97,84 @@ fn echo(ends: &mut [Stream; 2], bytes: &[u8]) {
     assert!(read == bytes);
 }
 
+/// Writes until the stream takes no more; how much.
+fn fill(stream: &Stream, from: &[u8]) -> usize {
+    let mut count = 0;
+    while let Poll::Ready(written) = stream.poll_write(&from[count..], &mut Context::from_waker(Waker::noop())) {
+        count += written.unwrap();
+    }
+    count
+}
+
+/// Reads to the end, whichever it is: what came, and the error, if it was one.
+fn read_all(mut stream: &Stream) -> (Vec<u8>, Option<io::Error>) {
+    let mut came = Vec::new();
+    let error = stream.read_to_end(&mut came).err();
+    (came, error)
+}
+
+/// What the library says of a failed call of `std::io`.
+fn code(error: &io::Error) -> Code {
+    error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).unwrap_or_else(|| panic!("{error:?}")).code()
+}
+
+/// Numbers that only a seed determines.
+struct Random(u64);
+
+impl Random {
+    /// One in `0..end`.
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
 #[test]
 fn bytes_between_two_tasks_of_a_host_go_past_the_daemon() {
-    let mut joined = Joined::new();
-    joined.until_direct();
+    let (directory, peer, options) = (directory(), peers().swap_remove(0), StreamOptions::default());
+    let daemon = Daemon::start(&directory, Settings::default());
+    let tasks = [to(&daemon).attach().unwrap(), to_as(&daemon, &peer).attach().unwrap()];
+    let streams = tasks.each_ref().map(Streams::of);
+    let listener = streams[1].listen("first", options).unwrap();
+    let dialed = streams[0].connect(&peer, "first", options).wait().unwrap();
+    let mut ends = [dialed, listener.accept().wait().unwrap()];
+    // The two get a lane for these bytes alone.
+    until_direct(&mut ends);
     let bytes: Vec<u8> = (0..5_000_000).map(|at: u32| ((at * 31) >> 3) as u8).collect();
     for _ in 0..4 {
-        echo(&mut joined.ends, &bytes);
-        joined.ends.swap(0, 1);
-    }
-}
-
-/// What came by the daemon, and was not read, comes before what the ring has.
-#[test]
-fn what_was_pushed_before_is_read_before() {
-    let mut joined = Joined::new();
-    let [one, other] = &mut joined.ends;
-    // It has waited when there was nothing.
-    assert!(other.poll_read(&mut [0], &mut Context::from_waker(Waker::noop())).is_pending());
-    let (deadline, mut written) = (Instant::now() + LONG, 0_u32);
-    let mut write = |one: &mut Stream| {
-        one.write_all(&written.to_le_bytes()).unwrap();
-        written += 1;
-    };
-    while !one.is_direct() {
-        assert!(Instant::now() < deadline);
-        write(one);
-    }
-    (0..100).for_each(|_| write(one));
-    for expected in 0..written {
-        let mut number = [0; 4];
-        other.read_exact(&mut number).unwrap();
-        assert_eq!(u32::from_le_bytes(number), expected);
-    }
-}
-
-/// The two have another lane, as when one has lost its end of the first: streams go on by that, and new ones by the other.
-#[test]
-fn streams_outlive_their_lane() {
-    let mut joined = Joined::new();
-    joined.until_direct();
-    let Joined { daemon, tasks: [one, other], streams, ends, .. } = &mut joined;
-    let own = Credentials { pid: std::process::id() as i32, uid: unistd::getuid().as_raw() };
-    daemon.engine.direct_lane(one.name(), other.name(), own).unwrap();
-    daemon.until("it has ended", |_| one.direct_peers().is_empty() || other.direct_peers().is_empty());
-    let bytes = vec![5; 3_000_000];
-    for _ in 0..4 {
-        echo(ends, &bytes);
+        echo(&mut ends, &bytes);
         ends.swap(0, 1);
     }
-    assert!(ends.iter().all(Stream::is_direct));
-    open_lane(one, other, other.name());
-    let mut next = join(streams, other.name(), "next");
-    for _ in 0..4 {
-        for ends in [&mut *ends, &mut next] {
-            echo(ends, &bytes);
-            ends.swap(0, 1);
-        }
+}
+
+#[test]
+fn bytes_of_rings_are_counted_once_here_and_at_the_daemon() {
+    const LEN: usize = 3_000_000;
+    let neighbours = Neighbours::new();
+    let mut ends = neighbours.direct_stream();
+    let figures = |of: usize| {
+        let figures = neighbours.streams[of].figures();
+        let [(_, figures)] = figures.as_slice() else { panic!("{figures:?}") };
+        (figures.bytes_sent, figures.bytes_received)
+    };
+    let (before, sent) = ([figures(0), figures(1)], bytes(LEN, 1));
+    assert_eq!(before[0], (before[1].1, before[1].0));
+    let counted: [fn(&ClientCounters) -> u64; 2] = [|client| client.bytes_sent, |client| client.bytes_received];
+    let known = counted.map(|counted| neighbours.daemon.sum(counted));
+    echo(&mut ends, &sent);
+    // Also what was written and not read.
+    ends[1].write_all(&sent[..1000]).unwrap();
+    for _ in 0..2 {
+        assert_eq!(figures(0), (before[0].0 + LEN as u64, before[0].1 + 1000));
+        assert_eq!(figures(1), (before[1].0 + 1000, before[1].1 + LEN as u64));
     }
-    assert!(next.iter().all(Stream::is_direct));
+    ends[0].read_exact(&mut [0; 1000]).unwrap();
+    for (counted, known) in counted.into_iter().zip(known) {
+        neighbours.daemon.until("it has heard", |daemon| daemon.sum(counted) >= known + LEN as u64 + 1000);
+    }
+    drop(ends);
+    for of in [0, 1] {
+        let [sent, received] = if of == 0 { [LEN, 1000] } else { [1000, LEN] };
+        assert_eq!(figures(of), (before[of].0 + sent as u64, before[of].1 + received as u64), "nor when it has gone");
+    }
 }

@@ -31,6 +31,10 @@ impl Hub {
                 self.has_news.store(true, Ordering::SeqCst);
                 return Poll::Ready(Err(error));
             }
+            if state.is_down {
+                // Likewise, of a listener that is newer than the loss.
+                self.has_news.store(true, Ordering::SeqCst);
+            }
             listener.wake_too(context.waker(), &mut state.wakers);
             Poll::Pending
         })

@@ -1,0 +1,195 @@
+//! The process at the other end stops, or is gone: what it has written is read, nobody hangs, and others go on.
+
+use std::{
+    io::{Read, Write},
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use nix::{
+    sys::{
+        signal::{Signal, kill, raise},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+use sealane::{Attach, Code, Stream, Streams, Task};
+use tempfile::TempDir;
+
+use super::{NARROW, PATIENT, code, echo, fill, read_all, until_direct};
+use crate::{
+    daemon::{Daemon, LONG, Settings},
+    fixture::{TASK, bytes, directory, peers, to, to_as},
+};
+
+/// Tells a process of this program which socket to attach at.
+const SOCKET: &str = "SEALANE_RINGS_SOCKET";
+/// What it leaves in its ring before it stops.
+const LEFT: usize = 200_000;
+const SEED: u64 = 77;
+
+/// The other process, which ends with the test whatever comes.
+struct Other {
+    child: Child,
+    name: String,
+}
+
+impl Other {
+    fn start(daemon: &Daemon) -> Other {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "--ignored", "rings::other_process::what_it_does"]).stdout(Stdio::null());
+        command.env(SOCKET, &daemon.socket);
+        Other { child: command.spawn().unwrap(), name: peers().swap_remove(0) }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    fn until_it_has_stopped(&self) {
+        let stopped = WaitStatus::Stopped(self.pid(), Signal::SIGSTOP);
+        assert_eq!(waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap(), stopped);
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // One that has ended and was waited for is not there any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the other process does: it dials, and says whenever it is asked whether what it says goes by a ring. Then it writes, stops, and
+/// gives back what comes after it was continued.
+#[test]
+#[ignore = "it is the other process of the tests here"]
+fn what_it_does() {
+    let Ok(socket) = std::env::var(SOCKET) else { return };
+    let own = Attach::new(&peers().swap_remove(0)).socket(socket).arena_bytes(4 << 20).timeout(LONG).attach().unwrap();
+    let mut stream = Streams::of(&own).connect(TASK, "bytes", PATIENT).wait().unwrap();
+    loop {
+        let mut asked = [0];
+        stream.read_exact(&mut asked).unwrap();
+        match asked {
+            [b'?'] => stream.write_all(&[stream.is_direct().into()]).unwrap(),
+            _ => break,
+        }
+    }
+    stream.write_all(&bytes(LEFT, SEED)).unwrap();
+    raise(Signal::SIGSTOP).unwrap();
+    let mut some = vec![0; 5000];
+    loop {
+        match stream.read(&mut some).unwrap() {
+            0 => break,
+            count => stream.write_all(&some[..count]).unwrap(),
+        }
+    }
+    stream.finish().wait().unwrap();
+}
+
+/// A task whose neighbour has stopped, with bytes in the ring between the two.
+struct WithStopped {
+    stream: Stream,
+    other: Other,
+    streams: Streams,
+    _task: Task,
+    daemon: Daemon,
+    _directory: TempDir,
+}
+
+impl WithStopped {
+    fn new() -> WithStopped {
+        let directory = directory();
+        let daemon = Daemon::start(&directory, Settings::default());
+        let task = to(&daemon).attach().unwrap();
+        let streams = Streams::of(&task);
+        let listener = streams.listen("bytes", PATIENT).unwrap();
+        let other = Other::start(&daemon);
+        let mut stream = listener.accept().wait().unwrap();
+        let mut is_direct = [0];
+        while !stream.is_direct() || is_direct == [0] {
+            stream.write_all(b"?").unwrap();
+            stream.read_exact(&mut is_direct).unwrap();
+        }
+        stream.write_all(b"!").unwrap();
+        other.until_it_has_stopped();
+        WithStopped { stream, other, streams, _task: task, daemon, _directory: directory }
+    }
+}
+
+#[test]
+fn what_a_killed_process_has_written_is_read_and_then_its_end_is_told() {
+    let WithStopped { stream, other, daemon, .. } = &WithStopped::new();
+    let sent = bytes(1 << 20, 1);
+    let written = fill(stream, &sent);
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| (&mut &*stream).write_all(&sent[written..]).unwrap_err());
+        other.signal(Signal::SIGKILL);
+        daemon.until_detached(&other.name);
+        let (came, error) = read_all(stream);
+        assert!(came == bytes(LEFT, SEED), "{} bytes came", came.len());
+        assert_eq!(code(&error.unwrap()), Code::Unavailable);
+        assert_eq!(code(&writing.join().unwrap()), Code::Unavailable);
+    });
+    assert_eq!(stream.finish().wait().unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn who_waits_for_a_process_hears_that_it_was_killed() {
+    let WithStopped { stream, other, .. } = &WithStopped::new();
+    let mut came = vec![0; LEFT];
+    (&mut &*stream).read_exact(&mut came).unwrap();
+    assert!(came == bytes(LEFT, SEED));
+    let sent = bytes(1 << 20, 1);
+    let written = fill(stream, &sent);
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| (&mut &*stream).write_all(&sent[written..]).unwrap_err());
+        let reading = scope.spawn(|| (&mut &*stream).read(&mut [0]).unwrap_err());
+        other.signal(Signal::SIGKILL);
+        assert_eq!(code(&reading.join().unwrap()), Code::Unavailable);
+        assert_eq!(code(&writing.join().unwrap()), Code::Unavailable);
+    });
+}
+
+#[test]
+fn a_process_that_stops_holds_up_its_own_streams_alone_and_goes_on_where_it_was() {
+    const MORE: usize = 3 << 20;
+    let WithStopped { stream, other, streams, daemon, .. } = &WithStopped::new();
+    let sent = bytes(MORE, 1);
+    let written = fill(stream, &sent);
+    assert!(written < MORE);
+
+    // Streams with another task, by rings and by pushes.
+    let third = to_as(daemon, &peers()[1]).attach().unwrap();
+    let thirds = Streams::of(&third);
+    for options in [PATIENT, NARROW] {
+        let listener = thirds.listen("more", options).unwrap();
+        let dialed = streams.connect(third.name(), "more", options).wait().unwrap();
+        let mut ends = [dialed, listener.accept().wait().unwrap()];
+        if options == PATIENT {
+            until_direct(&mut ends);
+        }
+        for _ in 0..2 {
+            echo(&mut ends, &bytes(1 << 20, 5));
+            ends.swap(0, 1);
+        }
+    }
+    assert_eq!(fill(stream, &sent[written..]), 0, "it waits");
+
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            (&mut &*stream).write_all(&sent[written..]).unwrap();
+            stream.finish().wait().unwrap();
+        });
+        other.signal(Signal::SIGCONT);
+        let (came, error) = read_all(stream);
+        assert!(error.is_none(), "{error:?}");
+        assert!(came == [bytes(LEFT, SEED), sent.clone()].concat(), "{} bytes came", came.len());
+        writing.join().unwrap();
+    });
+}

@@ -1,6 +1,7 @@
 //! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go by rings
-//! ([`super::rings`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read
-//! its ring they wait in this process, with those that time a pause.
+//! ([`super::rings`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
+//! restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read its ring they wait in this
+//! process, with those that time a pause.
 //!
 //! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
 //! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; a recv

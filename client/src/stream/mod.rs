@@ -280,8 +280,8 @@ impl Stream {
         &self.key.peer
     }
 
-    /// True if what is written goes to the other end by memory that the two share, past the daemon: once a stream between two processes of one
-    /// host and user has carried some bytes.
+    /// True if what is written goes to the other end by memory that the two share, past the daemon: once a stream between two processes of
+    /// one host and user has carried some bytes.
     pub fn is_direct(&self) -> bool {
         self.hub.check_fork().is_ok() && self.rings.are_written()
     }

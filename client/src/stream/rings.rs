@@ -1,5 +1,5 @@
-//! The rings of bytes that one stream has, where both tasks are of one host: one for each direction, from when its writer takes one up. Read and
-//! written without the hub's lock, which is held for all else; each under a lock of its own.
+//! The rings of bytes that one stream has, where both tasks are of one host: one for each direction, from when its writer takes one up.
+//! Read and written without the hub's lock, which is held for all else; each under a lock of its own.
 
 use std::{
     sync::{

@@ -1,8 +1,8 @@
-//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over shm, who
-//! send each other bytes by a direct lane.
+//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over
+//! shm, who send each other bytes by a direct lane.
 //!
 //! Both ends are threads that wait for one call, as programs with sockets have them. Those of engines share their CPUs with the shards, and
-//! block; clients spin if the plan says so.
+//! block; clients spin for a while if the plan says so.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Lanes by which no tensors go any more, because one of the two has gone or they have another, as far as streams still go by their rings, or
-//! may: what a process wrote before it went is read. Under the attachment's lock; bounded by [`LANES_RETIRED_MAX`].
+//! Lanes by which no tensors go any more, because one of the two has gone or they have another, as far as streams still go by their rings,
+//! or may: what a process wrote before it went is read. Under the attachment's lock; bounded by [`LANES_RETIRED_MAX`].
 
 use super::{super::aftermath::Aftermath, lane::Lane};
 use crate::{

@@ -1,5 +1,5 @@
-//! Rings of bytes in a lane: what a stream to the lane's peer carries, once it has one. Taken up and given back under the attachment's lock;
-//! read and written without it, by the thread that has the stream. Bounded by [`LANE_RINGS`] for each direction.
+//! Rings of bytes in a lane: what a stream to the lane's peer carries, once it has one. Taken up and given back under the attachment's
+//! lock; read and written without it, by the thread that has the stream. Bounded by [`LANE_RINGS`] for each direction.
 //!
 //! Who waits for the other end leaves a waker. The other end tells by the lane's news, which whoever looks at the lane passes on, and rings
 //! if this process sleeps.

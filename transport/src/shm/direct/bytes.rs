@@ -1,9 +1,10 @@
-//! A ring of bytes from one client to the other: what a stream carries, past the daemon. The writer copies in, the reader out. Each end on one
-//! thread at a time, without locks, system calls or allocation.
+//! A ring of bytes from one client to the other: what a stream carries, past the daemon. The writer copies in, the reader out. Each end on
+//! one thread at a time, without locks, system calls or allocation.
 //!
-//! Two positions count the bytes since the ring was taken into use: of those that were written, by the writer, and of those that were read, by the
-//! reader. Whose turn it is to do something is said in two more words: an end that finds nothing to do says that it *waits*, and looks
-//! once more; an end that has done something looks whether the other waits. So at least one of them sees the other (Dekker's idea, as in
+//! Two positions count the bytes since the ring was taken into use: of those that were written, by the writer, and of those that were read,
+//! by the reader. Whose turn it is to do something is said in two more words: an end that finds nothing to do says that it *waits*, and
+//! looks once more; an end that has done something looks whether the other waits. So at least one of them sees the other (Dekker's idea, as
+//! in
 //! `sealane_runtime::SleepFlag`). A writer that waits is told when half of the ring is free, or all that there is was read.
 //!
 //! Each end believes a position of the other only if it can be: not before the last, nor further ahead than the ring has bytes.

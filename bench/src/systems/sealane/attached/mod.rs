@@ -2,7 +2,8 @@
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `clients` says what is timed.
 //!
-//! For `direct` and `stream` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they share.
+//! For `direct` and `stream` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they
+//! share.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.
@@ -25,7 +26,7 @@ use sealane_transport::shm::attach::{self, Request, RequestError};
 use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
 use super::streams;
 use crate::error::BenchError;
-use crate::limits::{CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
+use crate::limits::{CLIENT_SPIN, CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Plan, SystemName};
 use crate::system::System;
@@ -57,7 +58,8 @@ fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError>
     let arena_bytes = room_bytes(&lanes(plan)) as u64;
     let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
     // With polling off a client does what it does unless told otherwise.
-    let attach = if plan.polling { attach.polling(Polling::Spin) } else { attach };
+    // Longer than anything takes in a round of its system; those of others have the CPU to themselves.
+    let attach = if plan.polling { attach.polling(Polling::idle(CLIENT_SPIN)) } else { attach };
     attach.attach().map_err(BenchError::sealane("attach"))
 }
 
@@ -99,11 +101,11 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
             eprintln!("the daemon between the clients ended: {failure}");
             process::exit(1);
         });
+        if job.system == SystemName::Stream {
+            return streams::serve_dialer(&job.plan, &attach_as(PS, &job.plan, job.meeting_place()?)?);
+        }
         let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
-        return match job.system {
-            SystemName::Stream => streams::serve_dialer(&job.plan, &ps),
-            _ => direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane")),
-        };
+        return direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane"));
     }
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()

@@ -77,7 +77,7 @@ pub const STEP_BYTES_MAX: usize = 1 << 30;
 pub const IDLE_US_MAX: u64 = 10_000_000;
 
 /// How long a client spins before it sleeps where both sides are to poll: while other systems are measured it does neither.
-pub(crate) const CLIENT_SPIN: Duration = Duration::from_millis(1);
+pub(crate) const CLIENT_SPIN: Duration = Duration::from_millis(5);
 
 /// Gap between requests when polling is off: five times the default idle spin of 200 µs, so that
 /// every reactor has gone to sleep when the next request comes.

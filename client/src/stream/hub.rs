@@ -327,8 +327,12 @@ impl Hub {
     fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
         let State { connections, wakers, .. } = state;
         let Some(connection) = connections.get_mut(key) else { return };
+        if connection.rings.is_read_at(place) {
+            // Something before it was refused, and all behind that are pushed again.
+            return;
+        }
         let taken_up = match connection.incoming.goes_on_by_ring(from) {
-            Ok(true) => match self.ring_of(&key.peer, place).map(|ring| connection.rings.read_from(ring)) {
+            Ok(true) => match self.ring_of(&key.peer, place).map(|ring| connection.rings.read_from(ring, place)) {
                 Some(true) => Ok(()),
                 Some(false) => Err("it writes to two rings"),
                 None => Err("its bytes come by a direct lane that this process does not have"),
@@ -541,10 +545,14 @@ impl Hub {
         };
         let is_counted = connection.is_counted;
         state.count_rings(key);
-        state.connections.remove(key);
+        let untold = state.connections.remove(key).and_then(|connection| connection.refused.into_ring());
         state.figures.of(&key.peer).reset += u64::from(rest == Rest::Reset);
         if let Some(code) = code {
             self.tell(state, key, Word::Reset { code, taken, reason: reason.into() });
+        }
+        if let Some(frame) = untold {
+            // Who does not have the stream gives its ring back.
+            self.post(state, key, frame, false);
         }
         if is_counted && let Some(peer) = state.peers.get_mut(&key.peer) {
             peer.streams -= 1;

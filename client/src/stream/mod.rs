@@ -79,7 +79,8 @@ pub struct Streams(Arc<Hub>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
-    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, behind what came before; with a smaller window it does not.
+    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, behind what came before; with a window below 128 KiB
+    /// it does not.
     pub window_bytes: u64,
     /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
     /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.

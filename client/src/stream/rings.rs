@@ -21,6 +21,8 @@ use crate::{
 pub(super) struct Rings {
     writer: Mutex<Option<RingWriter>>,
     reader: Mutex<Option<RingReader>>,
+    /// Where that is, as the other end has said.
+    place: Mutex<Box<[u8]>>,
     /// All that came before it was read.
     is_read: AtomicBool,
     /// Bytes that had come when somebody stopped reading.
@@ -80,11 +82,18 @@ impl Rings {
     }
 
     /// What comes is read out of this ring, once all that came before it was; false if there is one already.
-    pub(super) fn read_from(&self, ring: RingReader) -> bool {
+    pub(super) fn read_from(&self, ring: RingReader, place: &[u8]) -> bool {
         let mut reader = lock(&self.reader);
         let is_first = reader.is_none();
-        reader.get_or_insert(ring);
+        if is_first {
+            (*reader, *lock(&self.place)) = (Some(ring), place.into());
+        }
         is_first
+    }
+
+    /// True if what comes is read there.
+    pub(super) fn is_read_at(&self, place: &[u8]) -> bool {
+        !place.is_empty() && **lock(&self.place) == *place
     }
 
     /// Moves what there is into `into`, if all that came before was read; how many bytes.

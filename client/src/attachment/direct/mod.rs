@@ -94,7 +94,7 @@ impl Lanes {
     /// True if there are lanes to be looked at.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.open > 0 || !self.retired.is_empty()
+        self.open > 0 || self.retired.len() > 0
     }
 
     /// The peers that read their ends.
@@ -196,7 +196,7 @@ impl Link {
                 self.drain_lane(lane, calls, after);
             }
         }
-        if !self.direct.retired.is_empty() {
+        if self.direct.retired.len() > 0 {
             self.direct.retired.iter_mut().for_each(|lane| lane.rings.wake(lane.ends.take_ring_news(), after));
         }
     }

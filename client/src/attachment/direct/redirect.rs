@@ -88,6 +88,14 @@ impl Held<'_> {
 }
 
 impl super::Lanes {
+    /// Those that are open, and behind them those that have gone.
+    fn lane_at(&mut self, place: usize) -> Option<&mut Lane> {
+        match place.checked_sub(self.lanes.len()) {
+            None => self.lanes[place].as_mut(),
+            Some(place) => self.retired.iter_mut().nth(place),
+        }
+    }
+
     /// When a send is to go by the daemon, or a recv that waits here to be asked for, or the daemon to be told how much went. While tensors
     /// go, somebody looks so often that no call has to wake him.
     fn next_due(&mut self, now: Tick) -> Tick {
@@ -100,7 +108,9 @@ impl super::Lanes {
         };
         let due = lanes().filter_map(first).chain(self.retired.due()).min().unwrap_or(Tick::NEVER);
         let left = !self.unasked.is_empty() || !self.unsent.is_empty();
-        let untold = lanes().any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0 || lane.rings.have_moved());
+        let untold = lanes()
+            .chain(self.retired.iter())
+            .any(|lane| lane.went.tensors > 0 || lane.came.tensors > 0 || lane.rings.have_moved());
         let due = if left || is_busy { due.min(now.later(LANES_LOOK)) } else { due };
         if untold { due.min(self.look_at.unwrap_or(now)) } else { due }
     }
@@ -259,8 +269,8 @@ impl Link {
 
     /// Tells the daemon how much went by lanes. What finds no room is told later.
     pub(in crate::attachment) fn tell_what_went(&mut self) {
-        for lane in 0..self.direct.lanes.len() as u16 {
-            let Some(at) = self.direct.get_mut(lane) else { continue };
+        for place in 0..self.direct.lanes.len() + self.direct.retired.len() {
+            let Some(at) = self.direct.lane_at(place) else { continue };
             let (sent, received) = at.rings.take_moved();
             (at.went.bytes, at.came.bytes) = (at.went.bytes + sent, at.came.bytes + received);
             let (sent, received) = (at.went, at.came);
@@ -269,7 +279,7 @@ impl Link {
                 // The peer's number may wait there.
                 && self.segments[usize::from(segment)].waiting.is_empty()
                 && self.submit_ahead(segment, &Submission::Direct { peer, sent, received }).is_ok()
-                && let Some(at) = self.direct.get_mut(lane)
+                && let Some(at) = self.direct.lane_at(place)
             {
                 (at.went, at.came) = (Moved::default(), Moved::default());
             }

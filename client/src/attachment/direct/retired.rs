@@ -13,14 +13,15 @@ pub(super) struct Retired(Vec<(Tick, Lane)>);
 
 impl Retired {
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Keeps a lane. Of too many, the streams of the first end.
     pub(super) fn keep(&mut self, lane: Lane, now: Tick, after: &mut Aftermath) {
         if self.0.len() >= LANES_RETIRED_MAX {
-            self.0.remove(0).1.rings.end(after);
+            let unused = self.0.iter().position(|(_, lane)| !lane.rings.are_used());
+            self.0.remove(unused.unwrap_or(0)).1.rings.end(after);
         }
         self.0.push((now.later(LANE_RETIRED), lane));
     }

@@ -126,6 +126,12 @@ pub(in crate::stream) struct Pushed {
     tensor: Tensor,
 }
 
+impl Pushed {
+    fn is_ring(&self) -> bool {
+        matches!(Frame::parse(self.tensor.bytes()), Some((Frame { kind: Kind::Ring(_), .. }, _)))
+    }
+}
+
 /// A push on its way.
 struct Posted {
     stream: u64,
@@ -161,9 +167,14 @@ impl Refused {
         self.on_way == 0 && !self.holds()
     }
 
-    /// The stream has ended: nothing is pushed again.
+    /// The stream has ended: nothing is pushed again, but where its ring is, when its owner has left it.
     pub(in crate::stream) fn give_up(&mut self) {
-        self.frames.clear();
+        self.frames.retain(Pushed::is_ring);
+    }
+
+    /// What says where its ring is, if it was to be pushed again.
+    pub(super) fn into_ring(self) -> Option<Pushed> {
+        self.frames.into_iter().find(Pushed::is_ring)
     }
 
     /// A push has ended; gives it back if it has not to be pushed again.

@@ -287,6 +287,8 @@ fn rings_that_do_not_exist_or_are_announced_where_none_can_be_end_their_stream()
     let words = besieged.goes_on_by(&attacked, 1);
     words.written().store(1, Ordering::SeqCst);
     (&attacked.stream).read_exact(&mut [0; 11]).unwrap();
+    // Once more, as when something before it was refused.
+    besieged.push(RING, attacked.number, 10, &besieged.place(lane, 1));
     // One that is another stream's, which goes on.
     let other = besieged.dial();
     besieged.push(RING, other.number, 0, &besieged.place(lane, 1));

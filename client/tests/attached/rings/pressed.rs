@@ -134,3 +134,15 @@ fn what_was_pushed_and_not_read_comes_before_what_a_ring_brings() {
     let is_swapped = came == [by_ring, pushed].concat();
     assert!(came == sent && error.is_none(), "{} bytes, swapped: {is_swapped}, then {error:?}", came.len());
 }
+
+#[test]
+fn a_ring_that_was_never_taken_up_is_free_when_its_stream_has_ended() {
+    for is_left_there_first in [false, true] {
+        let Pressed { _neighbours: neighbours, _acceptor, _kept, mut others, ends: [one, other], .. } =
+            Pressed::new(4, 100_000);
+        let ends = if is_left_there_first { [other, one] } else { [one, other] };
+        ends.into_iter().for_each(drop);
+        others.clear();
+        super::until_direct(&mut neighbours.stream());
+    }
+}

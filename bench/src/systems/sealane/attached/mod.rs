@@ -59,7 +59,8 @@ fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError>
     let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
     // With polling off a client does what it does unless told otherwise.
     // Longer than anything takes in a round of its system; those of others have the CPU to themselves.
-    let attach = if plan.polling { attach.polling(Polling::idle(CLIENT_SPIN)) } else { attach };
+    let spin = CLIENT_SPIN.max(2 * plan.idle().unwrap_or_default());
+    let attach = if plan.polling { attach.polling(Polling::idle(spin)) } else { attach };
     attach.attach().map_err(BenchError::sealane("attach"))
 }
 

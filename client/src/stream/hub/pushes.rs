@@ -472,7 +472,7 @@ impl Hub {
         }
     }
 
-    fn post(&self, state: &mut State, key: &Key, frame: Pushed, is_again: bool) {
+    pub(super) fn post(&self, state: &mut State, key: &Key, frame: Pushed, is_again: bool) {
         if let Some(connection) = state.connections.get_mut(key) {
             connection.refused.on_way += usize::from(frame.carries || is_again);
         }

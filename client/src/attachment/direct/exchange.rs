@@ -261,7 +261,9 @@ impl Link {
     pub(super) fn drain_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         let drained = self.drain_open(lane, calls, after);
         let Some(at) = self.direct.get_mut(lane) else { return };
-        at.rings.wake(at.ends.take_ring_news(), after);
+        if at.ends.has_ring_news() {
+            at.rings.wake(at.ends.take_ring_news(), after);
+        }
         if drained.is_err() || at.ends.has_ended() {
             return self.close_lane(lane, calls, after);
         }

@@ -77,6 +77,7 @@ struct MovedBytes {
 
 impl Rings {
     /// Wakes those whom the other side had news for.
+    #[cold]
     pub(super) fn wake(&self, news: LaneNews, after: &mut Aftermath) {
         let readers = news.written().filter_map(|ring| self.readers[ring].upgrade());
         let writers = news.read().filter_map(|ring| self.writers[ring].1.upgrade());

@@ -21,22 +21,24 @@ use crate::{
 };
 
 /// Tells a process of this program which socket to attach at, and what to do.
-const SOCKET: &str = "SEALANE_STOPPED_SOCKET";
+pub const SOCKET: &str = "SEALANE_STOPPED_SOCKET";
 const STOPS: &str = "SEALANE_STOPPED_STOPS";
+/// What the other process does here.
+const ANSWERS: &str = "stopped::what_the_other_process_does";
 /// More than a lane has entries for.
 const MANY: u64 = 1500;
 const SHORT: Duration = Duration::from_millis(30);
 
-/// The other process, which ends with the test whatever comes.
-struct Other {
+/// Another process of this program, attached as a peer, which does what one of its tests says and ends with the test whatever comes.
+pub struct Other {
     child: Child,
-    name: String,
+    pub name: String,
 }
 
 impl Other {
-    fn start(daemon: &Daemon, stops: bool) -> Other {
+    pub fn start(daemon: &Daemon, test: &str, stops: bool) -> Other {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "--ignored", "stopped::what_the_other_process_does"]).stdout(Stdio::null());
+        command.args(["--exact", "--ignored", test]).stdout(Stdio::null());
         command.env(SOCKET, &daemon.socket).env(STOPS, if stops { "yes" } else { "no" });
         Other { child: command.spawn().unwrap(), name: peers().swap_remove(0) }
     }
@@ -45,11 +47,11 @@ impl Other {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
     }
 
-    fn until_it_has_stopped(&self) {
+    pub fn until_it_has_stopped(&self) {
         let stopped = WaitStatus::Stopped(self.pid(), Signal::SIGSTOP);
         assert_eq!(waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap(), stopped);
     }
@@ -132,7 +134,7 @@ fn one_that_fills_a_lane_and_stops_holds_nobody_up_and_its_end_is_told() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
     let task = to(&daemon).attach().unwrap();
-    let other = Other::start(&daemon, true);
+    let other = Other::start(&daemon, ANSWERS, true);
     let peer = other.name.clone();
     let step = until_there_is_a_lane(&task, &peer);
     assert!(ask(&task, &peer, step, 11, LONG).is_some());
@@ -169,7 +171,7 @@ fn one_that_stops_at_any_moment_and_goes_on_later_has_lost_nothing() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
     let task = to(&daemon).attach().unwrap();
-    let other = Other::start(&daemon, false);
+    let other = Other::start(&daemon, ANSWERS, false);
     let peer = other.name.clone();
     let mut step = until_there_is_a_lane(&task, &peer);
     for _ in 0..10 {

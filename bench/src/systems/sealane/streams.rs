@@ -88,8 +88,14 @@ pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
 
 /// Sends bytes there and back until both ways are direct.
 fn until_direct(stream: &mut Stream) -> io::Result<()> {
-    let mut answer = [0];
+    let (mut answer, begun) = ([0], Instant::now());
     while !(stream.is_direct() && answer == [1]) {
+        if begun.elapsed() > STALL_LIMIT {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the daemon has given none in {STALL_LIMIT:?}"),
+            ));
+        }
         stream.write_all(&[0])?;
         stream.read_exact(&mut answer)?;
     }

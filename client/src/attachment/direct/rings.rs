@@ -86,8 +86,7 @@ impl Rings {
 
     /// Nobody looks at the lane any more: streams end that have a ring, once all was read that is there.
     pub(super) fn end(&self, after: &mut Aftermath) {
-        let ends = self.readers.iter().chain(self.writers.iter().map(|(_, end)| end));
-        for waiting in ends.filter_map(Weak::upgrade) {
+        for waiting in self.ends().filter_map(Weak::upgrade) {
             waiting.is_over.store(true, Ordering::SeqCst);
             after.wakers.extend(waiting.take_waker());
         }
@@ -95,9 +94,11 @@ impl Rings {
 
     /// True if a stream has one.
     pub(super) fn are_used(&self) -> bool {
-        let ends = self.readers.iter().chain(self.writers.iter().map(|(_, end)| end));
-        let mut ends = ends;
-        ends.any(|end| end.strong_count() > 0)
+        self.ends().any(|end| end.strong_count() > 0)
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &Weak<Waiting>> {
+        self.readers.iter().chain(self.writers.iter().map(|(_, end)| end))
     }
 
     /// True if there are bytes that the daemon was not told of.
@@ -179,7 +180,9 @@ impl RingWriter {
                 break;
             }
         }
-        self.shared.moved.sent.fetch_add(taken as u64, Ordering::Relaxed);
+        if taken > 0 {
+            self.shared.moved.sent.fetch_add(taken as u64, Ordering::Relaxed);
+        }
         Ok(taken)
     }
 
@@ -225,7 +228,10 @@ impl RingReader {
                 break;
             }
         }
-        self.shared.moved.received.fetch_add(read as u64, Ordering::Relaxed);
+        // Not for every look of one who waits.
+        if read > 0 {
+            self.shared.moved.received.fetch_add(read as u64, Ordering::Relaxed);
+        }
         Ok(read)
     }
 

@@ -2,17 +2,10 @@
 
 use std::{
     io::{Read, Write},
-    process::{Child, Command, Stdio},
     thread,
 };
 
-use nix::{
-    sys::{
-        signal::{Signal, kill, raise},
-        wait::{WaitPidFlag, WaitStatus, waitpid},
-    },
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, raise};
 use sealane::{Attach, Code, Stream, Streams, Task};
 use tempfile::TempDir;
 
@@ -20,49 +13,12 @@ use super::{NARROW, PATIENT, code, echo, fill, read_all, until_direct};
 use crate::{
     daemon::{Daemon, LONG, Settings},
     fixture::{TASK, bytes, directory, peers, to, to_as},
+    stopped::{Other, SOCKET},
 };
 
-/// Tells a process of this program which socket to attach at.
-const SOCKET: &str = "SEALANE_RINGS_SOCKET";
 /// What it leaves in its ring before it stops.
 const LEFT: usize = 200_000;
 const SEED: u64 = 77;
-
-/// The other process, which ends with the test whatever comes.
-struct Other {
-    child: Child,
-    name: String,
-}
-
-impl Other {
-    fn start(daemon: &Daemon) -> Other {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "--ignored", "rings::other_process::what_it_does"]).stdout(Stdio::null());
-        command.env(SOCKET, &daemon.socket);
-        Other { child: command.spawn().unwrap(), name: peers().swap_remove(0) }
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id() as i32)
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(self.pid(), signal).unwrap();
-    }
-
-    fn until_it_has_stopped(&self) {
-        let stopped = WaitStatus::Stopped(self.pid(), Signal::SIGSTOP);
-        assert_eq!(waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap(), stopped);
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // One that has ended and was waited for is not there any more.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What the other process does: it dials, and says whenever it is asked whether what it says goes by a ring. Then it writes, stops, and
 /// gives back what comes after it was continued.
@@ -109,7 +65,7 @@ impl WithStopped {
         let task = to(&daemon).attach().unwrap();
         let streams = Streams::of(&task);
         let listener = streams.listen("bytes", PATIENT).unwrap();
-        let other = Other::start(&daemon);
+        let other = Other::start(&daemon, "rings::other_process::what_it_does", true);
         let mut stream = listener.accept().wait().unwrap();
         let mut is_direct = [0];
         while !stream.is_direct() || is_direct == [0] {

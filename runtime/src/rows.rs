@@ -13,7 +13,7 @@ use crate::{VolatileSlice, VolatileSliceMut, prefetch, stripes::Stripe};
 
 /// Rows ahead of the one that is copied, whose memory is asked for: a table is larger than the caches, and the processor cannot
 /// guess which row comes next.
-const AHEAD: usize = 8;
+const AHEAD: usize = 20;
 /// Bytes of a row that are fetched so early: of a longer one, the processor sees by itself that it is read.
 const AHEAD_BYTES: usize = 256;
 

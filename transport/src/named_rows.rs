@@ -78,20 +78,31 @@ impl<'a> NamedRows<'a> {
         self.bytes
     }
 
-    /// The rows of each table, in the order in which they were named.
+    /// Each table with how often its rows were named, in the order in which they were: their numbers are not read for it.
+    pub fn tables(self) -> impl Iterator<Item = (&'a str, u32)> {
+        self.raw().filter_map(|Raw { key, named, .. }| Some((str::from_utf8(key).ok()?, named)))
+    }
+
+    /// The rows of each table, in the order in which they were named. Reads all numbers.
     pub fn iter(self) -> impl Iterator<Item = OfTable<'a>> {
+        // Both were read before.
+        self.raw().filter_map(|Raw { key, ids, named }| {
+            Some(OfTable { key: str::from_utf8(key).ok()?, ids: RowIds::parse(ids).ok()?, named })
+        })
+    }
+
+    fn raw(self) -> impl Iterator<Item = Raw<'a>> {
         let mut rest = self.bytes;
         std::iter::from_fn(move || {
-            let (Raw { key, ids, named }, behind) = split(rest)?;
+            let (raw, behind) = split(rest)?;
             rest = behind;
-            // Both were read before.
-            Some(OfTable { key: str::from_utf8(key).ok()?, ids: RowIds::parse(ids).ok()?, named })
+            Some(raw)
         })
     }
 
     /// What to call them in a message: the first key, and how many more there are.
     pub fn title(self) -> String {
-        let key = self.iter().next().map_or("", |table| table.key);
+        let key = self.tables().next().map_or("", |(key, _)| key);
         match self.tables - 1 {
             0 => key.to_owned(),
             1 => format!("{key} and 1 more table"),

@@ -15,6 +15,11 @@ const FORM_ASCENDING: u8 = 2;
 /// Most bytes of a number in LEB128.
 const VARINT_BYTES_MAX: usize = 10;
 
+/// Most bytes of a number that is read without a look at each: two million are the difference between two rows then, at most.
+const SHORT_BYTES: usize = 3;
+
+const _: () = assert!(ROW_IDS_BYTES_MAX < 1 << (63 - 7 * SHORT_BYTES), "a sum of short numbers could overflow");
+
 /// Bytes in which [`encode`] has room for one number, whatever it is.
 pub const ID_BYTES_MAX: usize = 1 + VARINT_BYTES_MAX;
 
@@ -42,6 +47,8 @@ impl<'a> RowIds<'a> {
             FORM_32 if numbers.len().is_multiple_of(4) => numbers.len() / 4,
             FORM_64 if numbers.len().is_multiple_of(8) => numbers.len() / 8,
             FORM_32 | FORM_64 => return Err(truncated),
+            // The sum of what so many bytes can hold in numbers this short is far from overflowing.
+            FORM_ASCENDING if are_short(numbers) => numbers.iter().filter(|&&byte| byte < 0x80).count(),
             FORM_ASCENDING => {
                 let (mut rest, mut last, mut count) = (numbers, 0_u64, 0);
                 while !rest.is_empty() {
@@ -74,23 +81,37 @@ impl<'a> RowIds<'a> {
         self.bytes
     }
 
-    /// Puts the numbers into `into`, in place of what it held.
+    /// Puts the numbers behind what `into` holds.
     pub fn decode(self, into: &mut Vec<u64>) {
-        into.clear();
         let Some((&form, numbers)) = self.bytes.split_first() else { return };
         match form {
             FORM_32 => into.extend(numbers.as_chunks().0.iter().map(|id| u64::from(u32::from_le_bytes(*id)))),
             FORM_64 => into.extend(numbers.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id))),
             _ => {
-                into.reserve(self.count);
-                let (mut rest, mut last) = (numbers, 0_u64);
-                while let Some(step) = next_varint(&mut rest) {
-                    last = last.wrapping_add(step);
-                    into.push(last);
+                // A number is written at each of its bytes, and kept at its last: no branch has to guess which one that is.
+                let start = into.len();
+                into.resize(start + self.count + 1, 0);
+                let (mut place, mut last, mut step, mut shift) = (start, 0_u64, 0_u64, 0);
+                for &byte in numbers {
+                    step |= u64::from(byte & 0x7f) << (shift & 63);
+                    let is_last = byte < 0x80;
+                    into[place] = last.wrapping_add(step);
+                    place += usize::from(is_last);
+                    last = if is_last { last.wrapping_add(step) } else { last };
+                    step = if is_last { 0 } else { step };
+                    shift = if is_last { 0 } else { shift + 7 };
                 }
+                into.truncate(start + self.count);
             }
         }
     }
+}
+
+/// Numbers of at most [`SHORT_BYTES`] each, and none that ends early.
+fn are_short(numbers: &[u8]) -> bool {
+    let goes_on = |bytes: &[u8; SHORT_BYTES]| bytes.iter().fold(0x80, |all, byte| all & byte);
+    numbers.last().is_none_or(|&last| last < 0x80)
+        && numbers.array_windows().fold(0, |any, bytes| any | goes_on(bytes)) == 0
 }
 
 /// The number at the front; `None` if there is none, or it has more than 64 bits.
@@ -173,7 +194,7 @@ mod tests {
         let read = RowIds::parse(&bytes).expect("what was written can be read");
         let mut back = vec![7];
         read.decode(&mut back);
-        assert_eq!((read.len(), &back[..]), (count, &ids[..count]));
+        assert_eq!((read.len(), &back[1..]), (count, &ids[..count]));
         (bytes, count)
     }
 
@@ -185,6 +206,16 @@ mod tests {
         assert_eq!(there_and_back(&[1 << 40, 1]).0.len(), 17);
         there_and_back(&[0, u64::MAX]);
         there_and_back(&[u64::MAX, 0, 1]);
+        // Differences of every length beside every other.
+        let steps =
+            |bits: u32| (0..bits).flat_map(move |one| (0..bits).map(move |other| [1_u64 << one, 1 << other])).flatten();
+        for bits in [7, 14, 21, 28, 50] {
+            let ids = steps(bits).scan(0_u64, |sum, step| {
+                *sum = sum.checked_add(step)?;
+                Some(*sum)
+            });
+            there_and_back(&ids.take(600).collect::<Vec<_>>());
+        }
     }
 
     #[test]
@@ -207,12 +238,13 @@ mod tests {
         let past_64_bits = [FORM_ASCENDING, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2];
         let endless = [FORM_ASCENDING, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
         let sum_overflows = [FORM_ASCENDING, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 1];
-        let wrong: [&[u8]; 10] = [
+        let wrong: [&[u8]; 11] = [
             &[],
             &[3],
             &[FORM_32, 0],
             &[FORM_64, 0, 0, 0, 0],
             &[FORM_ASCENDING, 0x80],
+            &[FORM_ASCENDING, 1, 2, 0x80, 0x80],
             &long,
             &many,
             &past_64_bits,

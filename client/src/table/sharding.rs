@@ -95,6 +95,15 @@ impl Sharding {
         }
     }
 
+    /// True if one owner has all rows, by their own numbers.
+    pub(super) fn is_of_one(&self) -> bool {
+        match self.0 {
+            Way::One => true,
+            Way::Range { each, rows, .. } => each >= rows,
+            Way::Modulo { owners, factor, .. } => owners == 1 && factor == 1,
+        }
+    }
+
     /// How many rows an owner has.
     pub fn rows_of(&self, owner: usize) -> u64 {
         let owner = owner as u64;

@@ -40,7 +40,7 @@ fn read_numbers(bytes: &[u8]) {
         Ok(ids) => ids,
     };
     assert!(ids.len() <= ROW_IDS_MAX && bytes.len() <= ROW_IDS_BYTES_MAX && ids.as_bytes() == bytes);
-    let (mut numbers, mut again) = (vec![7], Vec::new());
+    let (mut numbers, mut again) = (Vec::new(), Vec::new());
     ids.decode(&mut numbers);
     assert_eq!((numbers.len(), numbers.is_empty()), (ids.len(), ids.is_empty()));
     let mut encoded = Vec::new();
@@ -58,6 +58,7 @@ fn read_named(bytes: &[u8]) {
     assert!((1..=NAMED_TABLES_MAX).contains(&rows.len()) && rows.as_bytes() == bytes);
     let (mut again, mut numbers) = (NamedRowsBuf::default(), Vec::new());
     for OfTable { key, ids, named } in rows.iter() {
+        numbers.clear();
         ids.decode(&mut numbers);
         assert!(key.len() <= TABLE_KEY_BYTES_MAX && numbers.len() == ids.len());
         if again.name(key, &numbers, |_| named) != Some(numbers.len()) {

@@ -1,6 +1,7 @@
 //! Rows that are being gathered: the tables, the memory that they go to, and how far they are.
 
 use std::iter::zip;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Rows, VolatileSlice};
@@ -30,9 +31,9 @@ struct OfOne {
     payload: Payload,
     locks: Option<Payload>,
     row_bytes: usize,
+    /// How many there are of those that were named, and of the numbers of all tables together which ones are theirs.
     rows: usize,
-    /// Rows were named that the table does not have.
-    lacks_some: bool,
+    ids: Range<usize>,
     part: Part<Place>,
     took: Duration,
 }
@@ -40,6 +41,8 @@ struct OfOne {
 /// See the module.
 pub(super) struct Gathering {
     tables: Vec<OfOne>,
+    /// The numbers of the rows of all tables. Gone while it waits for a lock, and then read again.
+    ids: Vec<u64>,
     to: Buffer,
     /// The table that is being read, and how many of its rows are there.
     table: usize,
@@ -73,11 +76,12 @@ impl Gathering {
     pub(super) fn begin(
         tables: Vec<Table>,
         named: NamedRows<'_>,
-        ids: &mut Vec<u64>,
+        spare: &mut Vec<u64>,
         whose: Memories,
         context: &Context,
     ) -> Result<Option<Self>, Error> {
-        let each = zip(tables, named.iter()).map(|(table, named)| OfOne::new(table, named, ids));
+        spare.clear();
+        let each = zip(tables, named.iter()).map(|(table, named)| OfOne::new(table, named, spare));
         let mut tables = each.collect::<Result<Vec<_>, _>>()?;
         let heads = gathered_rows::heads(tables.iter().map(|table| &table.part));
         let bytes = gathered_rows::lay_out(tables.iter_mut().map(|table| &mut table.part), heads);
@@ -110,7 +114,7 @@ impl Gathering {
         gathered_rows::write_heads(tables.iter().map(|table| &table.part), |at, head| {
             to.volatile_mut().range(at..at + head.len()).copy_from(head);
         });
-        Ok(Some(Self { tables, to, table: 0, filled: 0, turns: 0 }))
+        Ok(Some(Self { tables, ids: std::mem::take(spare), to, table: 0, filled: 0, turns: 0 }))
     }
 
     /// Bytes of the answer.
@@ -118,38 +122,51 @@ impl Gathering {
         self.to.len()
     }
 
-    /// Copies about `budget` bytes of the rows `named`; how many that cost, and how far it is.
+    /// Copies about `budget` bytes of the rows `named`; how many that cost, and how far it is. `spare` is memory for numbers that nobody
+    /// needs.
     ///
     /// # Errors
     /// Aborted: a row was written at each of many looks.
     pub(super) fn advance(
         &mut self,
         named: NamedRows<'_>,
-        ids: &mut Vec<u64>,
+        spare: &mut Vec<u64>,
         budget: usize,
     ) -> (usize, Result<Gathered, Error>) {
-        let mut cost = 0;
-        for OfTable { key, ids: numbers, .. } in named.iter().skip(self.table) {
+        if self.ids.is_empty() {
+            std::mem::swap(&mut self.ids, spare);
+            self.ids.clear();
+            zip(&self.tables, named.iter())
+                .for_each(|(table, named)| drop(decode(named, table.part.table_rows, &mut self.ids)));
+        }
+        let (mut cost, mut outcome) = (0, Ok(Gathered::All));
+        for (key, _) in named.tables().skip(self.table) {
             if cost > 0 && cost >= budget {
                 return (cost, Ok(Gathered::Some));
             }
             let began = Instant::now();
-            self.tables[self.table].decode(numbers, ids);
-            let (copied, how) = self.advance_table(key, ids, budget - cost);
+            let (copied, how) = self.advance_table(key, budget - cost);
             cost += copied;
             self.tables[self.table].took += began.elapsed();
             match how {
                 Ok(Gathered::All) => (self.table, self.filled) = (self.table + 1, 0),
-                other => return (cost, other),
+                Ok(Gathered::Some) => return (cost, how),
+                other => {
+                    outcome = other;
+                    break;
+                }
             }
         }
-        (cost, Ok(Gathered::All))
+        self.ids.clear();
+        std::mem::swap(&mut self.ids, spare);
+        (cost, outcome)
     }
 
     /// Copies rows of one table.
-    fn advance_table(&mut self, key: &str, ids: &[u64], budget: usize) -> (usize, Result<Gathered, Error>) {
-        let Self { tables, to, table, filled, turns } = self;
-        let OfOne { payload, locks, row_bytes, rows, part, .. } = &tables[*table];
+    fn advance_table(&mut self, key: &str, budget: usize) -> (usize, Result<Gathered, Error>) {
+        let Self { tables, ids, to, table, filled, turns } = self;
+        let OfOne { payload, locks, row_bytes, rows, ids: of_table, part, .. } = &tables[*table];
+        let ids = &ids[of_table.clone()];
         if *row_bytes == 0 || *filled == *rows {
             return (0, Ok(Gathered::All));
         }
@@ -211,21 +228,27 @@ impl OfOne {
             return Err(Error::Unimplemented { reason: reason.into() });
         }
         let (there, row_bytes) = rows_of(&meta, payload.len(), key)?;
-        named.ids.decode(ids);
-        let rows = ids.iter().filter(|&&id| id < there).count();
-        let lacks_some = rows < ids.len();
+        let ids = decode(named, there, ids);
+        let rows = ids.len();
         let mut shape = meta.shape();
         shape[0] = rows as u64;
         let part = Part::new(there, TensorMeta::new(meta.dtype(), &shape)?, rows.saturating_mul(row_bytes));
         let locks = locks.filter(|locks| locks.host_bytes().is_some());
-        Ok(Self { payload, locks, row_bytes, rows, lacks_some, part, took: Duration::ZERO })
+        Ok(Self { payload, locks, row_bytes, rows, ids, part, took: Duration::ZERO })
     }
+}
 
-    /// The rows that were named and that the table has.
-    fn decode(&self, numbers: sealane_transport::row_ids::RowIds<'_>, ids: &mut Vec<u64>) {
-        numbers.decode(ids);
-        if self.lacks_some {
-            ids.retain(|&id| id < self.part.table_rows);
+/// Puts the numbers of those rows that were named and that a table of `there` rows has behind others; where they are.
+fn decode(named: OfTable<'_>, there: u64, ids: &mut Vec<u64>) -> Range<usize> {
+    let start = ids.len();
+    named.ids.decode(ids);
+    if ids[start..].iter().any(|&id| id >= there) {
+        let mut end = start;
+        for at in start..ids.len() {
+            ids[end] = ids[at];
+            end += usize::from(ids[at] < there);
         }
+        ids.truncate(end);
     }
+    start..ids.len()
 }

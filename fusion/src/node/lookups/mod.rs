@@ -369,11 +369,11 @@ impl Lookups {
         };
         let (counters, metrics) = (&mut context.reporter.counters, &context.reporter.metrics);
         let task = context.pairs.task(producer).as_str();
-        for (table, gathered) in rows.as_rows().iter().zip(gathering.counters()) {
-            let gathered = TableCounters { rows_named: table.named.into(), ..gathered };
+        for ((key, named), gathered) in rows.as_rows().tables().zip(gathering.counters()) {
+            let gathered = TableCounters { rows_named: named.into(), ..gathered };
             counters.rows_served += gathered.rows;
             counters.row_bytes_served += gathered.bytes;
-            self.served.count((producer, task, table.key), &gathered, metrics);
+            self.served.count((producer, task, key), &gathered, metrics);
         }
         let buffer = gathering.into_answer();
         let meta = gathered_rows::meta(buffer.len()).expect("it was allocated");
@@ -571,12 +571,12 @@ fn less(count: &Cell<usize>, by: usize) {
 /// # Errors
 /// The name of the first that is not there, or older than wanted.
 fn tables_of(lookup: &Lookup, pulls: &mut Pulls, locks_key: &mut String) -> Result<Vec<Table>, Name> {
-    let table = |key: &str| {
+    let table = |(key, _): (&str, u32)| {
         let table = pulls.table(lookup.producer, key, locks_key);
         let missing = || Name { producer: lookup.producer, key: key.into() };
         table.filter(|table| table.version >= lookup.min_version).ok_or_else(missing)
     };
-    lookup.rows.as_rows().iter().map(|of_table| of_table.key).map(table).collect()
+    lookup.rows.as_rows().tables().map(table).collect()
 }
 
 /// Does something with a session that is still there; it has something to say then.

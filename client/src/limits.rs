@@ -224,6 +224,12 @@ pub(crate) const ROWS_REQUEST_BYTES: usize = 128 << 10;
 /// calls at once fit into a client's receive area, unless that was made smaller.
 pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 3 << 20;
 
+/// Bytes of rows that a poll of a call reads itself, in the tables of others, before it gives way.
+pub(crate) const ROWS_READ_BYTES: usize = 1 << 20;
+
+/// Looks in a row at a row that is being written, before the daemon is asked for it.
+pub(crate) const ROW_LOOKS_MAX: u32 = 16;
+
 /// Rows that one pull names at most, the same row as often as it is named.
 pub(crate) const ROWS_PER_CALL_MAX: usize = 1 << 24;
 

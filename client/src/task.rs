@@ -147,7 +147,6 @@ impl Task {
     }
 
     /// Of a task that is attached to a daemon.
-    #[cfg(feature = "cuda")]
     pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
         match &self.0 {
             Engine::Daemon(attached) => Some(&attached.0),
@@ -560,7 +559,7 @@ impl Task {
                 let each = |asked: Result<u32, Error>| {
                     receivings.push(Receiving::of(&attached.0, asked.map_err(Unreceived::from)));
                 };
-                attached.0.pull_rows(of, options, &wanted, each);
+                attached.0.pull_rows((of, false), options, &wanted, each);
                 receivings
             }
             Engine::InProcess(task) => {
@@ -568,6 +567,16 @@ impl Task {
                 task.pull_rows(from, min_version, options, wanted).into_iter().map(Receiving::from).collect()
             }
         }
+    }
+
+    /// Asks an owner where its tables lie, if this process may read them there: (owner, minimal version). `None` in an embedded engine.
+    pub(crate) fn ask_places(&self, of: (&str, i64), options: PullOptions, tables: NamedRowsBuf) -> Option<Receiving> {
+        let attachment = self.attachment()?;
+        let mut receiving = None;
+        attachment.pull_rows((of, true), options, &[tables], |asked| {
+            receiving = Some(Receiving::of(attachment, asked.map_err(Unreceived::from)));
+        });
+        receiving
     }
 
     /// A plan: keys that `from` publishes, pulled together. The keys are sent once; after that a pull is one small message, and

@@ -63,23 +63,45 @@ impl<'a> Rows<'a> {
     ///
     /// # Panics
     /// If `target` has not just the room, or there is no such row.
-    pub fn gather(&self, ids: &[u64], mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
+    pub fn gather(&self, ids: &[u64], target: VolatileSliceMut<'_>) -> Result<(), usize> {
         assert_eq!(Some(target.len()), ids.len().checked_mul(self.row_bytes), "a place for each row");
+        self.copy(ids, |at| at, target)
+    }
+
+    /// Copies the rows `ids` into `target`, each to its place of `places`, which are counted in rows.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    ///
+    /// # Panics
+    /// If there are not as many places as rows, one lies outside `target`, or there is no such row.
+    pub fn gather_to(&self, ids: &[u64], places: &[u32], target: VolatileSliceMut<'_>) -> Result<(), usize> {
+        let room = target.len() / self.row_bytes;
+        assert!(
+            ids.len() == places.len() && places.iter().all(|&place| (place as usize) < room),
+            "a place for each row"
+        );
+        self.copy(ids, |at| places[at] as usize, target)
+    }
+
+    /// Rows of many sizes at a speed of their own. `place` says where in `target` a row goes that is the so manieth of `ids`: there is room.
+    #[inline]
+    fn copy(&self, ids: &[u64], place: impl Fn(usize) -> usize, mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
         assert!(ids.iter().all(|&id| id < self.len() as u64), "the caller has looked for rows that are not there");
         let to = target.as_mut_ptr();
         // The compiler may read memory twice that it takes to be nobody else's: between the fences it does not.
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: the numbers are below `len`, and `target` has room for as many rows; both were just checked. That the bytes can be
-        // read and written, whoever else writes them, the makers of the two slices have promised.
+        // SAFETY: the numbers are below `len`, which was just checked, and `target` has room at each place, as the callers have checked.
+        // That the bytes can be read and written, whoever else writes them, the makers of the two slices have promised.
         let gathered = unsafe {
             match self.row_bytes {
-                16 => self.gather_of::<16>(ids, to),
-                32 => self.gather_of::<32>(ids, to),
-                64 => self.gather_of::<64>(ids, to),
-                128 => self.gather_of::<128>(ids, to),
-                256 => self.gather_of::<256>(ids, to),
-                512 => self.gather_of::<512>(ids, to),
-                bytes => self.gather_with(ids, to, |from, to| ptr::copy_nonoverlapping(from, to, bytes)),
+                16 => self.gather_of::<16>(ids, place, to),
+                32 => self.gather_of::<32>(ids, place, to),
+                64 => self.gather_of::<64>(ids, place, to),
+                128 => self.gather_of::<128>(ids, place, to),
+                256 => self.gather_of::<256>(ids, place, to),
+                512 => self.gather_of::<512>(ids, place, to),
+                bytes => self.gather_with(ids, place, to, |from, to| ptr::copy_nonoverlapping(from, to, bytes)),
             }
         };
         compiler_fence(Ordering::SeqCst);
@@ -88,15 +110,26 @@ impl<'a> Rows<'a> {
 
     /// # Safety
     /// As [`gather_with`](Self::gather_with); rows have `N` bytes.
-    unsafe fn gather_of<const N: usize>(&self, ids: &[u64], to: *mut u8) -> Result<(), usize> {
+    unsafe fn gather_of<const N: usize>(
+        &self,
+        ids: &[u64],
+        place: impl Fn(usize) -> usize,
+        to: *mut u8,
+    ) -> Result<(), usize> {
         // SAFETY: as this function asks of its caller.
-        unsafe { self.gather_with(ids, to, |from, to| ptr::copy_nonoverlapping(from, to, N)) }
+        unsafe { self.gather_with(ids, place, to, |from, to| ptr::copy_nonoverlapping(from, to, N)) }
     }
 
     /// # Safety
-    /// Every number is that of a row, and at `to` there is room for a row each.
+    /// Every number is that of a row, and at `to` there is room for a row at each place.
     #[inline(always)]
-    unsafe fn gather_with(&self, ids: &[u64], to: *mut u8, copy: impl Fn(*const u8, *mut u8)) -> Result<(), usize> {
+    unsafe fn gather_with(
+        &self,
+        ids: &[u64],
+        place: impl Fn(usize) -> usize,
+        to: *mut u8,
+        copy: impl Fn(*const u8, *mut u8),
+    ) -> Result<(), usize> {
         let base = self.bytes.as_ptr();
         let row = |id: u64| base.wrapping_add(id as usize * self.row_bytes);
         let looks = (LOOKS_BYTES / self.row_bytes).clamp(1, LOOKS_MAX);
@@ -106,7 +139,7 @@ impl<'a> Rows<'a> {
             if let Some(&next) = ids.get(at + AHEAD) {
                 prefetch::for_reading(row(next), self.row_bytes.min(AHEAD_BYTES));
             }
-            let (from, to) = (row(id), to.wrapping_add(at * self.row_bytes));
+            let (from, to) = (row(id), to.wrapping_add(place(at) * self.row_bytes));
             if self.stripes.is_empty() {
                 copy(from, to);
                 continue;
@@ -197,6 +230,16 @@ mod tests {
                 let wanted: Vec<u8> =
                     ids.iter().flat_map(|&id| &table[id as usize * row_bytes..][..row_bytes]).copied().collect();
                 assert_eq!(gathered(&rows, &ids), wanted, "rows of {row_bytes}");
+                // Each to a place of its own, and one more is left as it was.
+                let places: Vec<u32> = (0..70).map(|at| at * 3 % 71).collect();
+                let mut target = vec![0xee; 71 * row_bytes];
+                rows.gather_to(&ids, &places, (&mut target).into()).unwrap();
+                let row_at = |place: usize| &target[place * row_bytes..][..row_bytes];
+                for (at, &place) in places.iter().enumerate() {
+                    assert_eq!(row_at(place as usize), &wanted[at * row_bytes..][..row_bytes]);
+                }
+                let left = (0..71).find(|place| !places.contains(place)).unwrap();
+                assert_eq!(row_at(left as usize), vec![0xee; row_bytes]);
             }
         }
     }
@@ -245,7 +288,7 @@ mod tests {
                 rows.stripes[0].end_write();
             };
             // SAFETY: there is such a row and room for it, and the copy touches neither.
-            assert_eq!(unsafe { rows.gather_with(&[0], target.as_mut_ptr(), copy) }, Err(0));
+            assert_eq!(unsafe { rows.gather_with(&[0], |at| at, target.as_mut_ptr(), copy) }, Err(0));
             assert_eq!(copies.get(), most, "rows of {row_bytes}");
         }
     }

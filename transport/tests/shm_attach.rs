@@ -335,10 +335,10 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":13}"#,
-        br#"{"request":"attach","version":13,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":13,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":13}"#,
+        br#"{"version":14}"#,
+        br#"{"request":"attach","version":14,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":14,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":14}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
@@ -369,7 +369,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":13}"#;
+    let request = br#"{"request":"drain","version":14}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

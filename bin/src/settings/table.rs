@@ -335,7 +335,7 @@ settings! {
             "Memory of each client, per shard, for tensors received without a destination; allocated on first use."),
         views: bool => setting("daemon.views", Nothing,
             Kind::Bool, Bool(true),
-            "Whether a client may map the arena of another client of the same user to view the tensors published there. It can then read that whole arena. `false`: tensors are always copied."),
+            "Whether a client may map the arena of another client of the same user to view the tensors published there, and read rows of tables. It can then read that whole arena. `false`: tensors are always copied, and rows gathered by the daemon."),
         direct_lanes: bool => setting("daemon.direct_lanes", Nothing,
             Kind::Bool, Bool(true),
             "Whether two clients of the same user on this host may send each other small tensors and the bytes of streams directly, past the daemon, which then only counts them. `false`: all of it goes by the daemon."),

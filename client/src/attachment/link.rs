@@ -540,6 +540,7 @@ impl Told<'_> {
                     ReceivedAt::Inline(bytes) => Arrived::Inline(bytes),
                     ReceivedAt::Destination { len } => Arrived::Destination(len),
                     ReceivedAt::Area { span, token } => Arrived::Area(area.lend(span, token)?),
+                    ReceivedAt::Lending { span, token } => Arrived::Area(area.lend_awaited(span, token)?),
                 };
                 calls.received(segment, call, meta, arrived, after)?;
             }
@@ -547,7 +548,9 @@ impl Told<'_> {
                 let memory = match payload {
                     ReceivedAt::Inline(bytes) => Buffer::copy_of(bytes),
                     ReceivedAt::Area { span, token } => area.lend(span, token)?,
-                    ReceivedAt::Destination { .. } => return Err("a pushed tensor has no destination".into()),
+                    ReceivedAt::Destination { .. } | ReceivedAt::Lending { .. } => {
+                        return Err("a pushed tensor has no destination, and lends nothing".into());
+                    }
                 };
                 acceptors.accepted((*serial, segment, queue), from, (meta, memory), calls, after)?;
             }

@@ -127,7 +127,7 @@ impl Attachment {
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
     pub(crate) fn pull_rows(
         &self,
-        of: (&str, i64),
+        (of, views): ((&str, i64), bool),
         options: PullOptions,
         wanted: &[NamedRowsBuf],
         mut each: impl FnMut(Result<u32, Error>),
@@ -139,7 +139,7 @@ impl Attachment {
         };
         held.give_back_blocks();
         for rows in wanted {
-            each(held.pull_rows(now, of, rows.as_rows(), options));
+            each(held.pull_rows(now, (of, views), rows.as_rows(), options));
         }
         held.submitted(wanted.len());
     }
@@ -468,14 +468,14 @@ impl Held<'_> {
     fn pull_rows(
         &mut self,
         now: Tick,
-        (peer, min_version): (&str, i64),
+        ((peer, min_version), views): ((&str, i64), bool),
         rows: NamedRows<'_>,
         PullOptions { timeout, fail_if_gone }: PullOptions,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(peer)?;
         let asked = self.enter(Direction::Recv, segment, deadline, Memory::Nothing, |call| {
-            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone })
+            (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone })
         });
         asked.map_err(|(error, _)| error)
     }

@@ -1,11 +1,19 @@
 //! Arenas of other clients, in which tensors are viewed that they have published: mapped when the daemon first tells of one there, and
 //! unmapped when it says that their client has gone and the last view is dropped. Bounded by [`OTHERS_ARENAS_MAX`].
 
-use std::time::Instant;
+use std::{
+    ptr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use sealane_transport::{Error, shm::ReadOnlyMemory};
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    Error,
+    shm::{ClientEar, ReadOnlyMemory},
+};
 
-use super::{Attachment, Line, aftermath::Aftermath};
+use super::{Attachment, Line, aftermath::Aftermath, link::Segment};
 use crate::{attach, limits::OTHERS_ARENAS_MAX};
 
 /// The arenas that one daemon has shown.
@@ -55,5 +63,39 @@ impl Attachment {
             link.arenas.mapped.push((arena, memory.clone()));
         }
         Ok(memory)
+    }
+
+    /// The number of the link that there is, counted from 1.
+    pub(crate) fn link_number(&self) -> Option<u64> {
+        match &self.lock().line {
+            Line::Up(link) => Some(link.serial + 1),
+            Line::Lost(_) | Line::Closed => None,
+        }
+    }
+
+    /// The arena that is meant by a number in an answer of the daemon.
+    ///
+    /// # Errors
+    /// As [`others_arena`](Self::others_arena).
+    pub(crate) fn arena_named_by(&self, answer: &Buffer, arena: u64) -> Result<ReadOnlyMemory, Error> {
+        let gone = || Error::unavailable("the daemon", "the daemon that told of the table is gone");
+        let (serial, _) = self.link_that_lends(answer).ok_or_else(gone)?;
+        self.others_arena(serial, arena)
+    }
+
+    /// True if the daemon still lives that has lent this memory: what it lends is nobody else's until then.
+    pub(crate) fn is_lent(&self, memory: &Buffer) -> bool {
+        self.link_that_lends(memory).is_some_and(|(_, ear)| !ear.wait_for_end(Duration::ZERO))
+    }
+
+    fn link_that_lends(&self, memory: &Buffer) -> Option<(u64, Arc<ClientEar>)> {
+        let (lender, _) = memory.lender()?;
+        match &self.lock().line {
+            Line::Up(link) => {
+                let lends = |segment: &Segment| ptr::addr_eq(Arc::as_ptr(&segment.area), Arc::as_ptr(lender));
+                link.segments.iter().any(lends).then(|| (link.serial, link.ear.clone()))
+            }
+            Line::Lost(_) | Line::Closed => None,
+        }
     }
 }

@@ -51,6 +51,8 @@ struct Loans {
 struct Loan {
     token: u64,
     span: Span,
+    /// Others wait until it is given back.
+    is_awaited: bool,
 }
 
 impl Area {
@@ -75,10 +77,22 @@ impl Area {
     /// # Errors
     /// Why that cannot be.
     pub(crate) fn lend(self: &Arc<Self>, span: Span, token: u64) -> Result<Buffer, &'static str> {
+        self.lend_as(Loan { token, span, is_awaited: false })
+    }
+
+    /// The same, of one that is given back as soon as it is dropped, for others wait for that.
+    ///
+    /// # Errors
+    /// As [`lend`](Self::lend).
+    pub(crate) fn lend_awaited(self: &Arc<Self>, span: Span, token: u64) -> Result<Buffer, &'static str> {
+        self.lend_as(Loan { token, span, is_awaited: true })
+    }
+
+    fn lend_as(self: &Arc<Self>, loan: Loan) -> Result<Buffer, &'static str> {
+        let span = loan.span;
         let bytes = self.memory.bytes(span).map_err(|_| "a tensor lies outside the receive area")?;
         let mut loans = self.loans();
         loans.mark(span)?;
-        let loan = Loan { token, span };
         let place = match loans.vacant.pop() {
             Some(place) => {
                 loans.loans[place as usize] = loan;
@@ -155,11 +169,11 @@ impl Lender for Area {
             return;
         }
         let mut loans = self.loans();
-        let Some(&Loan { token, span }) = loans.loans.get(place as usize) else { return };
+        let Some(&Loan { token, span, is_awaited }) = loans.loans.get(place as usize) else { return };
         loans.clear(span);
         loans.vacant.push(place as u32);
         loans.piled_bytes += span.len;
-        self.pile(loans, token, false);
+        self.pile(loans, token, is_awaited);
     }
 }
 

@@ -4,7 +4,10 @@ use std::{collections::VecDeque, ops::Range};
 
 use sealane_transport::{limits::ROW_IDS_MAX, named_rows::NamedRowsBuf};
 
-use super::shares::Share;
+use super::{
+    shares::Share,
+    viewing::{self, Viewed},
+};
 use crate::{
     Receiving,
     limits::{ROW_REQUESTS_MAX, ROWS_IN_FLIGHT_BYTES, ROWS_REQUEST_BYTES},
@@ -44,6 +47,9 @@ pub(super) struct Owner {
     pub(super) wanted: Vec<Wanted>,
     /// In the order in which it was asked.
     pub(super) asked: VecDeque<Asked>,
+    /// Rows that this process is to read itself, if it may: first it is to be asked where they are, and then it was.
+    pub(super) viewed: Vec<Viewed>,
+    pub(super) located: VecDeque<viewing::Asked>,
     /// Rows of unknown size are asked for one by one: together they were too large for one answer.
     probes_alone: bool,
 }
@@ -66,7 +72,21 @@ impl Wanted {
 
 impl Owner {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.into(), wanted: Vec::new(), asked: VecDeque::new(), probes_alone: false }
+        let (wanted, asked, viewed, located) = Default::default();
+        Self { name: name.into(), wanted, asked, viewed, located, probes_alone: false }
+    }
+
+    /// True if it was asked for something.
+    pub(super) fn is_asked(&self) -> bool {
+        !(self.asked.is_empty() && self.located.is_empty())
+    }
+
+    /// It is not asked for anything more, and what it was asked for is cancelled.
+    pub(super) fn forget(&mut self) {
+        self.wanted.clear();
+        self.asked.clear();
+        self.viewed.clear();
+        self.located.clear();
     }
 
     /// True if it is to be asked for more.
@@ -169,7 +189,7 @@ mod tests {
         for (number, &rows) in rows.iter().enumerate() {
             let table = ShardedTable::of("ps:1", "t").unwrap();
             let mut shares = split(&table, &(0..rows).collect::<Vec<_>>()).unwrap();
-            let share = shares.pop().unwrap_or_else(Share::empty);
+            let share = shares.pop().map_or_else(Share::empty, |part| part.share());
             owner.wanted.push(Wanted::new(number, &number.to_string(), share));
         }
         owner

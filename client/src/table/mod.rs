@@ -9,6 +9,7 @@ mod pushed;
 mod sharding;
 mod shares;
 mod updates;
+mod viewing;
 
 pub use self::{
     published::{Table, TableOptions},

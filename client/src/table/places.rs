@@ -64,16 +64,7 @@ impl Places {
             let reason = format!("it sent {meta:?} of {} bytes for {count} rows of '{key}'", from.len());
             return Err(Error::unavailable(owner, reason));
         };
-        match &self.meta {
-            Some(known) if known.dtype() == meta.dtype() && known.shape()[1..] == row[..] => {}
-            Some(known) => {
-                let (of, other) = (known.shape(), known.dtype());
-                let (of, dtype) = (&of[1..], meta.dtype());
-                let reason = format!("the parts of '{key}' differ: rows of {other} {of:?} and of {dtype} {row:?}");
-                return Err(Error::invalid(reason));
-            }
-            None => self.begin(meta.dtype(), &row, row_bytes, key)?,
-        }
+        self.expect(meta.dtype(), &row, row_bytes, key)?;
         let Some(to) = self.memory.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let indices = first..first + count;
         match row_bytes {
@@ -92,6 +83,39 @@ impl Places {
             }
         }
         Ok(())
+    }
+
+    /// Rows of that type and shape each are to be put to their places.
+    fn expect(&mut self, dtype: DType, row: &Shape, row_bytes: usize, key: &str) -> Result<(), Error> {
+        match &self.meta {
+            Some(known) if known.dtype() == dtype && known.shape()[1..] == row[..] => Ok(()),
+            Some(known) => {
+                let (of, other) = (known.shape(), known.dtype());
+                let of = &of[1..];
+                let reason = format!("the parts of '{key}' differ: rows of {other} {of:?} and of {dtype} {row:?}");
+                Err(Error::invalid(reason))
+            }
+            None => self.begin(dtype, row, row_bytes, key),
+        }
+    }
+
+    /// Memory for the rows of a table that is described by `meta`, and the bytes of a row.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub(super) fn of_table(
+        &mut self,
+        meta: &TensorMeta,
+        bytes: usize,
+        (owner, key): (&str, &str),
+    ) -> Result<(&mut Buffer, usize), Error> {
+        let rows = meta.shape().first().and_then(|&rows| usize::try_from(rows).ok());
+        let Some((row, row_bytes)) = rows.and_then(|rows| rows_in(meta, bytes, rows)).filter(|(_, bytes)| *bytes > 0)
+        else {
+            return Err(Error::unavailable(owner, format!("'{key}' is {meta:?} of {bytes} bytes")));
+        };
+        self.expect(meta.dtype(), &row, row_bytes, key)?;
+        Ok((self.memory.as_mut().expect("it was made for the first rows"), row_bytes))
     }
 
     /// The first rows have come, of that type and shape each.
@@ -155,7 +179,7 @@ mod tests {
 
     #[test]
     fn whatever_an_owner_sends_is_rows_or_refused() {
-        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1, 2]).unwrap()[0];
+        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1, 2]).unwrap()[0].share();
         let put =
             |places: &mut Places, rows: &Tensor| places.put(share, (0, 2), (rows.meta(), rows.bytes()), ("ps", "t"));
         let numbers = |shape: &[u64]| Tensor::from_elements(shape, &vec![7_u8; shape.iter().product::<u64>() as usize]);
@@ -190,7 +214,7 @@ mod tests {
 
     #[test]
     fn rows_that_have_no_memory_are_an_error() {
-        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1]).unwrap()[0];
+        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1]).unwrap()[0].share();
         let row = Tensor::from_elements(&[1, 1 << 20], &vec![0_u8; 1 << 20]).unwrap();
         for named in [1 << 42, usize::MAX] {
             let error = Places::new(None, named, None).put(share, (0, 1), (row.meta(), row.bytes()), ("ps", "t"));

@@ -1,25 +1,29 @@
-//! Rows that are being pulled: asked of all their owners at once, and put to their places as they come. Each owner has its part of
-//! what may be in flight, so that one that is slow keeps no other from being asked.
+//! Rows that are being pulled: asked of all their owners at once, and put to their places as they come, or read where they lie. Each
+//! owner has its part of what may be in flight, so that one that is slow keeps no other from being asked.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     future::Future,
     iter::zip,
     pin::Pin,
     task::{Context, Poll},
+    thread,
     time::{Duration, Instant},
 };
 
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::{Code, Error, PullOptions, RecvOutcome, Tensor, Unreceived, gathered_rows};
+use sealane_transport::{
+    Code, Error, PullOptions, RecvOutcome, Tensor, Unreceived, gathered_rows, named_rows::NamedRowsBuf,
+};
 
 use super::{
     asking::{Asked, Owner, Span, Wanted},
     places::Places,
     sharding::ShardedTable,
     shares::{Share, split_what_is_there},
+    viewing::{self, Progress, Reading, Viewed},
 };
-use crate::{Receiving, Task, attachment::together};
+use crate::{Receiving, Task, attachment::together, limits::ROWS_READ_BYTES};
 
 /// How rows are pulled.
 #[derive(Debug)]
@@ -61,7 +65,7 @@ pub struct PulledRows {
     pub rows: Tensor,
     /// Rows that did not come, with `partial`.
     pub missing: Vec<MissingRows>,
-    /// Rows that were asked for; the others were named more than once.
+    /// Rows that were asked for, or read where they lie; the others were named more than once.
     pub asked: usize,
 }
 
@@ -110,6 +114,9 @@ pub struct PullingAllRows {
     fail_if_gone: bool,
     tables: Vec<Table>,
     owners: Vec<Owner>,
+    /// The attachment's link, if rows may be read by it where they lie.
+    link: Option<u64>,
+    readings: VecDeque<Reading>,
     /// It ended before all came.
     failed: Option<Error>,
 }
@@ -159,6 +166,8 @@ impl Task {
             fail_if_gone,
             tables: Vec::new(),
             owners: Vec::new(),
+            link: self.attachment().and_then(|attachment| attachment.link_number()),
+            readings: VecDeque::new(),
             failed: None,
         };
         let mut owners = HashMap::new();
@@ -171,6 +180,7 @@ impl Task {
             if pulling.failed.is_some() {
                 pulling.owners.clear();
             }
+            (0..pulling.owners.len()).for_each(|owner| pulling.locate(owner));
             pulling.ask_all();
         });
         pulling
@@ -183,35 +193,86 @@ impl PullingAllRows {
         let number = self.tables.len();
         let places = Places::new(out, ids.len(), table.row_bytes());
         self.tables.push(Table { table: table.clone(), places, missing: Vec::new(), asked: 0 });
-        let (mut shares, beyond) = match split_what_is_there(table, ids) {
+        let (parts, beyond) = match split_what_is_there(table, ids) {
             Ok((_, Some((_, error)))) if !self.partial => return self.fail(error),
             Ok(split) => split,
             Err(error) => return self.fail(error),
         };
-        if shares.is_empty() {
-            // What no rows look like is known by their owners alone.
-            shares.push(Share::empty());
-        }
-        let of_table = &mut self.tables[number];
-        of_table.asked = shares.iter().map(|share| share.rows.len()).sum();
-        of_table.missing.extend(beyond.map(|(places, error)| MissingRows { owner: "".into(), places, error }));
-        for share in shares {
-            let name = table.owner(share.owner);
-            let owner = *owners.entry(name).or_insert(self.owners.len());
-            if owner == self.owners.len() {
-                self.owners.push(Owner::new(name));
+        self.tables[number].missing.extend(beyond.map(|(places, error)| MissingRows {
+            owner: "".into(),
+            places,
+            error,
+        }));
+        let mut owner_of = |pulling: &mut Self, owner: usize| {
+            let name = table.owner(owner);
+            let owner = *owners.entry(name).or_insert(pulling.owners.len());
+            if owner == pulling.owners.len() {
+                pulling.owners.push(Owner::new(name));
             }
-            self.owners[owner].wanted.push(Wanted::new(number, table.key(), share));
+            owner
+        };
+        if parts.is_empty() {
+            // What no rows look like is known by their owners alone.
+            let owner = owner_of(self, 0);
+            self.want(owner, number, Share::empty());
         }
+        for part in parts {
+            let owner = owner_of(self, part.owner);
+            match self.link.is_some_and(|link| table.may_be_viewed(part.owner, link)) {
+                true => {
+                    self.tables[number].asked += part.ids.len();
+                    self.owners[owner].viewed.push(Viewed { table: number, part });
+                }
+                false => self.want(owner, number, part.share()),
+            }
+        }
+    }
+
+    /// An owner is to be asked for rows of a table.
+    fn want(&mut self, owner: usize, table: usize, share: Share) {
+        let of_table = &mut self.tables[table];
+        of_table.asked += share.rows.len();
+        self.owners[owner].wanted.push(Wanted::new(table, of_table.table.key(), share));
+    }
+
+    /// Rows that this process cannot read itself are asked for; with `always`, so are later ones.
+    fn want_in_place_of(&mut self, owner: usize, Viewed { table, part }: &Viewed, always: bool) {
+        let of_table = &mut self.tables[*table];
+        if let Some(link) = self.link.filter(|_| always) {
+            of_table.table.is_unviewed(part.owner, link);
+        }
+        of_table.asked -= part.ids.len();
+        self.want(owner, *table, part.share());
+    }
+
+    /// Asks an owner where the tables are that may be read there.
+    fn locate(&mut self, owner: usize) {
+        while !self.owners[owner].viewed.is_empty() {
+            let (options, tables) = (self.options(), &self.tables);
+            let Owner { name, viewed, located, .. } = &mut self.owners[owner];
+            let mut named = NamedRowsBuf::default();
+            let of = |viewed: &Viewed| (tables[viewed.table].table.key(), viewed.part.ids.len());
+            let count = viewing::name(viewed, of, &mut named);
+            let rows: Vec<Viewed> = viewed.drain(..count).collect();
+            match self.task.ask_places((name, self.min_version), options, named) {
+                Some(receiving) => located.push_back(viewing::Asked { rows, receiving }),
+                None => rows.iter().for_each(|viewed| self.want_in_place_of(owner, viewed, true)),
+            }
+        }
+    }
+
+    /// How the rest is asked for.
+    fn options(&self) -> PullOptions {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let timeout = self.until.map(|until| until.map_or(Duration::MAX, left));
+        PullOptions { timeout, fail_if_gone: self.fail_if_gone }
     }
 
     /// The call has failed; what was asked for is cancelled.
     fn fail(&mut self, error: Error) {
         self.failed.get_or_insert(error);
-        for owner in &mut self.owners {
-            owner.wanted.clear();
-            owner.asked.clear();
-        }
+        self.owners.iter_mut().for_each(Owner::forget);
+        self.readings.clear();
     }
 
     /// Asks each owner for as much as may be in flight.
@@ -222,15 +283,14 @@ impl PullingAllRows {
     /// Asks one owner for as much as may be in flight; with `full`, for no less than a request may ask for.
     fn ask(&mut self, owner: usize, full: bool) {
         let (owners, tables) = (self.owners.len(), &self.tables);
-        let owner = &mut self.owners[owner];
-        let requests = owner.next_requests(owners, full, |table| tables[table].places.row_bytes());
+        let row_bytes = |table: usize| tables[table].places.row_bytes();
+        let requests = self.owners[owner].next_requests(owners, full, row_bytes);
         if requests.is_empty() {
             return;
         }
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let timeout = self.until.map(|until| until.map_or(Duration::MAX, left));
         let (named, spans): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let options = PullOptions { timeout, fail_if_gone: self.fail_if_gone };
+        let options = self.options();
+        let owner = &mut self.owners[owner];
         let receivings = self.task.ask_rows((&owner.name, self.min_version), options, named);
         owner.asked.extend(zip(spans, receivings).map(|(spans, receiving)| Asked { spans, receiving }));
     }
@@ -243,6 +303,14 @@ impl PullingAllRows {
     /// # Panics
     /// If the outcome was already taken.
     pub fn wait(mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
+        for owner in 0..self.owners.len() {
+            while let Some(viewing::Asked { rows, receiving }) = self.owners[owner].located.pop_front() {
+                self.located(owner, rows, receiving.wait());
+            }
+        }
+        while self.read_on(usize::MAX) {
+            thread::yield_now();
+        }
         if self.owners.len() > 1 && self.owners.iter().any(Owner::has_more) {
             // Whichever owner answers is to be asked for more.
             let waiter = self.task.waiter();
@@ -281,6 +349,13 @@ impl PullingAllRows {
         let mut looking = true;
         while std::mem::take(&mut looking) {
             for owner in 0..self.owners.len() {
+                while let Some(asked) = self.owners[owner].located.front_mut()
+                    && let Poll::Ready(outcome) = outcome_of(&mut asked.receiving)
+                {
+                    let viewing::Asked { rows, .. } = self.owners[owner].located.pop_front().expect("just looked at");
+                    self.located(owner, rows, outcome);
+                    looking = true;
+                }
                 while let Some(asked) = self.owners[owner].asked.front_mut()
                     && let Poll::Ready(outcome) = outcome_of(&mut asked.receiving)
                 {
@@ -289,11 +364,71 @@ impl PullingAllRows {
                     looking = true;
                 }
             }
+            if !looking && !self.readings.is_empty() {
+                looking = !self.read_on(ROWS_READ_BYTES);
+            }
         }
-        match self.owners.iter().all(|owner| owner.asked.is_empty()) {
+        match self.readings.is_empty() && !self.owners.iter().any(Owner::is_asked) {
             true => Poll::Ready(self.end()),
             false => Poll::Pending,
         }
+    }
+
+    /// An owner has answered where tables are.
+    fn located(&mut self, owner: usize, rows: Vec<Viewed>, outcome: RecvOutcome) {
+        match outcome.map_err(|unreceived| unreceived.error) {
+            Ok(answer) => match Reading::new(owner, rows, answer) {
+                Ok(reading) => self.readings.push_back(reading),
+                Err(error) => self.fail(error),
+            },
+            Err(error) if error.code() == Code::Unimplemented => self.want_all(owner, &rows, true),
+            Err(error) if self.partial && is_of_one_owner(&error) => {
+                for Viewed { table, part } in &rows {
+                    note(&mut self.tables[*table].missing, &self.owners[owner].name, &part.all_places(), &error);
+                }
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// None of these rows can be read by this process.
+    fn want_all(&mut self, owner: usize, rows: &[Viewed], always: bool) {
+        rows.iter().filter(|viewed| !viewed.part.ids.is_empty()).for_each(|viewed| {
+            self.want_in_place_of(owner, viewed, always);
+        });
+        self.ask_all();
+    }
+
+    /// Reads about so many bytes of rows where they lie; true if there is more.
+    fn read_on(&mut self, mut budget: usize) -> bool {
+        let Some(attachment) = self.task.attachment().cloned() else { return false };
+        while let Some(reading) = self.readings.front_mut() {
+            let owner = reading.owner;
+            let progress = match reading.next() {
+                Some(table) => {
+                    let Table { table, places, .. } = &mut self.tables[table];
+                    reading.read(&attachment, (&self.owners[owner].name, table.key()), places, &mut budget)
+                }
+                None => Ok(Progress::All),
+            };
+            match progress {
+                Ok(Progress::Read) => {}
+                Ok(Progress::Stuck) => return true,
+                Ok(Progress::Not(viewed, always)) => self.want_all(owner, &[viewed], always),
+                Ok(Progress::All) => {
+                    let reading = self.readings.pop_front().expect("it was just looked at");
+                    match reading.holds(&attachment) {
+                        true => reading.rows.iter().for_each(|viewed| self.tables[viewed.table].is_read()),
+                        false => self.want_all(owner, &reading.rows, false),
+                    }
+                }
+                Err(error) => self.fail(error),
+            }
+            if budget == 0 {
+                return !self.readings.is_empty();
+            }
+        }
+        false
     }
 
     /// Takes the outcome of one request in.
@@ -399,6 +534,11 @@ impl PullingAllRows {
 }
 
 impl Table {
+    /// Rows of it were read where they lie.
+    fn is_read(&self) {
+        self.table.set_row_bytes(self.places.row_bytes());
+    }
+
     /// Why none of its rows has come, if that is so: nobody knows what they look like.
     fn is_unknown(&self) -> Option<Error> {
         let why = || self.missing.first().expect("the outcome was handed out before").error.clone();
@@ -428,7 +568,12 @@ impl Future for PullingAllRows {
     type Output = Result<Vec<PulledRows>, UnpulledRows>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.look(|receiving| Pin::new(receiving).poll(context))
+        let outcome = self.look(|receiving| Pin::new(receiving).poll(context));
+        if outcome.is_pending() && !self.readings.is_empty() {
+            // It goes on once others had their turn.
+            context.waker().wake_by_ref();
+        }
+        outcome
     }
 }
 

@@ -11,7 +11,7 @@ use sealane_transport::{Error, SendOptions, Tensor, TensorMeta, tensor::DType};
 
 use super::{
     sharding::ShardedTable,
-    shares::{Share, split},
+    shares::{self, Share, split},
 };
 use crate::{
     Pushing, Task, attachment,
@@ -190,7 +190,7 @@ impl<'a> Part<'a> {
         let (key, rows, dtype) = (table.key(), rows.bytes(), rows.dtype());
         let row_bytes = rows.len().checked_div(ids.len()).unwrap_or(0);
         let mut parts = Vec::new();
-        for share in split(table, ids)? {
+        for share in split(table, ids)?.iter().map(shares::Part::share) {
             let count = if add.is_some() { share.rows.len() } else { share.places().len() };
             shape[0] = count as u64;
             let meta = TensorMeta::new(dtype, &shape)?;

@@ -4,7 +4,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use sealane_transport::{Error, limits::TABLE_KEY_BYTES_MAX};
@@ -166,25 +166,30 @@ fn inverse(factor: u64, modulus: u64) -> u64 {
 /// assert_eq!(users.sharding().place(7), (1, 3));
 /// # Ok::<(), sealane::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ShardedTable {
     key: Box<str>,
     owners: Box<[Box<str>]>,
     sharding: Sharding,
-    row_bytes: RowBytes,
+    known: Arc<Known>,
 }
 
-/// Bytes of a row when rows were pulled last; 0 if none were. Clones share it, and it is no part of what a table is.
-#[derive(Debug, Clone, Default)]
-struct RowBytes(Arc<AtomicUsize>);
+/// What earlier pulls have learnt, which is no part of what a table is. Clones share it.
+#[derive(Debug)]
+struct Known {
+    /// Bytes of a row when rows were pulled last; 0 if none were.
+    row_bytes: AtomicUsize,
+    /// By the owner: the attachment's link by which its part was not to be viewed; 0 if none was tried, or it was.
+    unviewed: Box<[AtomicU64]>,
+}
 
-impl PartialEq for RowBytes {
-    fn eq(&self, _: &Self) -> bool {
-        true
+impl PartialEq for ShardedTable {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.key, &self.owners, &self.sharding) == (&other.key, &other.owners, &other.sharding)
     }
 }
 
-impl Eq for RowBytes {}
+impl Eq for ShardedTable {}
 
 impl ShardedTable {
     /// A table that several tasks have.
@@ -205,7 +210,9 @@ impl ShardedTable {
             let reason = format!("a table's key has {} bytes, at most {TABLE_KEY_BYTES_MAX} are accepted", key.len());
             return Err(Error::invalid(reason));
         }
-        Ok(ShardedTable { key: key.into(), owners, sharding, row_bytes: RowBytes::default() })
+        let unviewed = owners.iter().map(|_| AtomicU64::new(0)).collect();
+        let known = Arc::new(Known { row_bytes: AtomicUsize::new(0), unviewed });
+        Ok(ShardedTable { key: key.into(), owners, sharding, known })
     }
 
     /// A table that one task has, with however many rows.
@@ -233,11 +240,21 @@ impl ShardedTable {
 
     /// Bytes of a row, if rows were pulled before: a guess, for the owners may have published something else since.
     pub(super) fn row_bytes(&self) -> Option<usize> {
-        Some(self.row_bytes.0.load(Ordering::Relaxed)).filter(|&bytes| bytes > 0)
+        Some(self.known.row_bytes.load(Ordering::Relaxed)).filter(|&bytes| bytes > 0)
     }
 
     pub(super) fn set_row_bytes(&self, bytes: Option<usize>) {
-        self.row_bytes.0.store(bytes.unwrap_or(0), Ordering::Relaxed);
+        self.known.row_bytes.store(bytes.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Whether an owner's part may lie where this process can read it, as far as it is known by the attachment's link of that number.
+    pub(super) fn may_be_viewed(&self, owner: usize, link: u64) -> bool {
+        self.known.unviewed[owner].load(Ordering::Relaxed) != link
+    }
+
+    /// An owner's part does not, by that link.
+    pub(super) fn is_unviewed(&self, owner: usize, link: u64) {
+        self.known.unviewed[owner].store(link, Ordering::Relaxed);
     }
 
     /// Who has which row.

@@ -7,6 +7,48 @@ use sealane_transport::Error;
 use super::sharding::ShardedTable;
 use crate::limits::ROWS_PER_CALL_MAX;
 
+/// Rows of one owner as they were named.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    /// The owner's number.
+    pub(super) owner: usize,
+    /// The rows' numbers in its part.
+    pub(super) ids: Vec<u64>,
+    /// Where each goes; empty if all that were named are the owner's: then each goes where it was named.
+    places: Vec<u32>,
+}
+
+impl Part {
+    /// Where each row goes; `None` if it is where it was named.
+    pub(super) fn places(&self) -> Option<&[u32]> {
+        (!self.places.is_empty()).then_some(&self.places)
+    }
+
+    /// All places.
+    pub(super) fn all_places(&self) -> Vec<u32> {
+        self.places().map_or_else(|| (0..self.ids.len() as u32).collect(), <[u32]>::to_vec)
+    }
+
+    /// The same rows, each of them once.
+    pub(super) fn share(&self) -> Share {
+        match self.ids.iter().all(|&id| id < PACKED_ROWS) {
+            true => self.share_of::<u64>(),
+            false => self.share_of::<(u64, u32)>(),
+        }
+    }
+
+    fn share_of<N: Named>(&self) -> Share {
+        let named = |(&id, place)| N::new(id, place);
+        Share::of(
+            self.owner,
+            match self.places() {
+                Some(places) => self.ids.iter().zip(places.iter().copied()).map(named).collect(),
+                None => self.ids.iter().zip(0..).map(named).collect(),
+            },
+        )
+    }
+}
+
 /// The rows of one owner.
 #[derive(Debug)]
 pub(super) struct Share {
@@ -149,14 +191,14 @@ const RADIX_MIN: usize = 256;
 /// Most bits that rows are sorted by at once: as many counters are cleared and summed each time.
 const DIGIT_BITS_MAX: u32 = 11;
 
-/// Splits rows by their owners; owners without rows have no share.
+/// Splits rows by their owners; owners without rows have no part.
 ///
 /// # Errors
 /// InvalidArgument naming a row that the table does not have, ResourceExhausted for more than [`ROWS_PER_CALL_MAX`].
-pub(super) fn split(table: &ShardedTable, ids: &[u64]) -> Result<Vec<Share>, Error> {
-    let (shares, beyond) = split_what_is_there(table, ids)?;
+pub(super) fn split(table: &ShardedTable, ids: &[u64]) -> Result<Vec<Part>, Error> {
+    let (parts, beyond) = split_what_is_there(table, ids)?;
     match beyond {
-        None => Ok(shares),
+        None => Ok(parts),
         Some((_, error)) => Err(error),
     }
 }
@@ -168,43 +210,39 @@ pub(super) type Beyond = (Vec<u32>, Error);
 ///
 /// # Errors
 /// ResourceExhausted for more than [`ROWS_PER_CALL_MAX`].
-pub(super) fn split_what_is_there(table: &ShardedTable, ids: &[u64]) -> Result<(Vec<Share>, Option<Beyond>), Error> {
+pub(super) fn split_what_is_there(table: &ShardedTable, ids: &[u64]) -> Result<(Vec<Part>, Option<Beyond>), Error> {
     if ids.len() > ROWS_PER_CALL_MAX {
         let reason =
             format!("{} rows of '{}' are named, at most {ROWS_PER_CALL_MAX} in one call", ids.len(), table.key());
         return Err(Error::full("rows of a call", reason));
     }
-    match ids.iter().all(|&id| id < PACKED_ROWS) {
-        true => Ok(split_named::<u64>(table, ids)),
-        false => Ok(split_named::<(u64, u32)>(table, ids)),
-    }
-}
-
-fn split_named<N: Named>(table: &ShardedTable, ids: &[u64]) -> (Vec<Share>, Option<Beyond>) {
     let sharding = table.sharding();
     let rows = sharding.rows().unwrap_or(u64::MAX);
     let first_beyond = ids.iter().position(|&id| sharding.rows().is_some() && id >= rows);
-    let owners = sharding.owners();
-    let mut named: Vec<Vec<N>> = (0..owners).map(|_| Vec::with_capacity(ids.len() / owners)).collect();
     let mut beyond = first_beyond.map(|first| {
         let reason = format!("row {} of '{}', which has {rows} rows", ids[first], table.key());
         (Vec::new(), Error::invalid(reason))
     });
     if beyond.is_none() && sharding.is_of_one() {
-        named[0].extend(ids.iter().zip(0..).map(|(&id, place)| N::new(id, place)));
-    } else {
-        for (place, &id) in ids.iter().enumerate() {
-            match &mut beyond {
-                Some((places, _)) if id >= rows => places.push(place as u32),
-                _ => {
-                    let (owner, local) = sharding.place(id);
-                    named[owner].push(N::new(local, place as u32));
-                }
+        let all = Part { owner: 0, ids: ids.into(), places: Vec::new() };
+        return Ok((Some(all).filter(|_| !ids.is_empty()).into_iter().collect(), None));
+    }
+    let owners = sharding.owners();
+    let room = ids.len() / owners;
+    let part = |owner| Part { owner, ids: Vec::with_capacity(room), places: Vec::with_capacity(room) };
+    let mut parts: Vec<Part> = (0..owners).map(part).collect();
+    for (place, &id) in ids.iter().enumerate() {
+        match &mut beyond {
+            Some((places, _)) if id >= rows => places.push(place as u32),
+            _ => {
+                let (owner, local) = sharding.place(id);
+                parts[owner].ids.push(local);
+                parts[owner].places.push(place as u32);
             }
         }
     }
-    let with_rows = named.into_iter().enumerate().filter(|(_, named)| !named.is_empty());
-    (with_rows.map(|(owner, named)| Share::of(owner, named)).collect(), beyond)
+    parts.retain(|part| !part.ids.is_empty());
+    Ok((parts, beyond))
 }
 
 #[cfg(test)]
@@ -217,6 +255,7 @@ mod tests {
         let table = ShardedTable::of("ps", "t").unwrap();
         let shares = split(&table, &[9, 4, 9, 9, 0]).unwrap();
         let [share] = &shares[..] else { panic!("{shares:?}") };
+        let share = share.share();
         assert_eq!((share.owner, &share.rows[..]), (0, &[0, 4, 9][..]));
         assert_eq!([0, 1, 2].map(|index| share.places_of(index).to_vec()), [vec![4], vec![1], vec![0, 2, 3]]);
         assert!(split(&table, &[]).unwrap().is_empty());
@@ -241,14 +280,16 @@ mod tests {
             };
             let ids: Vec<u64> = (0..count).map(|_| next()).collect();
             let shares = split(&ShardedTable::of("ps", "t").unwrap(), &ids).unwrap();
-            let share = shares.first().map_or_else(|| format!("{:?}", Share::empty()), |share| format!("{share:?}"));
-            let mut named: Vec<(u64, u32)> = ids.iter().copied().zip(0..).collect();
-            named.sort();
-            let expected = match named.is_empty() {
-                true => Share::empty(),
-                false => Share::of(0, named),
+            let Some(share) = shares.first().map(Part::share) else {
+                assert_eq!(count, 0);
+                continue;
             };
-            assert_eq!(share, format!("{expected:?}"), "{count} of {bits} bits");
+            let named = ids.iter().copied().zip(0..).collect();
+            assert_eq!(
+                format!("{share:?}"),
+                format!("{:?}", Share::of::<(u64, u32)>(0, named)),
+                "{count} of {bits} bits"
+            );
         }
     }
 
@@ -265,7 +306,7 @@ mod tests {
                 let names = (0..owners).map(|owner| owner.to_string());
                 let table = ShardedTable::new("t", names, sharding.unwrap()).unwrap();
                 let mut got = vec![u64::MAX; ids.len()];
-                for share in split(&table, &ids).unwrap() {
+                for share in split(&table, &ids).unwrap().iter().map(Part::share) {
                     assert!(share.rows.is_sorted_by(|one, next| one < next));
                     for (index, &local) in share.rows.iter().enumerate() {
                         let row = table.sharding().row(share.owner, local);

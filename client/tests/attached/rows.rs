@@ -5,21 +5,32 @@ mod scenarios;
 
 use std::time::{Duration, Instant};
 
-use sealane::{Code, DType, RowsOptions, ShardedTable, Sharding, TableOptions, Task, Tensor, TensorMeta};
+use sealane::{Code, DType, RowsOptions, ShardedTable, Sharding, Table, TableOptions, Task, Tensor, TensorMeta};
+
+use sealane_fusion::Portion;
+use sealane_transport::limits::LOCKS_SUFFIX;
+use tempfile::TempDir;
 
 use crate::{
-    daemon::{Daemon, Settings},
-    fixture::{directory, peers, to, to_as},
+    daemon::{Daemon, PORTION, Settings},
+    fixture::{directory, peers, to, to_as, until_there_is_room},
 };
+
+/// A daemon whose clients read each other's tables, or have it gather their rows.
+fn start(directory: &TempDir, views: bool) -> Daemon {
+    Daemon::start_as(directory, Settings::default(), Portion { views, ..PORTION }, |_| {})
+}
 
 macro_rules! between_clients {
     ($($scenario:ident),* $(,)?) => {
         $(#[test]
         fn $scenario() {
-            let directory = directory();
-            let daemon = Daemon::start(&directory, Settings::default());
-            let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
-            scenarios::$scenario(&ps, &worker);
+            for views in [true, false] {
+                let directory = directory();
+                let daemon = start(&directory, views);
+                let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+                scenarios::$scenario(&ps, &worker);
+            }
         })*
     };
 }
@@ -152,4 +163,111 @@ fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
     places.sort_unstable();
     assert!(places.into_iter().eq(0..rows as u32));
     assert!(are_pages(&pulled.rows.bytes()[(rows * PAGE) as usize..], 0));
+}
+
+/// A worker and a ps that has published a table of pages, of which row `i` is full of `i`.
+fn with_pages(daemon: &Daemon, rows: u64) -> (Task, Task, Table, ShardedTable) {
+    let ps = to_as(daemon, &peers()[0]).arena_bytes(12 << 20).attach().unwrap();
+    let worker = to(daemon).attach().unwrap();
+    let published = ps.publish_table("page", pages(&ps, rows), TableOptions::default()).unwrap();
+    let table = ShardedTable::of(ps.name(), "page").unwrap();
+    (ps, worker, published, table)
+}
+
+fn page(of: u8) -> Tensor {
+    Tensor::from_elements(&[1, PAGE], &[of; PAGE as usize]).unwrap()
+}
+
+/// What the daemon says that it has gathered of the table, and clients have read of it, in rows, and how long that took itself.
+fn counted(daemon: &Daemon) -> (u64, u64, u64) {
+    let tables = daemon.engine.figures().into_iter().flat_map(|shard| shard.tables);
+    tables.fold((0, 0, 0), |(rows, bytes, ns), table| {
+        (rows + table.counters.rows, bytes + table.counters.bytes, ns + table.counters.gather_ns)
+    })
+}
+
+#[test]
+fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
+    let directory = directory();
+    let daemon = start(&directory, true);
+    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
+    let ids: Vec<u64> = (0..1000).rev().collect();
+    // More than one poll reads.
+    let mut pulling = worker.pull_rows(&table, &ids, &RowsOptions::default());
+    let mut polls = 0;
+    let pulled = loop {
+        polls += 1;
+        match pulling.try_outcome() {
+            Some(outcome) => break outcome.unwrap(),
+            None => std::thread::yield_now(),
+        }
+    };
+    assert!(pulled.rows.bytes().chunks(PAGE as usize).zip(&ids).all(|(page, &id)| page[0] == id as u8));
+    assert!(polls > 3, "{polls} polls for 4 MiB");
+    assert_eq!(counted(&daemon), (1000, 1000 * PAGE, 0), "the daemon has gathered nothing");
+    // It keeps nothing of it.
+    daemon.until("the table is nobody's to read", |daemon| daemon.sum(|counters| counters.views) == 0);
+}
+
+#[test]
+fn a_table_stays_while_a_client_reads_it() {
+    let directory = directory();
+    let daemon = start(&directory, true);
+    let (ps, worker, published, table) = with_pages(&daemon, 1000);
+    // The arena has room for both, and for no third one.
+    let other = ps.publish_table("other", pages(&ps, 1000), TableOptions::default()).unwrap();
+    let pulling = worker.pull_rows(&table, &[3, 4], &RowsOptions::default());
+    daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
+    for withdrawn in [published, other] {
+        withdrawn.withdraw().unwrap();
+    }
+    let bytes = 1000 * PAGE as usize;
+    let others = std::iter::repeat_with(|| ps.alloc(bytes)).find_map(Result::ok).unwrap();
+    assert!(ps.alloc(bytes).is_err(), "the memory of the first is free while it is read");
+    assert!(are_pages(pulling.wait().unwrap().rows.bytes(), 3));
+    until_there_is_room(&ps, bytes);
+    drop(others);
+    let late = RowsOptions { timeout: Some(Duration::from_millis(50)), ..RowsOptions::default() };
+    let error = worker.pull_rows(&table, &[3], &late).wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+}
+
+#[test]
+fn what_was_read_where_a_daemon_had_it_that_is_gone_is_asked_for_again() {
+    let directory = directory();
+    let daemon = start(&directory, true);
+    let (_ps, worker, published, table) = with_pages(&daemon, 1000);
+    let ids: Vec<u64> = (0..1000).collect();
+    let mut pulling = worker.pull_rows(&table, &ids, &RowsOptions::default());
+    daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
+    assert!(pulling.try_outcome().is_none(), "it reads the first MiB");
+    daemon.kill();
+    // The table moves to the next daemon, and its memory of before is nobody's to rely on.
+    let daemon = start(&directory, true);
+    let other = to_as(&daemon, &peers()[1]).attach().unwrap();
+    other.pull_rows(&table, &[1], &RowsOptions::default()).wait().unwrap();
+    published.update(&[3], &page(77)).unwrap();
+    let rows = std::iter::repeat_with(|| pulling.try_outcome()).find_map(|outcome| outcome).unwrap().unwrap().rows;
+    let firsts: Vec<u8> = rows.bytes().chunks(PAGE as usize).map(|page| page[0]).collect();
+    assert_eq!(firsts[2..5], [2, 77, 4]);
+}
+
+#[test]
+fn a_row_that_is_always_being_written_is_left_to_the_daemon() {
+    let directory = directory();
+    let daemon = start(&directory, true);
+    let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
+    let worker = to(&daemon).attach().unwrap();
+    // Published by hand, with the lock of row 5 as one leaves it that is stopped while it writes.
+    let mut locks = ps.alloc(4096 * 4).unwrap();
+    locks.fill(0);
+    locks[5 * 4] = 1;
+    let locks = Tensor::new(TensorMeta::new(DType::U32, &[4096]).unwrap(), locks).unwrap();
+    let key = format!("page{LOCKS_SUFFIX}");
+    ps.publish_many(1, [(key, locks), ("page".to_owned(), pages(&ps, 1000))]).wait().unwrap();
+    let table = ShardedTable::of(ps.name(), "page").unwrap();
+    let pulled = worker.pull_rows(&table, &[4, 6], &RowsOptions::default()).wait().unwrap();
+    assert_eq!((pulled.rows.bytes()[0], counted(&daemon)), (4, (2, 2 * PAGE, 0)));
+    let error = worker.pull_rows(&table, &[4, 5, 6], &RowsOptions::default()).wait().unwrap_err().error;
+    assert!(error.to_string().contains("row 5 of 'page' was written at each"), "{error}");
 }

@@ -68,7 +68,9 @@ pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let ids = [999, 0, 5, 999, 5, 17];
     let pulled = worker.pull_rows(&users, &ids, &RowsOptions::default()).wait().unwrap();
-    assert_eq!((pulled.asked, pulled.missing.len(), &pulled.rows.shape()[..]), (4, 0, &[6, DIM][..]));
+    // Each once, or, where this process reads the table itself, as often as it is named.
+    assert!([4, 6].contains(&pulled.asked), "{}", pulled.asked);
+    assert_eq!((pulled.missing.len(), &pulled.rows.shape()[..]), (0, &[6, DIM][..]));
     assert_eq!(firsts(&pulled.rows), ids.map(|id| id as f32));
     // Into memory of the caller's, which it gets back.
     let out = worker.alloc(6 * 64).unwrap();
@@ -96,7 +98,7 @@ pub fn rows_of_a_table_in_parts_come_from_all_owners(ps: &Task, worker: &Task) {
         let ids: Vec<u64> = (0..300).map(|at| at * 37 % 101).collect();
         let pulled = worker.pull_rows(&parts, &ids, &RowsOptions::default()).wait().unwrap();
         assert_eq!(firsts(&pulled.rows), ids.iter().map(|&id| id as f32).collect::<Vec<_>>(), "{key}");
-        assert_eq!(pulled.asked, 101);
+        assert!((101..=300).contains(&pulled.asked), "{}", pulled.asked);
     }
 }
 
@@ -208,7 +210,7 @@ pub fn more_rows_than_one_request_names_come_together(ps: &Task, worker: &Task) 
     let ids: Vec<u64> = (0..30_000).map(|at| at * 7919 % 20_000).collect();
     let pulled = worker.pull_rows(&users, &ids, &RowsOptions::default()).wait().unwrap();
     assert!(firsts(&pulled.rows) == ids.iter().map(|&id| id as f32).collect::<Vec<_>>());
-    assert_eq!(pulled.asked, 20_000);
+    assert!([20_000, 30_000].contains(&pulled.asked), "{}", pulled.asked);
 }
 
 pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
@@ -232,7 +234,8 @@ pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
         assert!(firsts(&first.rows) == many.iter().map(|&id| id as f32).collect::<Vec<_>>());
         assert_eq!(wide.rows.elements::<i64>().unwrap(), [8, 9, 10, 11, 0, 1, 2, 3]);
         assert_eq!((&none.rows.shape()[..], firsts(&twice.rows)), (&[0, DIM][..], vec![5., 5.]));
-        assert_eq!(pulled.iter().map(|pulled| pulled.asked).collect::<Vec<_>>(), [1000, 2, 0, 1]);
+        let asked: Vec<_> = pulled.iter().map(|pulled| pulled.asked).collect();
+        assert!([[1000, 2, 0, 1], [5000, 2, 0, 2]].iter().any(|all| asked == all), "{asked:?}");
     }
     assert!(worker.pull_all_rows([], &RowsOptions::default()).wait().unwrap().is_empty());
     // All memory comes back when one cannot be had.

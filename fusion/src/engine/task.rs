@@ -162,7 +162,8 @@ impl Task {
                 match &pair {
                     &Ok(pair) => {
                         let (rows, deadline) = (rows.as_rows(), deadline(now, timeout));
-                        let request = RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter };
+                        let views = false;
+                        let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
                         write_on(&tag, node.pull_rows(now, request));
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),

@@ -127,6 +127,10 @@ impl Node {
             let ends = (consumer, self.context.pairs[mirror].local);
             let Node { lookups, pulls, context, .. } = self;
             return lookups.ask_here(now, rows, ends, pulls, context).map(Ticket::Rows);
+        } else if rows.views {
+            Error::Unimplemented {
+                reason: "tables of a task of another engine lie where nobody here can read them".into(),
+            }
         } else {
             match self.session_of(rows.pair) {
                 Ok(session) => return self.exchange.rows_there(now, session, rows, &mut self.context),

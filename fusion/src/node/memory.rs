@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use sealane_runtime::{Buffer, MemoryKind, Slab};
 use sealane_transport::session::ReceiveMemory;
+use sealane_transport::shm::table_places::Place;
 use sealane_transport::{Error, Payload};
 
 /// A task's own memory for tensors that arrive.
@@ -27,6 +28,19 @@ pub trait Pool {
     /// them.
     fn shares(&self, _payload: &Payload) -> bool {
         false
+    }
+
+    /// Where a published table and its locks lie, if the task may read them there; none by default.
+    fn place_of_table(&self, _rows: &Payload, _locks: Option<&Payload>) -> Option<Place> {
+        None
+    }
+
+    /// Exactly `len` bytes, of which the task is told. What is `lent` with them stays as it is until it has given them back.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_lending(&self, len: usize, _lent: Vec<Payload>) -> Result<Buffer, Error> {
+        self.allocate_to_stay(len)
     }
 
     /// Tensors of up to so many bytes are handed to the task from wherever they lie.
@@ -63,7 +77,7 @@ impl Memory {
         self.pools[task] = pool;
     }
 
-    fn pool(&self, task: u16) -> Option<&dyn Pool> {
+    pub(super) fn pool(&self, task: u16) -> Option<&dyn Pool> {
         self.pools.get(usize::from(task))?.as_deref()
     }
 

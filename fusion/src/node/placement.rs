@@ -143,7 +143,8 @@ impl Node {
             let Manner { fused, fail_if_gone } = manner;
             let moved = if let Some(rows) = rows {
                 let (rows, min_version) = (rows.as_rows(), step);
-                self.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter })
+                let views = false;
+                self.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter })
             } else {
                 self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone })
             };

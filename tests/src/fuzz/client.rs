@@ -129,8 +129,8 @@ impl World {
                 for key in KEYS.into_iter().take(script.below(3) + 1) {
                     named.name(key, &[script.number(), script.byte().into()], |_| 2);
                 }
-                let (rows, fail_if_gone) = (named.as_rows(), script.yes());
-                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, fail_if_gone }
+                let (rows, views, fail_if_gone) = (named.as_rows(), script.yes(), script.yes());
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, views, fail_if_gone }
             }
             10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
             11 => {
@@ -204,7 +204,10 @@ impl World {
         while self.end.completions.pop(&mut self.record).expect("a shard keeps the ring whole") {
             let completion = Completion::decode(&self.record).expect("a shard writes what can be read");
             match completion {
-                Completion::Received { payload: ReceivedAt::Area { span, token }, .. }
+                Completion::Received {
+                    payload: ReceivedAt::Area { span, token } | ReceivedAt::Lending { span, token },
+                    ..
+                }
                 | Completion::Accepted { payload: ReceivedAt::Area { span, token }, .. }
                 | Completion::Placed { span, token, .. }
                 | Completion::Board { span, token, .. } => {

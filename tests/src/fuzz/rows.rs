@@ -1,4 +1,4 @@
-//! What clients read of tables: the numbers of rows as frames and records have them, and rows that were pushed.
+//! What clients read of tables: the numbers of rows as frames and records have them, where tables lie, and rows that were pushed.
 
 use sealane::{Accepted, RowUpdate};
 use sealane_runtime::Buffer;
@@ -8,6 +8,8 @@ use sealane_transport::limits::{
 };
 use sealane_transport::named_rows::{NamedRows, NamedRowsBuf, OfTable};
 use sealane_transport::row_ids::{self, RowIds};
+use sealane_transport::shm::Span;
+use sealane_transport::shm::table_places::{self, Place, TablePlace};
 use sealane_transport::tensor::{DType, Tensor, TensorMeta};
 
 use super::assert_says;
@@ -22,6 +24,7 @@ pub(super) fn run(input: &[u8]) {
         Some((1, pushed)) => read_pushed(tensor(pushed)),
         Some((2, named)) => read_named(named),
         Some((3, answer)) => read_answer(answer),
+        Some((4, answer)) => read_places(answer),
         // With metadata of its own: as the target `tensor` has it.
         Some((_, rest)) => {
             let Some((&length, rest)) = rest.split_first() else { return };
@@ -83,6 +86,20 @@ fn read_answer(bytes: &[u8]) {
     }
 }
 
+/// The first byte says of how many tables.
+fn read_places(bytes: &[u8]) {
+    let Some((&tables, answer)) = bytes.split_first() else { return };
+    match table_places::read(answer, tables.into()) {
+        Err(error) => assert_says(&error),
+        Ok(places) => {
+            assert_eq!(places.len(), usize::from(tables));
+            for TablePlace { meta, place } in places {
+                assert!(meta.rank() > 0 && place.is_none_or(|place| meta.check_bytes(place.rows.len).is_ok()));
+            }
+        }
+    }
+}
+
 fn read_pushed(tensor: Tensor) {
     let bytes = tensor.len();
     match RowUpdate::all_of(Accepted { from: "worker0:2222".into(), tensor }) {
@@ -137,11 +154,18 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     let mut answer = vec![7; gathered_rows::lay_out(parts.iter_mut(), heads).expect("it is small")];
     gathered_rows::write_heads(parts.iter(), |at, head| answer[at..][..head.len()].copy_from_slice(head));
     assert!(gathered_rows::read(&answer, 2).is_ok());
+    let span = |offset, len| Span { offset, len };
+    let place = Place { arena: 7, rows: span(64, 12), locks: span(4096, 64) };
+    let table = TensorMeta::new(DType::U16, &[2, 3]).expect("two dimensions");
+    let places = table_places::write([(&table, Some(place)), (&table, None)].into_iter());
+    assert!(table_places::read(&places, 2).is_ok());
+    let places = [&[4, 2], &places[..]].concat();
     let (named, answer) = ([&[2], named.as_rows().as_bytes()].concat(), [&[3, 2], &answer[..]].concat());
     vec![
         pushed,
         named,
         answer,
+        places,
         numbers(&[5, 5, 700, 70_000]),
         numbers(&[9, 1, 3]),
         numbers(&[u64::MAX, 1]),

@@ -30,6 +30,13 @@ pub enum ReceivedAt<'a> {
         /// What to give back.
         token: u64,
     },
+    /// As `Area`, and tables stay where it says that they are until the token is given back: others wait for that.
+    Lending {
+        /// Where in the area.
+        span: Span,
+        /// What to give back, as soon as may be.
+        token: u64,
+    },
 }
 
 /// One answer of a shard. Each call ends with `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
@@ -195,6 +202,7 @@ mod place {
     pub(super) const INLINE: u8 = 0;
     pub(super) const DESTINATION: u8 = 1;
     pub(super) const AREA: u8 = 2;
+    pub(super) const LENDING: u8 = 3;
 }
 
 const FLAG_MEMORY_BACK: u8 = 1;
@@ -242,6 +250,10 @@ impl<'a> Completion<'a> {
                     ReceivedAt::Area { span, token } => {
                         let block = Block { span, token };
                         into.fill(kind::RECEIVED, place::AREA, InArea { fixed, block }, &[meta]);
+                    }
+                    ReceivedAt::Lending { span, token } => {
+                        let block = Block { span, token };
+                        into.fill(kind::RECEIVED, place::LENDING, InArea { fixed, block }, &[meta]);
                     }
                 }
             }
@@ -292,7 +304,7 @@ impl<'a> Completion<'a> {
                         into.fill(kind::ACCEPTED, place::INLINE, fixed, &[payload, meta, from]);
                     }
                     // No shard writes one and `decode` refuses it: tests of a hostile daemon do.
-                    ReceivedAt::Destination { .. } => {
+                    ReceivedAt::Destination { .. } | ReceivedAt::Lending { .. } => {
                         into.fill(kind::ACCEPTED, place::DESTINATION, fixed, &[meta, from]);
                     }
                     ReceivedAt::Area { span, token } => {
@@ -324,6 +336,10 @@ impl<'a> Completion<'a> {
                 let payload = match place {
                     place::DESTINATION => ReceivedAt::Destination { len: sections.fixed()? },
                     place::INLINE | place::AREA => fixed.payload(place, &mut sections)?,
+                    place::LENDING => {
+                        let Block { span, token } = sections.fixed()?;
+                        ReceivedAt::Lending { span, token }
+                    }
                     _ => return unknown_flag,
                 };
                 let meta = sections.bytes("metadata", fixed.meta_bytes, META_BYTES_MAX)?;

@@ -417,6 +417,16 @@ impl ReadOnlyMemory {
     pub fn bytes(&self, span: Span) -> Result<NonNull<[u8]>, OutOfRange> {
         SharedMemory::part(&self.0, 0).bytes(span)
     }
+
+    /// The bytes of a span that its owner may write meanwhile.
+    ///
+    /// # Errors
+    /// [`OutOfRange`].
+    pub fn volatile(&self, span: Span) -> Result<VolatileSlice<'_>, OutOfRange> {
+        let bytes = self.bytes(span)?;
+        // SAFETY: they are mapped as long as this is, and this process cannot write them by it.
+        Ok(unsafe { VolatileSlice::new(bytes.as_ptr().cast(), bytes.len()) })
+    }
 }
 
 #[cfg(test)]

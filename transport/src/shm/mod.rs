@@ -49,6 +49,8 @@ mod ring;
 mod segment;
 #[cfg(not(loom))]
 mod submission;
+#[cfg(not(loom))]
+pub mod table_places;
 
 #[cfg(not(loom))]
 pub use self::direct::{

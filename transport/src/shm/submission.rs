@@ -146,6 +146,9 @@ pub enum Submission<'a> {
         timeout_ms: u32,
         /// The tables, and the rows of each.
         rows: NamedRows<'a>,
+        /// Says where the tables lie, in place of rows, of which none is named: see [`table_places`](super::table_places). For tables
+        /// of a client of the same daemon; else it fails with Unimplemented.
+        views: bool,
         /// It does not wait for tables of a task that has left.
         fail_if_gone: bool,
     },
@@ -298,7 +301,7 @@ mod kind {
             PUBLISH => super::FLAG_ARENA | super::FLAG_MORE,
             ELSEWHERE => super::FLAG_OTHERS,
             PULL => super::FLAG_VIEWS | super::FLAG_FAILS_IF_GONE,
-            ROWS => super::FLAG_FAILS_IF_GONE,
+            ROWS => super::FLAG_VIEWS | super::FLAG_FAILS_IF_GONE,
             _ => 0,
         }
     }
@@ -310,7 +313,7 @@ const FLAG_ARENA: u8 = 1;
 const FLAG_FUSED: u8 = 2;
 /// Of a publication: more follow.
 const FLAG_MORE: u8 = 2;
-/// Of a pull: tensors may be viewed in the arenas of other clients.
+/// Of a pull and a request for rows: tensors may be viewed in the arenas of other clients.
 const FLAG_VIEWS: u8 = 1;
 /// Of a recv, a pull and a request for rows: a task that has left is not waited for.
 const FLAG_FAILS_IF_GONE: u8 = 4;
@@ -409,10 +412,11 @@ impl<'a> Submission<'a> {
                 let flags = flag(FLAG_VIEWS, views) | flag(FLAG_FAILS_IF_GONE, fail_if_gone);
                 into.fill(kind::PULL, flags, fixed, &[]);
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone } => {
+            Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone } => {
                 let rows_bytes = at_most("names of rows", rows.as_bytes().len(), NAMED_ROWS_BYTES_MAX)?;
                 let fixed = RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, unused: [0; _] };
-                into.fill(kind::ROWS, flag(FLAG_FAILS_IF_GONE, fail_if_gone), fixed, &[rows.as_bytes()]);
+                let flags = flag(FLAG_VIEWS, views) | flag(FLAG_FAILS_IF_GONE, fail_if_gone);
+                into.fill(kind::ROWS, flags, fixed, &[rows.as_bytes()]);
             }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
@@ -561,8 +565,8 @@ impl<'a> Submission<'a> {
                 let RowsFixed { min_version, call, timeout_ms, peer, rows_bytes, .. } = fixed;
                 let rows = sections.bytes("names of rows", rows_bytes, NAMED_ROWS_BYTES_MAX)?;
                 let rows = NamedRows::parse(rows).map_err(|_| Malformed { what: "names of rows" })?;
-                let fail_if_gone = flags & FLAG_FAILS_IF_GONE != 0;
-                (Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone }, sections)
+                let (views, fail_if_gone) = (flags & FLAG_VIEWS != 0, flags & FLAG_FAILS_IF_GONE != 0);
+                (Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone }, sections)
             }
             kind::CLOSE_PLAN => {
                 let (Number { number: plan, .. }, sections) = record.parts()?;

@@ -88,7 +88,10 @@ impl Scribbler {
             // The ring holds what it has scribbled there itself.
             match villain.try_look() {
                 Some(
-                    Completion::Received { payload: ReceivedAt::Area { token, .. }, .. }
+                    Completion::Received {
+                        payload: ReceivedAt::Area { token, .. } | ReceivedAt::Lending { token, .. },
+                        ..
+                    }
                     | Completion::Accepted { payload: ReceivedAt::Area { token, .. }, .. },
                 ) => self.tokens.push(token),
                 Some(_) => {}
@@ -186,8 +189,8 @@ impl Scribbler {
                 for _ in 0..=self.below(3) {
                     named.name(key, &[self.below(9), self.number()], |_| 2);
                 }
-                let (rows, fail_if_gone) = (named.as_rows(), is_inline);
-                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, fail_if_gone }
+                let (rows, views, fail_if_gone) = (named.as_rows(), self.below(2) == 0, is_inline);
+                Submission::Rows { call, peer, min_version: step, timeout_ms, rows, views, fail_if_gone }
             }
             21 | 22 => {
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };

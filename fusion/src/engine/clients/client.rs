@@ -315,7 +315,7 @@ impl Client {
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
                 }
             }
-            Submission::Rows { call, peer, min_version, timeout_ms, rows, fail_if_gone } => {
+            Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
@@ -325,7 +325,7 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let request = RowsRequest { pair, rows, min_version, deadline, fail_if_gone, waiter };
+                        let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
                         let ticket = node.pull_rows(now, request);
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(call)

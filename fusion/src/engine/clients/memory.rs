@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sealane_runtime::{Block, Buffer, Extents, Lender};
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+use sealane_transport::shm::table_places::Place;
 use sealane_transport::shm::{OutOfRange, SharedMemory, Span};
 use sealane_transport::{Arena, Error, Handle, Payload};
 
@@ -51,6 +52,14 @@ fn arena_of(payload: &Payload) -> Option<(&ArenaMemory, Shown)> {
 /// Lends parts of the client's arena as payloads: the end of the send says that they are back.
 struct ArenaPayloads {
     _memory: SharedMemory,
+}
+
+impl ArenaMemory {
+    /// Where a payload that lies here begins, and how long it is.
+    fn span_of(&self, payload: &Payload) -> Span {
+        let offset = payload.volatile().as_ptr().addr() - self.memory.base().as_ptr().addr();
+        Span { offset: offset as u64, len: payload.len() as u64 }
+    }
 }
 
 impl Lender for ArenaMemory {
@@ -148,10 +157,10 @@ impl ClientArena {
 
 /// What a token stands for.
 enum Lent {
-    /// A block of the receive area.
-    Block(Block),
+    /// A block of the receive area, and what lies in arenas of others and stays there as long as the client has the block: by the arena.
+    Block(Block, Vec<(u64, Option<Payload>)>),
     /// A tensor in the arena of that number, which its client leaves alone as long as this has a share of it.
-    View { arena: u64, _lease: Option<Payload> },
+    View { arena: u64, lease: Option<Payload> },
 }
 
 /// Memory that the client may look at. It is free again when neither side has it.
@@ -233,7 +242,8 @@ impl ReceiveArea {
         };
         let span = span_of(&block, len);
         let bytes = self.memory.memory.bytes(span).expect("the books are those of this memory");
-        let Ok(token) = books.out.insert(Out { memory: Lent::Block(block), held: true, told: false }) else {
+        let Ok(token) = books.out.insert(Out { memory: Lent::Block(block, Vec::new()), held: true, told: false })
+        else {
             unreachable!("2^32 blocks do not fit in memory")
         };
         // SAFETY: the block was just taken for this buffer and the memory is mapped as long as the lender lives.
@@ -251,24 +261,27 @@ impl ReceiveArea {
         let token = self.token_of(buffer)?;
         let books = self.books.borrow();
         let out = books.out.get(Handle::from_bits(token)).expect("a lent buffer's block is out");
-        let Lent::Block(block) = &out.memory else { unreachable!("no buffer of this area lies over a view") };
+        let Lent::Block(block, _) = &out.memory else { unreachable!("no buffer of this area lies over a view") };
         Some((span_of(block, buffer.len()), token))
+    }
+
+    /// True if something stays where it is until that block is given back.
+    pub(super) fn lends_by(&self, token: u64) -> bool {
+        let books = self.books.borrow();
+        let out = books.out.get(Handle::from_bits(token));
+        out.is_some_and(|out| matches!(&out.memory, Lent::Block(_, lent) if !lent.is_empty()))
     }
 
     /// Lends the client a view of a published tensor that [`shares`](Pool::shares) has allowed: the number of its arena, where it is
     /// there, and the token to give it back by. `None` if it lies elsewhere.
     pub(super) fn lend_view(&self, payload: &Payload) -> Option<(u64, Span, u64)> {
         let (arena, Shown { number, .. }) = arena_of(payload)?;
-        let offset = payload.volatile().as_ptr().addr() - arena.memory.base().as_ptr().addr();
-        let lease = (!arena.left.load(Ordering::Relaxed)).then(|| payload.share());
+        let span = arena.span_of(payload);
         let mut books = self.books.borrow_mut();
-        books.views += 1;
-        if lease.is_some() && !books.viewed.contains(&number) {
-            books.viewed.push(number);
-        }
-        let view = Out { memory: Lent::View { arena: number, _lease: lease }, held: false, told: true };
+        let (_, lease) = books.lease(payload.share())?;
+        let view = Out { memory: Lent::View { arena: number, lease }, held: false, told: true };
         let Ok(token) = books.out.insert(view) else { unreachable!("2^32 views do not fit in memory") };
-        Some((number, Span { offset: offset as u64, len: payload.len() as u64 }, token.to_bits()))
+        Some((number, span, token.to_bits()))
     }
 
     /// Lets go of what the client views.
@@ -277,6 +290,11 @@ impl ReceiveArea {
         for view in books.out.select(|out| matches!(out.memory, Lent::View { .. })) {
             books.out.remove(view);
         }
+        for (_, out) in books.out.iter_mut() {
+            if let Lent::Block(_, lent) = &mut out.memory {
+                lent.clear();
+            }
+        }
         books.views = 0;
     }
 
@@ -284,10 +302,12 @@ impl ReceiveArea {
     pub(super) fn forget_arena(&self, number: u64) -> bool {
         let mut books = self.books.borrow_mut();
         for (_, out) in books.out.iter_mut() {
-            if let Lent::View { arena, _lease } = &mut out.memory
-                && *arena == number
-            {
-                *_lease = None;
+            match &mut out.memory {
+                Lent::View { arena, lease } if *arena == number => *lease = None,
+                Lent::View { .. } => {}
+                Lent::Block(_, lent) => {
+                    lent.iter_mut().filter(|(arena, _)| *arena == number).for_each(|of| of.1 = None)
+                }
             }
         }
         let place = books.viewed.iter().position(|viewed| *viewed == number);
@@ -330,6 +350,17 @@ impl ReceiveArea {
 }
 
 impl Books {
+    /// One more view of what lies in the arena of another: its number, and what keeps it there, if its client has not gone.
+    fn lease(&mut self, payload: Payload) -> Option<(u64, Option<Payload>)> {
+        let (arena, Shown { number, .. }) = arena_of(&payload)?;
+        let has_left = arena.left.load(Ordering::Relaxed);
+        self.views += 1;
+        if !has_left && !self.viewed.contains(&number) {
+            self.viewed.push(number);
+        }
+        Some((number, Some(payload).filter(|_| !has_left)))
+    }
+
     /// A buffer was dropped.
     fn dropped(&mut self, handle: Handle) {
         if let Some(out) = self.out.get_mut(handle) {
@@ -343,7 +374,10 @@ impl Books {
             && let Some(out) = self.out.remove(handle)
         {
             match out.memory {
-                Lent::Block(block) => self.extents.as_mut().expect("a block is out").free(block),
+                Lent::Block(block, lent) => {
+                    self.extents.as_mut().expect("a block is out").free(block);
+                    self.views -= lent.len();
+                }
                 Lent::View { .. } => self.views -= 1,
             }
         }
@@ -363,6 +397,27 @@ impl Pool for ReceiveArea {
         let shares = is_own_users && self.books.borrow().views < VIEWS_MAX;
         self.views_refused.set(self.views_refused.get() + u64::from(!shares));
         shares
+    }
+
+    fn place_of_table(&self, rows: &Payload, locks: Option<&Payload>) -> Option<Place> {
+        let (arena, Shown { number, .. }) = arena_of(rows).filter(|(_, shown)| Some(shown.uid) == self.viewer)?;
+        let locks = match locks {
+            None => Span::default(),
+            Some(locks) => arena_of(locks).filter(|(_, shown)| shown.number == number)?.0.span_of(locks),
+        };
+        (self.books.borrow().views < VIEWS_MAX).then(|| Place { arena: number, rows: arena.span_of(rows), locks })
+    }
+
+    fn allocate_lending(&self, len: usize, lent: Vec<Payload>) -> Result<Buffer, Error> {
+        let buffer = self.allocate_block(len)?;
+        let token = self.token_of(&buffer).expect("it was just allocated here");
+        let mut books = self.books.borrow_mut();
+        let leases = lent.into_iter().filter_map(|payload| books.lease(payload)).collect();
+        let out = books.out.get_mut(Handle::from_bits(token)).expect("a lent buffer's block is out");
+        let Lent::Block(_, lent) = &mut out.memory else { unreachable!("no buffer of this area lies over a view") };
+        *lent = leases;
+        drop(books);
+        Ok(buffer)
     }
 
     fn allocate(&self, len: usize) -> Result<Buffer, Error> {
@@ -445,6 +500,46 @@ mod tests {
         area.free(views[4].2);
         area.end_views();
         assert_eq!(area.count_views(), (0, 2));
+    }
+
+    #[test]
+    fn tables_stay_where_they_are_as_long_as_the_client_has_the_answer_that_says_so() {
+        let arena = |number, uid| {
+            let (memory, _descriptor) = SharedMemory::create("test", BYTES, false).unwrap();
+            ClientArena::new(memory, Some(Shown { number, uid }))
+        };
+        let part = |of: &ClientArena, offset, len| {
+            Payload::from(of.destination(1, Span { offset, len }).unwrap()).into_shared()
+        };
+        let (own, others) = (arena(7, 1), arena(8, 2));
+        let area = ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, Some(1));
+        let (rows, locks) = (part(&own, 64, 640), part(&own, 1024, 64));
+        let place = area.place_of_table(&rows, Some(&locks)).unwrap();
+        let at = |offset, len| Span { offset, len };
+        assert_eq!(place, Place { arena: 7, rows: at(64, 640), locks: at(1024, 64) });
+        assert_eq!(area.place_of_table(&rows, None).unwrap().locks, Span::default());
+        // Another user's, or partly.
+        assert_eq!(area.place_of_table(&part(&others, 64, 640), None), None);
+        assert_eq!(area.place_of_table(&rows, Some(&part(&others, 0, 64))), None);
+        assert_eq!(area.place_of_table(&rows, Some(&Payload::from(vec![0; 64]).into_shared())), None);
+        assert_eq!(area.place_of_table(&Payload::from(vec![0; 64]).into_shared(), None), None);
+
+        let answers = [(); 3].map(|()| area.allocate_lending(100, vec![rows.share(), locks.share()]).unwrap());
+        drop((rows, locks));
+        let tokens = answers.each_ref().map(|answer| area.place_of(answer).unwrap().1);
+        assert!(tokens.iter().all(|&token| area.lends_by(token)) && !area.lends_by(tokens[0] ^ 1 << 40));
+        answers.into_iter().for_each(|answer| area.hand_over(answer));
+        assert_eq!((area.count_views().0, own.is_unused()), (6, false));
+        area.free(tokens[0]);
+        area.free(tokens[0]);
+        assert_eq!((area.count_views().0, own.is_unused()), (4, false));
+        // Its client goes, which needs nothing of it any more; then the one that reads.
+        assert!(area.forget_arena(7) && own.is_unused());
+        area.free(tokens[1]);
+        assert_eq!(area.count_views().0, 2);
+        area.end_views();
+        area.free(tokens[2]);
+        assert_eq!(area.count_views().0, 0);
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl Exchange {
         request: RowsRequest<'_>,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let RowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter } = request;
+        let RowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter, .. } = request;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let key = rows.title();
         let ask = Ask { consumer, producer, step, key: &key, deadline, destination: None, waiter };

@@ -136,8 +136,9 @@ impl Gathering {
         if self.ids.is_empty() {
             std::mem::swap(&mut self.ids, spare);
             self.ids.clear();
-            zip(&self.tables, named.iter())
-                .for_each(|(table, named)| drop(decode(named, table.part.table_rows, &mut self.ids)));
+            for (table, named) in zip(&self.tables, named.iter()) {
+                decode(named, table.part.table_rows, &mut self.ids);
+            }
         }
         let (mut cost, mut outcome) = (0, Ok(Gathered::All));
         for (key, _) in named.tables().skip(self.table) {

@@ -19,12 +19,15 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
+use sealane_runtime::Buffer;
 use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::{NamedRows, NamedRowsBuf};
 use sealane_transport::session::{PeerQuota, RowsAsked};
+use sealane_transport::shm::table_places;
 use sealane_transport::tensor::{Tensor, TensorMeta};
-use sealane_transport::{Arena, Error, Handle, Operation, Unreceived};
+use sealane_transport::{Arena, Error, Handle, Operation, Payload, Unreceived};
 
+use super::Pool;
 use super::cells::RecvWaiter;
 use super::context::{Context, draining};
 use super::outcomes::unheard;
@@ -32,8 +35,9 @@ use super::pairs::STRANGER;
 use super::pulls::Pulls;
 use crate::deadlines::Deadlines;
 use crate::limits::{
-    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, LATE_PER_TURN, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
-    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX, ROW_WAKES_PER_TURN,
+    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, COUNTED_BYTES_MAX, LATE_PER_TURN, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX,
+    ROW_RETRIES_AT_ONCE, ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX,
+    ROW_WAKES_PER_TURN,
 };
 use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
@@ -52,6 +56,8 @@ pub struct RowsRequest<'a> {
     pub min_version: i64,
     /// When it ends with DeadlineExceeded.
     pub deadline: Instant,
+    /// It asks where the tables lie, in place of their rows; for a client.
+    pub views: bool,
     /// It does not wait for tables of a task that has left.
     pub fail_if_gone: bool,
     /// Who is told, and gets the [rows](gathered_rows) as one tensor.
@@ -61,7 +67,7 @@ pub struct RowsRequest<'a> {
 /// Who wants rows.
 enum Asker {
     Peer { session: Handle, id: Handle, is_parked: bool, quota: Rc<PeerQuota> },
-    Here { consumer: u16, waiter: RecvWaiter },
+    Here { consumer: u16, waiter: RecvWaiter, views: bool },
 }
 
 /// Whose table, and which.
@@ -200,8 +206,8 @@ impl Lookups {
         pulls: &mut Pulls,
         context: &mut Context,
     ) -> Option<Handle> {
-        let RowsRequest { rows, min_version, deadline, fail_if_gone, waiter, .. } = request;
-        let asker = Asker::Here { consumer, waiter };
+        let RowsRequest { rows, min_version, deadline, views, fail_if_gone, waiter, .. } = request;
+        let asker = Asker::Here { consumer, waiter, views };
         let handle = self.enter(asker, (producer, rows.into()), (min_version, fail_if_gone), (now, deadline));
         self.begin(handle, pulls, context);
         self.lookups.get(handle).map(|_| handle)
@@ -277,6 +283,10 @@ impl Lookups {
             };
             let for_whom = match &lookup.asker {
                 Asker::Peer { quota, .. } => Memories::Slab { held: quota.rows.held() },
+                Asker::Here { views: true, .. } => {
+                    self.tell_places(handle, &tables, context);
+                    return effort;
+                }
                 Asker::Here { consumer, .. } => Memories::OfTask(*consumer),
             };
             match Gathering::begin(tables, lookup.rows.as_rows(), &mut self.ids, for_whom, context) {
@@ -367,13 +377,8 @@ impl Lookups {
         let Some(Lookup { asker, producer, rows, since, gathering: Some(gathering), .. }) = self.remove(handle) else {
             return;
         };
-        let (counters, metrics) = (&mut context.reporter.counters, &context.reporter.metrics);
-        let task = context.pairs.task(producer).as_str();
         for ((key, named), gathered) in rows.as_rows().tables().zip(gathering.counters()) {
-            let gathered = TableCounters { rows_named: named.into(), ..gathered };
-            counters.rows_served += gathered.rows;
-            counters.row_bytes_served += gathered.bytes;
-            self.served.count((producer, task, key), &gathered, metrics);
+            self.count((producer, key), &TableCounters { rows_named: named.into(), ..gathered }, context);
         }
         let buffer = gathering.into_answer();
         let meta = gathered_rows::meta(buffer.len()).expect("it was allocated");
@@ -385,13 +390,39 @@ impl Lookups {
                 // If it is refused, the peer was told.
                 let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
             }),
-            Asker::Here { waiter, .. } => {
-                let reporter = &mut context.reporter;
-                reporter.count_received(1, buffer.len());
-                reporter.record(Measured::Pull, Way::MEMORY, since);
-                reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, buffer)));
+            Asker::Here { waiter, .. } => told(waiter, since, buffer, context),
+        }
+    }
+
+    /// Tells a task of this node where tables lie, which stay there until it has given the answer's memory back.
+    fn tell_places(&mut self, handle: Handle, tables: &[Table], context: &mut Context) {
+        let Some(Lookup { asker: Asker::Here { consumer, .. }, rows, .. }) = self.lookups.get(handle) else { return };
+        let answer = match context.memory.pool(*consumer) {
+            Some(pool) => places_of(rows.as_rows(), tables, pool),
+            None => Err(Error::Unimplemented { reason: "the task is no client's".into() }),
+        };
+        let (buffer, viewed) = match answer {
+            Ok(answer) => answer,
+            Err(error) => return self.fail(handle, &error, context),
+        };
+        let Some(Lookup { asker: Asker::Here { waiter, .. }, producer, rows, since, .. }) = self.remove(handle) else {
+            return;
+        };
+        for ((key, _), (is_viewed, gathered)) in rows.as_rows().tables().zip(viewed) {
+            if is_viewed {
+                self.count((producer, key), &gathered, context);
             }
         }
+        told(waiter, since, buffer, context);
+    }
+
+    /// Counts what was gathered of a table.
+    fn count(&mut self, (producer, key): (u16, &str), gathered: &TableCounters, context: &mut Context) {
+        let counters = &mut context.reporter.counters;
+        counters.rows_served += gathered.rows;
+        counters.row_bytes_served += gathered.bytes;
+        let task = context.pairs.task(producer).as_str();
+        self.served.count((producer, task, key), gathered, &context.reporter.metrics);
     }
 
     /// Ends a lookup with `error`.
@@ -559,6 +590,43 @@ impl Lookup {
         };
         Waiter { handle, min_version: self.min_version, peer }
     }
+}
+
+/// A task of this node has what it asked for since then.
+fn told(waiter: RecvWaiter, since: Instant, answer: Buffer, context: &mut Context) {
+    let meta = gathered_rows::meta(answer.len()).expect("it was allocated");
+    let reporter = &mut context.reporter;
+    reporter.count_received(1, answer.len());
+    reporter.record(Measured::Pull, Way::MEMORY, since);
+    reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, answer)));
+}
+
+/// Where tables lie, in memory of a task that keeps them there; and of each whether the task may read it there, and what it reads then.
+///
+/// # Errors
+/// InvalidArgument if one is no table, ResourceExhausted without memory.
+fn places_of(
+    named: NamedRows<'_>,
+    tables: &[Table],
+    pool: &dyn Pool,
+) -> Result<(Buffer, Vec<(bool, TableCounters)>), Error> {
+    let (mut places, mut viewed, mut lent) = (Vec::new(), Vec::new(), Vec::new());
+    for ((key, named), Table { meta, payload, locks, .. }) in named.tables().zip(tables) {
+        let row_bytes = rows_of(meta, payload.len(), key)?.1 as u64;
+        let place = pool.place_of_table(payload, locks.as_ref());
+        if place.is_some() {
+            lent.extend([Some(payload), locks.as_ref()].into_iter().flatten().map(Payload::share));
+        }
+        // The client's word, in counters of its own tables' readers alone.
+        let (rows, rows_named) = (u64::from(named), u64::from(named));
+        let bytes = rows.saturating_mul(row_bytes).min(COUNTED_BYTES_MAX);
+        viewed.push((place.is_some(), TableCounters { requests: 1, rows, bytes, rows_named, gather_ns: 0 }));
+        places.push((meta, place));
+    }
+    let answer = table_places::write(places.into_iter());
+    let mut buffer = pool.allocate_lending(answer.len(), lent)?;
+    buffer.volatile_mut().copy_from(&answer);
+    Ok((buffer, viewed))
 }
 
 /// Counts so many less.

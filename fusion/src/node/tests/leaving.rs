@@ -174,7 +174,15 @@ fn a_request_for_rows_of_a_task_that_has_left_ends() {
             named.name("user", &[1], |_| 1);
             let (sender, receiver) = oneshot::channel();
             let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
-            let request = RowsRequest { pair, rows: named.as_rows(), min_version: 0, deadline, fail_if_gone, waiter };
+            let request = RowsRequest {
+                pair,
+                rows: named.as_rows(),
+                min_version: 0,
+                deadline,
+                views: false,
+                fail_if_gone,
+                waiter,
+            };
             let ticket = net.nodes[at.0].pull_rows(net.now, request);
             net.rest();
             Asked { receiver, ticket }

@@ -35,7 +35,8 @@ fn ask_all(net: &mut Net, at: (usize, &str), min_version: i64, tables: &[(&str, 
     }
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
-    let request = RowsRequest { pair, rows: named.as_rows(), min_version, deadline, fail_if_gone: false, waiter };
+    let rows = named.as_rows();
+    let request = RowsRequest { pair, rows, min_version, deadline, views: false, fail_if_gone: false, waiter };
     let ticket = net.nodes[at.0].pull_rows(net.now, request);
     Asked { receiver, ticket }
 }
@@ -294,6 +295,28 @@ fn a_node_that_drains_refuses_what_waits_and_gives_what_is_there() {
     assert_eq!(there.rows(), row(3, 2));
     assert_eq!(not_there.error().code(), Code::Unavailable);
     net.nothing_is_left();
+}
+
+#[test]
+fn where_a_table_lies_is_told_to_clients_alone_of_tables_of_this_engine() {
+    for (at, why) in [((1, "worker:1"), "another engine"), ((0, "ps:2"), "no client's")] {
+        let mut net = Net::pair();
+        publish(&mut net, "user", 1, 500, 3);
+        let pair = net.number(at.0, at.1, "ps:1");
+        let mut named = NamedRowsBuf::default();
+        named.name("user", &[], |_| 7).unwrap();
+        let (sender, receiver) = oneshot::channel();
+        let (rows, deadline, waiter) = (named.as_rows(), net.now + SOON, RecvWaiter::Channel(sender));
+        let request = RowsRequest { pair, rows, min_version: 1, deadline, views: true, fail_if_gone: false, waiter };
+        let ticket = net.nodes[at.0].pull_rows(net.now, request);
+        net.rest();
+        let error = Asked { receiver, ticket }.error();
+        assert_eq!(error.code(), Code::Unimplemented);
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(net.nodes[0].counters().rows_served, 0);
+        net.rest();
+        net.nothing_is_left();
+    }
 }
 
 /// Bytes of the answers of [`ask_for_a_mib`].

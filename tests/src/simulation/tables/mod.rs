@@ -247,8 +247,15 @@ impl Simulation {
             return Err("these are too many rows for one request".into());
         }
         let (rows, waiter) = (named.as_rows(), RecvWaiter::Channel(sender));
-        let request =
-            RowsRequest { pair, rows, min_version, deadline: self.base + deadline, fail_if_gone: false, waiter };
+        let request = RowsRequest {
+            pair,
+            rows,
+            min_version,
+            deadline: self.base + deadline,
+            views: false,
+            fail_if_gone: false,
+            waiter,
+        };
         let ticket = self.hosts[host].seats[shard].node.pull_rows(now, request);
         let asked = Ask { producer, consumer, key, ids, host, shard, min_version, issued, deadline, ticket, receiver };
         self.tables.open.insert(ask, asked);

@@ -97,7 +97,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
     if matches!(job.system, SystemName::Direct | SystemName::Stream) {
         thread::spawn(move || {
-            let Err(failure) = give_all(&engine, &clients, area_bytes);
+            let Err(failure) = serve_clients(&engine, &clients, area_bytes);
             // The consumer shows what is written here.
             eprintln!("the daemon between the clients ended: {failure}");
             process::exit(1);
@@ -112,8 +112,12 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     until_ended()
 }
 
-/// Lets clients in that may have direct lanes, and gives them those.
-fn give_all(engine: &Engine, listener: &OwnedFd, area_bytes: u64) -> Result<Infallible, BenchError> {
+/// Lets clients in that may reach each other past the engine, and gives them what they need for it.
+pub(in super::super) fn serve_clients(
+    engine: &Engine,
+    listener: &OwnedFd,
+    area_bytes: u64,
+) -> Result<Infallible, BenchError> {
     let mut attached = Vec::new();
     loop {
         match next_request(listener)? {
@@ -126,6 +130,13 @@ fn give_all(engine: &Engine, listener: &OwnedFd, area_bytes: u64) -> Result<Infa
                 // One that does not wait any more hears nothing.
                 let _ = match engine.direct_lane(&task, &peer, asker) {
                     Ok(LaneEnd { lane, side, ear, bell }) => attach::give_lane(&socket, &lane, side, (&ear, &bell)),
+                    Err(error) => attach::refuse(&socket, &error),
+                };
+            }
+            (socket, Request::Arena { arena, .. }) => {
+                let asker = attach::credentials(&socket).map_err(failed)?;
+                let _ = match engine.shared_arena(arena, asker.uid) {
+                    Ok((memory, bytes)) => attach::show_arena(&socket, &memory, bytes),
                     Err(error) => attach::refuse(&socket, &error),
                 };
             }
@@ -165,15 +176,15 @@ fn admit(
     engine: &Engine,
     socket: &Arc<OwnedFd>,
     wish: &attach::Attach,
-    (area_bytes, direct_lanes): (u64, bool),
+    (area_bytes, past_the_engine): (u64, bool),
 ) -> Result<(), BenchError> {
     let portion = Portion {
         shards: engine.shards(),
         area_bytes,
         request_timeout: REQUEST_TIMEOUT,
         tensor_bytes_max: SIZE_BYTES_MAX as u64,
-        views: false,
-        direct_lanes,
+        views: past_the_engine,
+        direct_lanes: past_the_engine,
     };
     let peer = attach::credentials(socket).map_err(failed)?;
     let made = portion.make(wish, peer, socket, &mut SpareArenas::default(), &engine.tasks());

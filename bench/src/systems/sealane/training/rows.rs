@@ -4,13 +4,15 @@ use sealane::{
     Buffer, DType, Error, RowsOptions, RowsWanted, ShardedTable, Sharding, Table, TableOptions, Task, Tensor,
     TensorMeta,
 };
-use sealane_fusion::Engine;
 
-use super::super::engine::{NAME, key_of, ps_task};
+use super::super::engine::{NAME, key_of, ps_task, room_bytes};
 use crate::error::BenchError;
 use crate::plan::{Bench, Plan, Tables};
 use crate::systems::rows::{Wanted, bytes_of_each, each, fill};
 use crate::systems::training;
+
+/// Memory for the locks of a table.
+const LOCKS_BYTES: usize = 16 << 10;
 
 fn sharding(plan: &Plan, table: &Tables) -> Result<Sharding, Error> {
     Sharding::modulo(table.rows, training::of(plan).size.ps)
@@ -21,11 +23,20 @@ fn table_key(plan: &Plan, number: usize) -> String {
     key_of(plan.step.len() + number)
 }
 
-/// Every ps publishes its part of each table. What lies there beside variables has no locks: nobody writes it.
-pub(super) fn publish(engine: &Engine, plan: &Plan) -> Result<Vec<Table>, BenchError> {
+/// Memory for a ps's part of all tables, with their locks.
+pub(super) fn room_for_part(plan: &Plan) -> u64 {
+    let rows = |table: &Tables| table.rows.div_ceil(training::of(plan).size.ps as u64) as usize;
+    let parts = each(plan).into_iter().flat_map(|table| [rows(&table) * table.row_bytes(), LOCKS_BYTES]);
+    room_bytes(&parts.collect::<Vec<_>>()) as u64
+}
+
+/// Every ps publishes its part of each table, by a task of its own. What lies there beside variables has no locks: nobody writes it.
+pub(super) fn publish(plan: &Plan, task: impl Fn(usize) -> Result<Task, Error>) -> Result<Vec<Table>, BenchError> {
+    let tasks = (0..training::of(plan).size.ps).map(task).collect::<Result<Vec<_>, _>>();
+    let tasks = tasks.map_err(BenchError::sealane("start a ps"))?;
     let options = TableOptions { torn: plan.bench == Bench::Ps, ..TableOptions::default() };
     let one = |(ps, (number, table)): (usize, (usize, Tables))| {
-        let (task, sharding) = (Task::from(engine.task(&ps_task(ps))?), sharding(plan, &table)?);
+        let (task, sharding) = (&tasks[ps], sharding(plan, &table)?);
         let rows = sharding.rows_of(ps);
         let mut memory = task.alloc(rows as usize * table.row_bytes())?;
         fill(&mut memory, &table, number, (0..rows).map(|local| sharding.row(ps, local)));

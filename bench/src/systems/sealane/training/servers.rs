@@ -3,9 +3,11 @@
 //! deposited. Bounded by the plan's workers and tensors.
 
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::thread;
 
-use sealane::Table;
+use sealane::{Attach, Table, Task};
 use sealane_fusion::{
     AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask, TensorView,
 };
@@ -13,7 +15,7 @@ use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 use tokio::sync::watch;
 
-use super::super::attached::admit_next;
+use super::super::attached::{admit_next, serve_clients};
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
 use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
@@ -39,10 +41,14 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
-        let (engine, tables) = host_clients(plan)?;
+        let engine = host_clients(plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
-        announce(&[])?;
         let area_bytes = memory::area_bytes(plan);
+        if plan.bench == Bench::Rows && !plan.tables.is_empty() {
+            return serve_tables(job, engine, door, area_bytes);
+        }
+        let tables = publish_tables(&engine, plan)?;
+        announce(&[])?;
         let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
         (admitted.collect::<Result<Vec<_>, _>>()?, engine, tables)
     } else {
@@ -60,12 +66,33 @@ pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, V
     let listening = (0..training.size.ps).map(|_| listener(plan)).collect::<Result<Vec<_>, _>>()?;
     let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    let (engine, tables) = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
+    let engine = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
+    let tables = publish_tables(&engine, plan)?;
     Ok((engine, tables, ports))
 }
 
+/// The tables of parameter servers that are code on their engine's shard.
+fn publish_tables(engine: &Engine, plan: &Plan) -> Result<Vec<Table>, BenchError> {
+    rows::publish(plan, |ps| Ok(Task::from(engine.task(&ps_task(ps))?)))
+}
+
+/// Serves workers, with parameter servers that are clients as they are, as training processes are that have tables.
+fn serve_tables(job: &PeerJob, engine: Engine, door: OwnedFd, area_bytes: u64) -> Result<(), BenchError> {
+    thread::spawn(move || {
+        let Err(failure) = serve_clients(&engine, &door, area_bytes);
+        // The workers' process shows what is written here.
+        eprintln!("the daemon between the clients ended: {failure}");
+        std::process::exit(1);
+    });
+    let socket = job.meeting_place()?;
+    let attach = |ps| Attach::new(&ps_task(ps)).socket(socket).arena_bytes(rows::room_for_part(&job.plan)).attach();
+    let _tables = rows::publish(&job.plan, attach)?;
+    announce(&[])?;
+    until_ended()
+}
+
 /// Parameter servers in an engine that serves the workers too: all are tasks of one host.
-fn host_clients(plan: &Plan) -> Result<(Engine, Vec<Table>), BenchError> {
+fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
     let Size { workers, ps } = training::of(plan).size;
     let (listener, port) = listener(plan)?;
     let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(peers::task)).collect();
@@ -86,7 +113,7 @@ fn start_engine(
     tasks: &[String],
     listeners: Vec<TcpListener>,
     verbs: Option<Verbs>,
-) -> Result<(Engine, Vec<Table>), BenchError> {
+) -> Result<Engine, BenchError> {
     let mut settings = engine::settings(plan, map, tasks, listeners, verbs)?;
     if !matches!(plan.bench, Bench::Connect | Bench::Idle) {
         engine::let_rest(&mut settings);
@@ -98,8 +125,7 @@ fn start_engine(
     on_shard(&engine, "start its parameter servers", async move |shard| {
         training::shares(&of_all).enumerate().try_for_each(|(number, share)| start_one(&shard, &of_all, number, &share))
     })?;
-    let tables = rows::publish(&engine, plan)?;
-    Ok((engine, tables))
+    Ok(engine)
 }
 
 /// Settings with room for all workers at once.

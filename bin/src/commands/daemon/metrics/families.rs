@@ -74,7 +74,7 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     family(Gauge, "deposits", "Tensors that wait for their recv, are lent to a peer, or were sent ahead and not released yet.", &[(None, |shard| shard.counters.deposits)]),
     family(Gauge, "parked_requests", "Requests of peers that wait for their send.", &[(None, |shard| shard.counters.parked)]),
     family(Gauge, "published_tensors", "Published tensors.", &[(None, |shard| shard.counters.published)]),
-    family(Counter, "rows_served", "Rows of published tables that were gathered for those who pulled them.", &[(None, |shard| shard.counters.rows_served)]),
+    family(Counter, "rows_served", "Rows of published tables that were gathered for those who pulled them, or read by clients of this host where they lie.", &[(None, |shard| shard.counters.rows_served)]),
     family(Counter, "row_bytes_served", "Bytes of these rows.", &[(None, |shard| shard.counters.row_bytes_served)]),
     family(Counter, "callers_refused", "Incoming connections that did not become links.", &[
         (Some(("reason", "unauthenticated")), |shard| shard.counters.callers.unauthenticated),
@@ -157,5 +157,5 @@ pub(super) const OF_TABLES: &[Family<Table>] = &[
     family(Counter, "table_rows", "Rows in these answers.", &[(None, |table| table.counters.rows)]),
     family(Counter, "table_row_bytes", "Their bytes.", &[(None, |table| table.counters.bytes)]),
     family(Counter, "table_rows_named", "How often those who asked had named them; a row that a batch names twice is gathered once.", &[(None, |table| table.counters.rows_named)]),
-    family(CounterOfTime, "table_gather_seconds", "Time that gathering them took.", &[(None, |table| table.counters.gather_ns)]),
+    family(CounterOfTime, "table_gather_seconds", "Time that gathering them took; what clients of this host read themselves takes none.", &[(None, |table| table.counters.gather_ns)]),
 ];

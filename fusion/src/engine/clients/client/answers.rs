@@ -152,7 +152,10 @@ impl Client {
                 return Some(ReceivedAt::Destination { len: tensor.len() as u64 });
             }
             if let Some((span, token)) = self.area.place_of(buffer) {
-                return Some(ReceivedAt::Area { span, token });
+                return Some(match self.area.lends_by(token) {
+                    true => ReceivedAt::Lending { span, token },
+                    false => ReceivedAt::Area { span, token },
+                });
             }
         }
         let travels = tensor.len() <= INLINE_BYTES_MAX && tensor.memory() == MemoryKind::Host;

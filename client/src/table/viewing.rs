@@ -1,0 +1,143 @@
+//! Rows that this process reads itself: of tables that another process of the same user has published with the same daemon, where they
+//! lie. The daemon is asked where that is each time, so that nobody has to tell this process of a table that changes; while this keeps the
+//! answer, and as long as the daemon lives, the table stays where it is.
+//!
+//! Whatever is not as it should be is left to the daemon, which gathers the rows then.
+
+use sealane_runtime::{Buffer, Rows};
+use sealane_transport::{
+    Error, Payload, Tensor,
+    named_rows::NamedRowsBuf,
+    shm::table_places::{self, Place, TablePlace},
+};
+
+use super::{places::Places, shares::Part};
+use crate::{Receiving, attachment::Attachment, limits::ROW_LOOKS_MAX};
+
+/// Rows of one table of a call, all of one owner.
+#[derive(Default)]
+pub(super) struct Viewed {
+    /// The number of the table in the call.
+    pub(super) table: usize,
+    pub(super) part: Part,
+}
+
+/// Tables that an owner is asked for together, and where they are, once that has come.
+pub(super) struct Asked {
+    pub(super) rows: Vec<Viewed>,
+    pub(super) receiving: Receiving,
+}
+
+/// Rows that are being read.
+pub(super) struct Reading {
+    pub(super) owner: usize,
+    /// Where the tables are: as long as this is here, they are there.
+    answer: Tensor,
+    pub(super) rows: Vec<Viewed>,
+    places: Vec<TablePlace>,
+    /// The table that is read, and how many of its rows were.
+    table: usize,
+    read: usize,
+    /// Looks at a row that was always being written.
+    looks: u32,
+}
+
+/// How far it is.
+pub(super) enum Progress {
+    /// Some rows were read.
+    Read,
+    /// None, for the next one was always being written: later.
+    Stuck,
+    /// These rows are to be asked for; with `true`, each time until there is another daemon.
+    Not(Viewed, bool),
+    /// All others were read, and are what they were while the call was under way.
+    All,
+}
+
+/// Names as many tables of these rows as one request asks for, `of` saying their keys and how many rows are wanted; how many those are.
+pub(super) fn name<'k>(rows: &[Viewed], of: impl Fn(&Viewed) -> (&'k str, usize), into: &mut NamedRowsBuf) -> usize {
+    let has_room = |&(key, rows): &(&str, usize)| into.name(key, &[], |_| rows as u32).is_some();
+    rows.iter().map(of).take_while(has_room).count()
+}
+
+impl Reading {
+    /// Of what an owner was asked for.
+    ///
+    /// # Errors
+    /// Unavailable, if it is no answer.
+    pub(super) fn new(owner: usize, rows: Vec<Viewed>, answer: Tensor) -> Result<Self, Error> {
+        let places = table_places::read(answer.bytes(), rows.len());
+        let places = places.map_err(|error| Error::unavailable("the daemon", error.to_string()))?;
+        Ok(Self { owner, answer, rows, places, table: 0, read: 0, looks: 0 })
+    }
+
+    fn memory(&self) -> Option<&Buffer> {
+        match self.answer.payload() {
+            Payload::Owned(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The table whose rows are read next; `None` once all were.
+    pub(super) fn next(&self) -> Option<usize> {
+        self.rows.get(self.table).map(|viewed| viewed.table)
+    }
+
+    /// Reads about so many bytes of rows of the [next](Self::next) table to their places.
+    ///
+    /// # Errors
+    /// As [`Places::put`].
+    pub(super) fn read(
+        &mut self,
+        attachment: &Attachment,
+        (owner, key): (&str, &str),
+        to: &mut Places,
+        budget: &mut usize,
+    ) -> Result<Progress, Error> {
+        let TablePlace { meta, place } = &self.places[self.table];
+        let Some(Place { arena, rows: at, locks }) = *place else { return Ok(self.leave(true)) };
+        let Some(answer) = self.memory() else { return Ok(self.leave(true)) };
+        let Ok(memory) = attachment.arena_named_by(answer, arena) else { return Ok(self.leave(true)) };
+        let (Ok(bytes), Ok(locks)) = (memory.volatile(at), memory.volatile(locks)) else { return Ok(self.leave(true)) };
+        let part = &self.rows[self.table].part;
+        let (target, row_bytes) = to.of_table(meta, bytes.len(), (owner, key))?;
+        let table = Rows::new(bytes, row_bytes, locks);
+        if self.read == 0 && part.ids.iter().any(|&id| id >= table.len() as u64) {
+            return Ok(self.leave(false));
+        }
+        let most = (*budget / row_bytes).max(1);
+        let these = self.read..part.ids.len().min(self.read + most);
+        let ids = &part.ids[these.clone()];
+        let target = target.volatile_mut();
+        let read = match part.places() {
+            Some(places) => table.gather_to(ids, &places[these.clone()], target),
+            None => table.gather(ids, target.range(these.start * row_bytes..these.end * row_bytes)),
+        };
+        let (copied, is_locked) = read.map_or_else(|copied| (copied, true), |()| (ids.len(), false));
+        *budget = budget.saturating_sub(copied * row_bytes);
+        self.read += copied;
+        if self.read == self.rows[self.table].part.ids.len() {
+            (self.table, self.read, self.looks) = (self.table + 1, 0, 0);
+            return Ok(Progress::Read);
+        }
+        self.looks = if is_locked && copied == 0 { self.looks + 1 } else { 0 };
+        // Whoever writes may have been stopped: the daemon waits for it, asleep.
+        Ok(match self.looks {
+            0 => Progress::Read,
+            1..=ROW_LOOKS_MAX => Progress::Stuck,
+            _ => self.leave(false),
+        })
+    }
+
+    /// Leaves the rows of this table to the daemon.
+    fn leave(&mut self, always: bool) -> Progress {
+        let viewed = std::mem::take(&mut self.rows[self.table]);
+        (self.table, self.read, self.looks) = (self.table + 1, 0, 0);
+        Progress::Not(viewed, always)
+    }
+
+    /// True if what was read is what lay there: the daemon still lives, which has kept it there.
+    pub(super) fn holds(&self, attachment: &Attachment) -> bool {
+        self.memory().is_some_and(|memory| attachment.is_lent(memory))
+    }
+}

@@ -227,6 +227,9 @@ pub(crate) const ROWS_IN_FLIGHT_BYTES: usize = 3 << 20;
 /// Bytes of rows that a poll of a call reads itself, in the tables of others, before it gives way.
 pub(crate) const ROWS_READ_BYTES: usize = 1 << 20;
 
+/// Rows that it reads between two looks at what it was asked to do.
+pub(crate) const ROWS_READ_AT_ONCE: usize = 16 << 10;
+
 /// Looks in a row at a row that is being written, before the daemon is asked for it.
 pub(crate) const ROW_LOOKS_MAX: u32 = 16;
 

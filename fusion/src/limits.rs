@@ -129,9 +129,6 @@ pub(crate) const ROW_TABLE_COST_BYTES: usize = 2048;
 /// Most tables of which a shard counts what it has gathered.
 pub(crate) const TABLES_COUNTED_MAX: usize = 1024;
 
-/// Bytes of rows that one request of a client is counted with, at most: how many it reads itself is its word.
-pub(crate) const COUNTED_BYTES_MAX: u64 = 1 << 40;
-
 /// As [`ROW_RETRIES_PER_TURN`], in a turn that comes because of [`ROW_RETRY_EVERY`].
 pub(crate) const ROW_RETRIES_AT_ONCE: usize = 16;
 

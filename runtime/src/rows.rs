@@ -84,7 +84,8 @@ impl<'a> Rows<'a> {
         self.copy(ids, |at| places[at] as usize, target)
     }
 
-    /// Rows of many sizes at a speed of their own. `place` says where in `target` a row goes that is the so manieth of `ids`: there is room.
+    /// Rows of common sizes are copied without a call for each. `place` says where in `target` the row at a place of `ids` goes: there is
+    /// room.
     #[inline]
     fn copy(&self, ids: &[u64], place: impl Fn(usize) -> usize, mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
         assert!(ids.iter().all(|&id| id < self.len() as u64), "the caller has looked for rows that are not there");

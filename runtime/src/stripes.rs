@@ -25,7 +25,9 @@ impl Stripe {
     #[inline]
     pub fn begin_read(&self) -> Option<u32> {
         // Pairs with the store in `end_write`: whoever reads its number reads the rows that it stands for, or newer ones.
-        let number = self.0.load(Ordering::Acquire);
+        // By a fence, for the lock may lie in memory that this process can only read.
+        let number = self.0.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
         number.is_multiple_of(2).then_some(number)
     }
 

@@ -83,9 +83,15 @@ impl Attachment {
         self.others_arena(serial, arena)
     }
 
-    /// True if the daemon still lives that has lent this memory: what it lends is nobody else's until then.
-    pub(crate) fn is_lent(&self, memory: &Buffer) -> bool {
-        self.link_that_lends(memory).is_some_and(|(_, ear)| !ear.wait_for_end(Duration::ZERO))
+    /// True if the daemon still lives that has lent this memory, and the clients of these arenas, as far as it has told: until then, what
+    /// lies there by its word is written by nobody else.
+    pub(crate) fn is_lent(&self, memory: &Buffer, mut arenas: impl Iterator<Item = u64>) -> bool {
+        self.lock().pump();
+        let is_there = match &self.lock().line {
+            Line::Up(link) => arenas.all(|arena| link.arenas.mapped.iter().any(|(number, _)| *number == arena)),
+            Line::Lost(_) | Line::Closed => false,
+        };
+        is_there && self.link_that_lends(memory).is_some_and(|(_, ear)| !ear.wait_for_end(Duration::ZERO))
     }
 
     fn link_that_lends(&self, memory: &Buffer) -> Option<(u64, Arc<ClientEar>)> {

@@ -61,7 +61,7 @@ pub struct RowsWanted<'a> {
 /// Rows that were pulled.
 #[derive(Debug)]
 pub struct PulledRows {
-    /// The rows in the order in which they were named: of shape `[named, ...]`. Those that are missing are as `out` was, or zeros.
+    /// The rows in the order in which they were named: of shape `[named, ...]`. Those that are missing have no meaning.
     pub rows: Tensor,
     /// Rows that did not come, with `partial`.
     pub missing: Vec<MissingRows>,
@@ -303,21 +303,22 @@ impl PullingAllRows {
     /// # Panics
     /// If the outcome was already taken.
     pub fn wait(mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
-        for owner in 0..self.owners.len() {
-            while let Some(viewing::Asked { rows, receiving }) = self.owners[owner].located.pop_front() {
-                self.located(owner, rows, receiving.wait());
-            }
-        }
-        while self.read_on(usize::MAX) {
-            thread::yield_now();
-        }
-        if self.owners.len() > 1 && self.owners.iter().any(Owner::has_more) {
+        let is_of_many = |owner: &Owner| owner.has_more() || !owner.located.is_empty();
+        if self.owners.len() > 1 && self.owners.iter().any(is_of_many) {
             // Whichever owner answers is to be asked for more.
             let waiter = self.task.waiter();
             loop {
                 if let Some(outcome) = waiter.block_on(&mut self, Duration::MAX) {
                     return outcome;
                 }
+            }
+        }
+        for owner in 0..self.owners.len() {
+            while let Some(viewing::Asked { rows, receiving }) = self.owners[owner].located.pop_front() {
+                self.located(owner, rows, receiving.wait());
+            }
+            while self.read_on(usize::MAX) {
+                thread::yield_now();
             }
         }
         for owner in 0..self.owners.len() {
@@ -381,7 +382,10 @@ impl PullingAllRows {
                 Ok(reading) => self.readings.push_back(reading),
                 Err(error) => self.fail(error),
             },
-            Err(error) if error.code() == Code::Unimplemented => self.want_all(owner, &rows, true),
+            Err(error) if matches!(error.code(), Code::Unimplemented | Code::ResourceExhausted) => {
+                self.want_all(owner, &rows, error.code() == Code::Unimplemented);
+                self.ask_all();
+            }
             Err(error) if self.partial && is_of_one_owner(&error) => {
                 for Viewed { table, part } in &rows {
                     note(&mut self.tables[*table].missing, &self.owners[owner].name, &part.all_places(), &error);
@@ -393,14 +397,19 @@ impl PullingAllRows {
 
     /// None of these rows can be read by this process.
     fn want_all(&mut self, owner: usize, rows: &[Viewed], always: bool) {
-        rows.iter().filter(|viewed| !viewed.part.ids.is_empty()).for_each(|viewed| {
+        for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
             self.want_in_place_of(owner, viewed, always);
-        });
-        self.ask_all();
+        }
     }
 
     /// Reads about so many bytes of rows where they lie; true if there is more.
-    fn read_on(&mut self, mut budget: usize) -> bool {
+    fn read_on(&mut self, budget: usize) -> bool {
+        let has_more = self.read(budget);
+        self.ask_all();
+        has_more
+    }
+
+    fn read(&mut self, mut budget: usize) -> bool {
         let Some(attachment) = self.task.attachment().cloned() else { return false };
         while let Some(reading) = self.readings.front_mut() {
             let owner = reading.owner;
@@ -414,11 +423,11 @@ impl PullingAllRows {
             match progress {
                 Ok(Progress::Read) => {}
                 Ok(Progress::Stuck) => return true,
-                Ok(Progress::Not(viewed, always)) => self.want_all(owner, &[viewed], always),
+                Ok(Progress::Ask { rows, always }) => self.want_in_place_of(owner, &rows, always),
                 Ok(Progress::All) => {
                     let reading = self.readings.pop_front().expect("it was just looked at");
                     match reading.holds(&attachment) {
-                        true => reading.rows.iter().for_each(|viewed| self.tables[viewed.table].is_read()),
+                        true => self.have_read(&reading.rows),
                         false => self.want_all(owner, &reading.rows, false),
                     }
                 }
@@ -429,6 +438,14 @@ impl PullingAllRows {
             }
         }
         false
+    }
+
+    /// These rows were read where they lie, but for those that are asked for.
+    fn have_read(&self, rows: &[Viewed]) {
+        for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
+            let Table { table, places, .. } = &self.tables[viewed.table];
+            table.set_row_bytes(places.row_bytes());
+        }
     }
 
     /// Takes the outcome of one request in.
@@ -534,11 +551,6 @@ impl PullingAllRows {
 }
 
 impl Table {
-    /// Rows of it were read where they lie.
-    fn is_read(&self) {
-        self.table.set_row_bytes(self.places.row_bytes());
-    }
-
     /// Why none of its rows has come, if that is so: nobody knows what they look like.
     fn is_unknown(&self) -> Option<Error> {
         let why = || self.missing.first().expect("the outcome was handed out before").error.clone();

@@ -6,13 +6,17 @@
 
 use sealane_runtime::{Buffer, Rows};
 use sealane_transport::{
-    Error, Payload, Tensor,
+    Code, Error, Payload, Tensor,
     named_rows::NamedRowsBuf,
     shm::table_places::{self, Place, TablePlace},
 };
 
 use super::{places::Places, shares::Part};
-use crate::{Receiving, attachment::Attachment, limits::ROW_LOOKS_MAX};
+use crate::{
+    Receiving,
+    attachment::Attachment,
+    limits::{ROW_LOOKS_MAX, ROWS_READ_AT_ONCE},
+};
 
 /// Rows of one table of a call, all of one owner.
 #[derive(Default)]
@@ -40,6 +44,8 @@ pub(super) struct Reading {
     read: usize,
     /// Looks at a row that was always being written.
     looks: u32,
+    /// An arena that could not be mapped.
+    unmapped: Option<u64>,
 }
 
 /// How far it is.
@@ -48,8 +54,8 @@ pub(super) enum Progress {
     Read,
     /// None, for the next one was always being written: later.
     Stuck,
-    /// These rows are to be asked for; with `true`, each time until there is another daemon.
-    Not(Viewed, bool),
+    /// These rows are to be asked for; if `always`, so are later ones until there is another daemon.
+    Ask { rows: Viewed, always: bool },
     /// All others were read, and are what they were while the call was under way.
     All,
 }
@@ -68,7 +74,7 @@ impl Reading {
     pub(super) fn new(owner: usize, rows: Vec<Viewed>, answer: Tensor) -> Result<Self, Error> {
         let places = table_places::read(answer.bytes(), rows.len());
         let places = places.map_err(|error| Error::unavailable("the daemon", error.to_string()))?;
-        Ok(Self { owner, answer, rows, places, table: 0, read: 0, looks: 0 })
+        Ok(Self { owner, answer, rows, places, table: 0, read: 0, looks: 0, unmapped: None })
     }
 
     fn memory(&self) -> Option<&Buffer> {
@@ -97,7 +103,15 @@ impl Reading {
         let TablePlace { meta, place } = &self.places[self.table];
         let Some(Place { arena, rows: at, locks }) = *place else { return Ok(self.leave(true)) };
         let Some(answer) = self.memory() else { return Ok(self.leave(true)) };
-        let Ok(memory) = attachment.arena_named_by(answer, arena) else { return Ok(self.leave(true)) };
+        let memory = match attachment.arena_named_by(answer, arena) {
+            Ok(memory) if self.unmapped != Some(arena) => memory,
+            Err(error) if error.code() == Code::NotFound => return Ok(self.leave(false)),
+            _ => {
+                // Whatever else lies there is not asked for again: that may take a second each time.
+                self.unmapped = Some(arena);
+                return Ok(self.leave(true));
+            }
+        };
         let (Ok(bytes), Ok(locks)) = (memory.volatile(at), memory.volatile(locks)) else { return Ok(self.leave(true)) };
         let part = &self.rows[self.table].part;
         let (target, row_bytes) = to.of_table(meta, bytes.len(), (owner, key))?;
@@ -105,7 +119,7 @@ impl Reading {
         if self.read == 0 && part.ids.iter().any(|&id| id >= table.len() as u64) {
             return Ok(self.leave(false));
         }
-        let most = (*budget / row_bytes).max(1);
+        let most = (*budget / row_bytes).clamp(1, ROWS_READ_AT_ONCE);
         let these = self.read..part.ids.len().min(self.read + most);
         let ids = &part.ids[these.clone()];
         let target = target.volatile_mut();
@@ -120,12 +134,12 @@ impl Reading {
             (self.table, self.read, self.looks) = (self.table + 1, 0, 0);
             return Ok(Progress::Read);
         }
-        self.looks = if is_locked && copied == 0 { self.looks + 1 } else { 0 };
+        self.looks = if copied == 0 { self.looks + 1 } else { 0 };
         // Whoever writes may have been stopped: the daemon waits for it, asleep.
-        Ok(match self.looks {
-            0 => Progress::Read,
-            1..=ROW_LOOKS_MAX => Progress::Stuck,
-            _ => self.leave(false),
+        Ok(match is_locked {
+            false => Progress::Read,
+            true if self.looks <= ROW_LOOKS_MAX => Progress::Stuck,
+            true => self.leave(false),
         })
     }
 
@@ -133,11 +147,12 @@ impl Reading {
     fn leave(&mut self, always: bool) -> Progress {
         let viewed = std::mem::take(&mut self.rows[self.table]);
         (self.table, self.read, self.looks) = (self.table + 1, 0, 0);
-        Progress::Not(viewed, always)
+        Progress::Ask { rows: viewed, always }
     }
 
-    /// True if what was read is what lay there: the daemon still lives, which has kept it there.
+    /// True if what was read is what lay there: the daemon still lives, which has kept it there, and so do its owners.
     pub(super) fn holds(&self, attachment: &Attachment) -> bool {
-        self.memory().is_some_and(|memory| attachment.is_lent(memory))
+        let arenas = self.places.iter().filter_map(|table| table.place).map(|place| place.arena);
+        self.memory().is_some_and(|memory| attachment.is_lent(memory, arenas))
     }
 }

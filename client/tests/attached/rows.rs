@@ -145,24 +145,30 @@ fn more_rows_come_than_the_arena_holds() {
 
 #[test]
 fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
-    let worker = to(&daemon).arena_bytes(16 << 20).attach().unwrap();
-    // More than may be in flight of one owner; the first one's part is never published.
-    let rows = 1536;
-    ps.publish_table("page", pages(&ps, rows), TableOptions::default()).unwrap();
-    let sharding = Sharding::range(2 * rows, 2).unwrap();
-    let table = ShardedTable::new("page", [worker.name(), ps.name()], sharding).unwrap();
-    let ids: Vec<u64> = (0..2 * rows).collect();
-    let options = RowsOptions { partial: true, timeout: Some(Duration::from_secs(1)), ..RowsOptions::default() };
-    let pulled = worker.pull_rows(&table, &ids, &options).wait().unwrap();
-    let [missing] = &pulled.missing[..] else { panic!("{:?}", pulled.missing.len()) };
-    assert_eq!((&*missing.owner, missing.error.code()), (worker.name(), Code::DeadlineExceeded));
-    let mut places = missing.places.clone();
-    places.sort_unstable();
-    assert!(places.into_iter().eq(0..rows as u32));
-    assert!(are_pages(&pulled.rows.bytes()[(rows * PAGE) as usize..], 0));
+    // Rows of a table that lacks some are asked for, although the table could be read.
+    for (views, lacks) in [(true, 0), (false, 0), (true, 1)] {
+        let directory = directory();
+        let daemon = start(&directory, views);
+        let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
+        let worker = to(&daemon).arena_bytes(16 << 20).attach().unwrap();
+        // More than may be in flight of one owner; the first one's part is never published.
+        let rows = 1536;
+        ps.publish_table("page", pages(&ps, rows - lacks), TableOptions::default()).unwrap();
+        let sharding = Sharding::range(2 * rows, 2).unwrap();
+        let table = ShardedTable::new("page", [worker.name(), ps.name()], sharding).unwrap();
+        let ids: Vec<u64> = (0..2 * rows).collect();
+        let options = RowsOptions { partial: true, timeout: Some(Duration::from_secs(1)), ..RowsOptions::default() };
+        let mut pulled = worker.pull_rows(&table, &ids, &options).wait().unwrap();
+        pulled.missing.sort_by_key(|missing| missing.owner != worker.name().into());
+        let mut places = pulled.missing[0].places.clone();
+        assert_eq!(pulled.missing[0].error.code(), Code::DeadlineExceeded);
+        places.sort_unstable();
+        assert!(places.into_iter().eq(0..rows as u32));
+        let others: Vec<u32> = pulled.missing[1..].iter().flat_map(|missing| missing.places.clone()).collect();
+        assert_eq!(others, (2 * rows - lacks..2 * rows).map(|place| place as u32).collect::<Vec<_>>());
+        let there = (rows * PAGE) as usize..((2 * rows - lacks) * PAGE) as usize;
+        assert!(are_pages(&pulled.rows.bytes()[there], 0));
+    }
 }
 
 /// A worker and a ps that has published a table of pages, of which row `i` is full of `i`.
@@ -254,6 +260,12 @@ fn what_was_read_where_a_daemon_had_it_that_is_gone_is_asked_for_again() {
 
 #[test]
 fn a_row_that_is_always_being_written_is_left_to_the_daemon() {
+    for width in [1, PAGE] {
+        leave_a_row_to_the_daemon(width);
+    }
+}
+
+fn leave_a_row_to_the_daemon(width: u64) {
     let directory = directory();
     let daemon = start(&directory, true);
     let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
@@ -263,11 +275,13 @@ fn a_row_that_is_always_being_written_is_left_to_the_daemon() {
     locks.fill(0);
     locks[5 * 4] = 1;
     let locks = Tensor::new(TensorMeta::new(DType::U32, &[4096]).unwrap(), locks).unwrap();
-    let key = format!("page{LOCKS_SUFFIX}");
-    ps.publish_many(1, [(key, locks), ("page".to_owned(), pages(&ps, 1000))]).wait().unwrap();
+    let mut rows = ps.alloc(1000 * width as usize).unwrap();
+    rows.chunks_mut(width as usize).zip(0..).for_each(|(row, number)| row.fill(number as u8));
+    let rows = Tensor::new(TensorMeta::new(DType::U8, &[1000, width]).unwrap(), rows).unwrap();
+    ps.publish_many(1, [(format!("page{LOCKS_SUFFIX}"), locks), ("page".to_owned(), rows)]).wait().unwrap();
     let table = ShardedTable::of(ps.name(), "page").unwrap();
     let pulled = worker.pull_rows(&table, &[4, 6], &RowsOptions::default()).wait().unwrap();
-    assert_eq!((pulled.rows.bytes()[0], counted(&daemon)), (4, (2, 2 * PAGE, 0)));
+    assert_eq!((pulled.rows.bytes()[0], counted(&daemon)), (4, (2, 2 * width, 0)));
     let error = worker.pull_rows(&table, &[4, 5, 6], &RowsOptions::default()).wait().unwrap_err().error;
     assert!(error.to_string().contains("row 5 of 'page' was written at each"), "{error}");
 }

@@ -31,12 +31,15 @@ impl TableCounters {
     /// One more answer.
     pub(crate) fn add(&mut self, other: &TableCounters) {
         let TableCounters { requests, rows, bytes, rows_named, gather_ns } = other;
-        self.requests += requests;
-        self.rows += rows;
-        self.bytes += bytes;
-        // As whoever asks says.
-        self.rows_named = self.rows_named.saturating_add(*rows_named);
-        self.gather_ns += gather_ns;
+        for (sum, more) in [
+            (&mut self.requests, requests),
+            (&mut self.rows, rows),
+            (&mut self.bytes, bytes),
+            (&mut self.rows_named, rows_named),
+            (&mut self.gather_ns, gather_ns),
+        ] {
+            *sum = sum.saturating_add(*more);
+        }
     }
 }
 

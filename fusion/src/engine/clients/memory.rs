@@ -405,10 +405,14 @@ impl Pool for ReceiveArea {
             None => Span::default(),
             Some(locks) => arena_of(locks).filter(|(_, shown)| shown.number == number)?.0.span_of(locks),
         };
-        (self.books.borrow().views < VIEWS_MAX).then(|| Place { arena: number, rows: arena.span_of(rows), locks })
+        Some(Place { arena: number, rows: arena.span_of(rows), locks })
     }
 
     fn allocate_lending(&self, len: usize, lent: Vec<Payload>) -> Result<Buffer, Error> {
+        if self.books.borrow().views + lent.len() > VIEWS_MAX {
+            self.views_refused.set(self.views_refused.get() + lent.len() as u64);
+            return Err(Error::full("views of a client", format!("at most {VIEWS_MAX} are possible")));
+        }
         let buffer = self.allocate_block(len)?;
         let token = self.token_of(&buffer).expect("it was just allocated here");
         let mut books = self.books.borrow_mut();
@@ -513,16 +517,20 @@ mod tests {
         };
         let (own, others) = (arena(7, 1), arena(8, 2));
         let area = ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, Some(1));
-        let (rows, locks) = (part(&own, 64, 640), part(&own, 1024, 64));
+        let (rows, locks) = (part(&own, 64, 6400), part(&own, 8192, 512));
         let place = area.place_of_table(&rows, Some(&locks)).unwrap();
         let at = |offset, len| Span { offset, len };
-        assert_eq!(place, Place { arena: 7, rows: at(64, 640), locks: at(1024, 64) });
+        assert_eq!(place, Place { arena: 7, rows: at(64, 6400), locks: at(8192, 512) });
         assert_eq!(area.place_of_table(&rows, None).unwrap().locks, Span::default());
         // Another user's, or partly.
-        assert_eq!(area.place_of_table(&part(&others, 64, 640), None), None);
-        assert_eq!(area.place_of_table(&rows, Some(&part(&others, 0, 64))), None);
-        assert_eq!(area.place_of_table(&rows, Some(&Payload::from(vec![0; 64]).into_shared())), None);
-        assert_eq!(area.place_of_table(&Payload::from(vec![0; 64]).into_shared(), None), None);
+        let heap = Payload::from(vec![0; 6400]).into_shared();
+        assert_eq!(area.place_of_table(&part(&others, 64, 6400), None), None);
+        assert_eq!(area.place_of_table(&rows, Some(&part(&others, 0, 512))), None);
+        assert_eq!(area.place_of_table(&rows, Some(&heap)), None);
+        assert_eq!(area.place_of_table(&heap, None), None);
+        let many = std::iter::repeat_with(|| rows.share());
+        assert!(area.allocate_lending(100, many.take(VIEWS_MAX + 1).collect()).is_err());
+        assert_eq!(area.count_views(), (0, VIEWS_MAX as u64 + 1));
 
         let answers = [(); 3].map(|()| area.allocate_lending(100, vec![rows.share(), locks.share()]).unwrap());
         drop((rows, locks));

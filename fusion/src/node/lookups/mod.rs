@@ -35,9 +35,8 @@ use super::pairs::STRANGER;
 use super::pulls::Pulls;
 use crate::deadlines::Deadlines;
 use crate::limits::{
-    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, COUNTED_BYTES_MAX, LATE_PER_TURN, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX,
-    ROW_RETRIES_AT_ONCE, ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX,
-    ROW_WAKES_PER_TURN,
+    COPY_BATCH_BYTES, COPY_BUDGET_BYTES, LATE_PER_TURN, PARKED_GRACE, ROW_REQUESTS_BYTES_MAX, ROW_RETRIES_AT_ONCE,
+    ROW_RETRIES_PER_TURN, ROW_RETRIES_SLACK, ROW_RETRY_EVERY, ROW_TABLE_COST_BYTES, ROW_WAITS_MAX, ROW_WAKES_PER_TURN,
 };
 use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
@@ -419,8 +418,9 @@ impl Lookups {
     /// Counts what was gathered of a table.
     fn count(&mut self, (producer, key): (u16, &str), gathered: &TableCounters, context: &mut Context) {
         let counters = &mut context.reporter.counters;
-        counters.rows_served += gathered.rows;
-        counters.row_bytes_served += gathered.bytes;
+        // How many a client reads itself is its own word.
+        counters.rows_served = counters.rows_served.saturating_add(gathered.rows);
+        counters.row_bytes_served = counters.row_bytes_served.saturating_add(gathered.bytes);
         let task = context.pairs.task(producer).as_str();
         self.served.count((producer, task, key), gathered, &context.reporter.metrics);
     }
@@ -617,9 +617,8 @@ fn places_of(
         if place.is_some() {
             lent.extend([Some(payload), locks.as_ref()].into_iter().flatten().map(Payload::share));
         }
-        // The client's word, in counters of its own tables' readers alone.
         let (rows, rows_named) = (u64::from(named), u64::from(named));
-        let bytes = rows.saturating_mul(row_bytes).min(COUNTED_BYTES_MAX);
+        let bytes = rows.saturating_mul(row_bytes);
         viewed.push((place.is_some(), TableCounters { requests: 1, rows, bytes, rows_named, gather_ns: 0 }));
         places.push((meta, place));
     }

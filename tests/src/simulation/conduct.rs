@@ -86,8 +86,8 @@ impl Simulation {
                 self.end_row(task, key);
                 Ok(())
             }
-            Deed::PullRows { ask, producer, consumer, key, ids, ahead, timeout } => {
-                self.pull_rows(ask, (producer, consumer, key), ids, ahead, timeout).map(drop)
+            Deed::PullRows { ask, producer, consumer, tables, ahead, timeout } => {
+                self.pull_rows(ask, (producer, consumer), tables, ahead, timeout).map(drop)
             }
             Deed::GiveUpRows { ask } => self.give_up_rows(ask),
             Deed::DeafenRows { ask } => {

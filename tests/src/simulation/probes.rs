@@ -158,8 +158,8 @@ impl Simulation {
     }
 
     fn probe_row(&mut self, ask: usize, producer: usize, consumer: usize) -> Result<bool, String> {
-        let at = (producer, consumer, PROBE_TABLE);
-        if !self.pull_rows(ask, at, vec![0, 7, 19], 0, PROBE_TIMEOUT)? {
+        let tables = vec![(PROBE_TABLE, vec![0, 7, 19])];
+        if !self.pull_rows(ask, (producer, consumer), tables, 0, PROBE_TIMEOUT)? {
             return Err("the probe's host is down".into());
         }
         loop {
@@ -195,7 +195,7 @@ impl Simulation {
         let pushed = [PROBE_BYTES, PROBE_BYTES_MAX, PROBE_BYTES, 0, PROBE_BYTES_MAX];
         let group = self.push(producer, queue, &pushed, timeout)?.ok_or("the probe's host is down")?;
         let rows = CUT_ASK + step as usize;
-        self.pull_rows(rows, (producer, consumer, PROBE_TABLE), vec![3, 5], 1, timeout)?;
+        self.pull_rows(rows, (producer, consumer), vec![(PROBE_TABLE, vec![3, 5])], 1, timeout)?;
         self.pause()?;
         self.trace.note(self.now, format_args!("all wires are cut"));
         self.air.cut();

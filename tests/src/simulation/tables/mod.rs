@@ -25,7 +25,6 @@ struct Write {
     key: u32,
     row: u64,
     process: u32,
-    since: Duration,
     until: Option<Duration>,
 }
 
@@ -50,12 +49,12 @@ struct Table {
     held: Option<(u64, Duration)>,
 }
 
-/// A pull of rows.
+/// A pull of rows of one task's tables.
 pub(super) struct Ask {
     producer: usize,
     consumer: usize,
-    key: u32,
-    ids: Vec<u64>,
+    /// Their keys, and the rows of each.
+    tables: Vec<(u32, Vec<u64>)>,
     host: usize,
     shard: usize,
     min_version: i64,
@@ -201,7 +200,7 @@ impl Simulation {
         if let Some(before) = self.tables.writes.get_mut(before) {
             before.until = Some(self.now);
         }
-        self.tables.writes.push(Write { task, key, row, process, since: self.now, until: None });
+        self.tables.writes.push(Write { task, key, row, process, until: None });
     }
 
     /// A task begins to write a row.
@@ -227,24 +226,27 @@ impl Simulation {
     pub(super) fn pull_rows(
         &mut self,
         ask: usize,
-        (producer, consumer, key): (usize, usize, u32),
-        ids: Vec<u64>,
+        (producer, consumer): (usize, usize),
+        tables: Vec<(u32, Vec<u64>)>,
         ahead: i64,
         timeout: Duration,
     ) -> Result<bool, String> {
         let host = self.host_of(consumer);
         let Some((shard, pair)) = self.seat_of(host, consumer, producer)? else { return Ok(false) };
-        let newest = self.tables.newest(producer, key);
+        let newest = self.tables.newest(producer, tables[0].0);
         let min_version = if ahead == workload::ANY_AGE { i64::MIN } else { newest + ahead };
         let (sender, receiver) = oneshot::channel();
         let (issued, deadline, now) = (self.now, self.now + timeout, self.instant());
         self.trace.note(
             issued,
-            format_args!("{consumer} asks for {} rows of table {key} of {producer} as {ask}, version {min_version}, for {timeout:?}", ids.len()),
+            format_args!("{consumer} asks for rows of {producer} as {ask}, version {min_version}, for {timeout:?}"),
         );
         let mut named = NamedRowsBuf::default();
-        if named.name(&name(key), &ids, |count| count as u32) != Some(ids.len()) {
-            return Err("these are too many rows for one request".into());
+        for (key, ids) in &tables {
+            self.trace.note(issued, format_args!("it names {} rows of table {key}", ids.len()));
+            if named.name(&name(*key), ids, |count| count as u32) != Some(ids.len()) {
+                return Err("these are too many rows for one request".into());
+            }
         }
         let (rows, waiter) = (named.as_rows(), RecvWaiter::Channel(sender));
         let request = RowsRequest {
@@ -257,7 +259,7 @@ impl Simulation {
             waiter,
         };
         let ticket = self.hosts[host].seats[shard].node.pull_rows(now, request);
-        let asked = Ask { producer, consumer, key, ids, host, shard, min_version, issued, deadline, ticket, receiver };
+        let asked = Ask { producer, consumer, tables, host, shard, min_version, issued, deadline, ticket, receiver };
         self.tables.open.insert(ask, asked);
         self.settle(host, shard)?;
         Ok(true)

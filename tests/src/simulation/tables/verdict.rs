@@ -1,23 +1,24 @@
 //! What a pull of rows may be told, and when.
 //!
-//! - It ends once, by its deadline (and the lateness of a turn): with as many rows as were asked for, or with an error that what
-//!   happened explains.
-//! - Each row is one that its task has written in that place of that table, to the last byte, and that was there at some time while
-//!   the pull was in progress. All of them are of one process, and none is older than the version that was asked for.
-//! - When nothing goes wrong, rows of a table that lies in the store for long enough come.
+//! - It ends once, by its deadline (and the lateness of a turn): with as many rows of each table as were asked for, or with an error
+//!   that what happened explains.
+//! - Each row is one that its task has written in that place of that table, to the last byte, and that was there while the pull was
+//!   in progress, after all its tables had been there at the same time and as new as was asked for. All of them are of one process.
+//! - When nothing goes wrong, rows of tables that lie in the store together for long enough come.
 //! - A pull that is given up says nothing.
 
+use std::iter::zip;
 use std::time::Duration;
 
 use sealane_fusion::{Code, DType, Error, RecvOutcome, Tensor, TensorMeta};
-use sealane_transport::gathered_rows;
+use sealane_transport::gathered_rows::{self, Part};
 
-use super::{Ask, Version, shape};
+use super::{Ask, Version, Write, shape};
 use crate::simulation::climate::{LATENESS_MAX, Weather};
 use crate::simulation::run::Simulation;
 use crate::simulation::workload;
 
-/// Rows of a table that lies in the store for so long come, when nothing goes wrong.
+/// Rows of tables that lie in the store together for so long come, when nothing goes wrong.
 const PULL_TIME: Duration = Duration::from_millis(500);
 
 impl Simulation {
@@ -50,7 +51,7 @@ impl Simulation {
         match outcome {
             Ok(rows) => {
                 self.check_rows(asked, &rows)?;
-                self.tables.rows += asked.ids.len();
+                self.tables.rows += asked.tables.iter().map(|(_, ids)| ids.len()).sum::<usize>();
                 Ok(())
             }
             Err(unreceived) => {
@@ -65,57 +66,69 @@ impl Simulation {
 
     /// Rows came: which are they, and might they?
     fn check_rows(&self, asked: &Ask, answer: &Tensor) -> Result<(), String> {
-        let (now, (table_rows, row_bytes)) = (self.now, shape(asked.key));
-        let part = gathered_rows::read(answer.bytes(), 1).map_err(|error| error.to_string())?.remove(0);
-        let there: Vec<u64> = asked.ids.iter().copied().filter(|&id| id < table_rows).collect();
-        let meta = TensorMeta::new(DType::U8, &[there.len() as u64, row_bytes as u64]);
-        if meta.as_ref() != Ok(&part.meta) || part.table_rows != table_rows {
-            let (meta, of) = (part.meta, part.table_rows);
-            return Err(format!("{meta:?} of {of} came for {} of {table_rows} rows of {row_bytes} bytes", there.len()));
+        let parts = gathered_rows::read(answer.bytes(), asked.tables.len()).map_err(|error| error.to_string())?;
+        let mut writes = Vec::new();
+        for ((key, ids), part) in zip(&asked.tables, parts) {
+            let of_table = self.writes_of((asked.producer, *key), ids, &part);
+            writes.extend(of_table.map_err(|what| format!("table {key}: {what}"))?);
         }
-        let of = |version: &&Version| (version.task, version.key) == (asked.producer, asked.key);
-        let new_enough = || self.tables.versions.iter().filter(of).filter(|it| it.version >= asked.min_version);
-        let (mut process, mut expected) = (None, vec![0; row_bytes]);
-        for (&id, row) in there.iter().zip(part.rows.chunks_exact(row_bytes)) {
-            let number = u64::from_le_bytes(*row.first_chunk().expect("rows are longer")) as usize;
-            let Some(write) = self.tables.writes.get(number) else { return Err(format!("nobody wrote row {id}")) };
-            if (write.task, write.key, write.row) != (asked.producer, asked.key, id) {
-                return Err(format!("row {id} is row {} of table {} of task {}", write.row, write.key, write.task));
+        let process = writes.first().map(|write| write.process);
+        // The earliest that they could be gathered.
+        let stores = 0..self.climate.shards_max;
+        let spans = stores.flat_map(|store| self.lay_together(asked, process, store, self.now));
+        let Some(since) = spans.map(|(since, _)| since).min() else {
+            return Err(format!("their tables were never there together, as new as {}", asked.min_version));
+        };
+        for &Write { key, row, process: of, until, .. } in writes {
+            if Some(of) != process {
+                return Err(format!("row {row} of table {key} is of another process than those before it"));
             }
-            workload::fill(workload::seed_of_row(write.task, write.key, id), number, &mut expected);
-            if row != expected {
-                return Err(format!("row {id} is not whole: {number} was written last"));
-            }
-            if *process.get_or_insert(write.process) != write.process {
-                return Err(format!("row {id} is of another process than those before it"));
-            }
-            // The earliest that a table of that age was there to be gathered from.
-            let there = new_enough().filter(|version| version.process == write.process);
-            let lay = there.flat_map(|version| version.lay.iter().flatten());
-            let while_asked = lay.filter(|(_, until)| until.is_none_or(|until| until >= asked.issued));
-            let Some(since) = while_asked.map(|&(since, _)| since.max(asked.issued)).min() else {
-                return Err(format!("row {id} is of no version that was there and as new as {}", asked.min_version));
-            };
-            if write.until.is_some_and(|until| until < since) || write.since > now {
+            if until.is_some_and(|until| until < since) {
                 return Err(format!(
-                    "row {id} was {number} until {:?}, and was asked for since {since:?}",
-                    write.until
+                    "row {row} of table {key} was overwritten at {until:?}, before all tables were there at {since:?}"
                 ));
             }
         }
         Ok(())
     }
 
+    /// What the rows of one table hold, each as its task has written it.
+    fn writes_of(&self, (producer, key): (usize, u32), ids: &[u64], part: &Part<&[u8]>) -> Result<Vec<&Write>, String> {
+        let (table_rows, row_bytes) = shape(key);
+        let there: Vec<u64> = ids.iter().copied().filter(|&id| id < table_rows).collect();
+        let meta = TensorMeta::new(DType::U8, &[there.len() as u64, row_bytes as u64]);
+        if meta.as_ref() != Ok(&part.meta) || part.table_rows != table_rows {
+            let (meta, of) = (&part.meta, part.table_rows);
+            return Err(format!("{meta:?} of {of} came for {} of {table_rows} rows of {row_bytes} bytes", there.len()));
+        }
+        let mut expected = vec![0; row_bytes];
+        let write_of = |(&id, row): (&u64, &[u8])| {
+            let number = u64::from_le_bytes(*row.first_chunk().expect("rows are longer")) as usize;
+            let Some(write) = self.tables.writes.get(number) else { return Err(format!("nobody wrote row {id}")) };
+            if (write.task, write.key, write.row) != (producer, key, id) {
+                return Err(format!("row {id} is row {} of table {} of task {}", write.row, write.key, write.task));
+            }
+            workload::fill(workload::seed_of_row(producer, key, id), number, &mut expected);
+            match row == expected {
+                true => Ok(write),
+                false => Err(format!("row {id} is not whole: {number} was written last")),
+            }
+        };
+        zip(&there, part.rows.chunks_exact(row_bytes)).map(write_of).collect()
+    }
+
     /// Why what happened does not explain the error; `None` if it does.
     fn unexplained_rows(&self, asked: &Ask, error: &Error) -> Option<&'static str> {
-        let Ask { producer, consumer, key, .. } = *asked;
+        let Ask { producer, consumer, .. } = *asked;
+        let is_held = |(key, _): &(u32, _)| self.was_held_within((producer, *key), asked.issued, self.now);
+        let was_held = asked.tables.iter().any(is_held);
         let explained = match error.code() {
             Code::DeadlineExceeded => self.now >= asked.deadline,
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => self.is_news(producer, consumer),
             Code::PermissionDenied => self.was_denied(producer, consumer),
-            Code::Aborted => self.was_held_within((producer, key), asked.issued, self.now),
+            Code::Aborted => was_held,
             _ => false,
         };
         if !explained {
@@ -125,16 +138,36 @@ impl Simulation {
             && !self.climate.scarce
             && !self.is_newcomer(producer)
             && !self.is_newcomer(consumer)
-            && !self.was_held_within((producer, key), asked.issued, self.now);
+            && !was_held;
         let host = &self.hosts[self.host_of(producer)];
         let store = host.shard_for(&self.task_name(producer), &self.task_name(consumer));
-        let came = |version: &Version| {
-            let of = (version.task, version.key) == (producer, key) && version.version >= asked.min_version;
-            of && matches!(version.lay[store], Some((since, until))
-                if since.max(asked.issued) + PULL_TIME < until.unwrap_or(asked.deadline).min(asked.deadline))
-        };
-        let there = undisturbed && self.tables.versions.iter().any(came);
-        there.then_some("the table was there, and nothing went wrong")
+        let long_enough = |&(since, until): &(Duration, Duration)| since + PULL_TIME < until;
+        let there = undisturbed && self.lay_together(asked, None, store, asked.deadline).iter().any(long_enough);
+        there.then_some("all tables were there, and nothing went wrong")
+    }
+
+    /// When all tables of a pull lay in a store, new enough and of that process if one is given, from when it was asked to `end`.
+    fn lay_together(
+        &self,
+        asked: &Ask,
+        process: Option<u32>,
+        store: usize,
+        end: Duration,
+    ) -> Vec<(Duration, Duration)> {
+        let mut spans = vec![(asked.issued, end)];
+        for &(key, _) in &asked.tables {
+            let of = |version: &&Version| {
+                (version.task, version.key) == (asked.producer, key)
+                    && version.version >= asked.min_version
+                    && process.is_none_or(|process| process == version.process)
+            };
+            let lay = || self.tables.versions.iter().filter(of).filter_map(|version| *version.lay.get(store)?);
+            let both = |(from, to): (Duration, Duration)| {
+                lay().map(move |(since, until)| (since.max(from), until.unwrap_or(to).min(to)))
+            };
+            spans = spans.into_iter().flat_map(both).filter(|(since, until)| since <= until).collect();
+        }
+        spans
     }
 
     /// True if a row of a table was being written at some time from `from` to `to`.

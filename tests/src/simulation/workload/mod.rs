@@ -179,13 +179,12 @@ pub(super) enum Deed {
         task: usize,
         key: u32,
     },
-    /// `ahead`: how much newer the table must be than it is now.
+    /// `tables`: their keys, and the rows of each. `ahead`: how much newer all must be than the first is now.
     PullRows {
         ask: usize,
         producer: usize,
         consumer: usize,
-        key: u32,
-        ids: Vec<u64>,
+        tables: Vec<(u32, Vec<u64>)>,
         ahead: i64,
         timeout: Duration,
     },

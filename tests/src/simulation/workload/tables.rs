@@ -12,6 +12,10 @@ use crate::simulation::tables;
 
 /// Tables that a task may publish.
 const TABLES: u32 = 3;
+/// Tables that pulls may name; the last is never published.
+const NAMED_TABLES: u32 = TABLES + 1;
+/// Tables of a pull at most; a table may be there twice.
+const TABLES_MAX: usize = 3;
 /// Longest that a row is half written: some pulls give up before, most do not.
 const HELD_MAX: Duration = Duration::from_millis(60);
 
@@ -29,7 +33,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
 
 fn publisher(task: usize, random: &mut SmallRng, agenda: &mut Agenda) {
     let begin = random.random_range(Duration::ZERO..STORM / 4);
-    for key in 0..random.random_range(1..=TABLES) {
+    for key in 0..random.random_range(2..=TABLES) {
         agenda.add(begin, Event::Deed(Deed::PublishTable { task, key }));
         for _ in 0..random.random_range(0..60) {
             let when = random.random_range(begin..STORM);
@@ -58,9 +62,9 @@ fn row(key: u32, random: &mut SmallRng) -> u64 {
     random.random_range(0..tables::shape(key).0)
 }
 
-fn reader(ask: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda) {
-    let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
-    let key = random.random_range(0..TABLES);
+/// One of so many tables, and rows of it: most often in their order, and rarely one that it lacks.
+fn some_rows(tables: u32, random: &mut SmallRng) -> (u32, Vec<u64>) {
+    let key = random.random_range(0..tables);
     let count = random.random_range(0..100);
     let mut ids: Vec<u64> = (0..count).map(|_| row(key, random)).collect();
     if random.random_bool(0.9) {
@@ -70,6 +74,14 @@ fn reader(ask: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda) 
     if random.random_bool(0.03) {
         ids.push(tables::shape(key).0 + random.random_range(0..3));
     }
+    (key, ids)
+}
+
+fn reader(ask: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda) {
+    let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
+    let named = if random.random_bool(0.9) { TABLES } else { NAMED_TABLES };
+    let count = if random.random_bool(0.5) { 1 } else { random.random_range(2..=TABLES_MAX) };
+    let tables = (0..count).map(|_| some_rows(named, random)).collect();
     let ahead = match random.random_range(0..10) {
         0..4 => ANY_AGE,
         4..8 => 0,
@@ -77,7 +89,7 @@ fn reader(ask: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda) 
         _ => -1,
     };
     let (when, timeout) = (moment(random), timeout(random, Duration::from_millis(3)));
-    agenda.add(when, Event::Deed(Deed::PullRows { ask, producer, consumer, key, ids, ahead, timeout }));
+    agenda.add(when, Event::Deed(Deed::PullRows { ask, producer, consumer, tables, ahead, timeout }));
     match random.random_range(0..20) {
         0 => agenda.add(when + soon(random), Event::Deed(Deed::GiveUpRows { ask })),
         1 => {

@@ -173,11 +173,12 @@ fn wrong_records_are_refused() {
     };
     assert_eq!(refused(0, 0, &[]), "an unknown kind of completion");
     assert_eq!(refused(1, 1, &[0]), "an unknown flag");
-    assert_eq!(refused(2, 3, &[0]), "an unknown flag");
+    assert_eq!(refused(2, 4, &[0]), "an unknown flag");
     assert_eq!(refused(3, 2, &[0; 4]), "an unknown flag");
     assert_eq!(refused(2, 0, &[]), "a record is too short for its kind");
     assert_eq!(refused(2, 1, &[0]), "a record is too short for its kind");
     assert_eq!(refused(2, 2, &[0; 3]), "a record is too short for its kind");
+    assert_eq!(refused(2, 3, &[0; 3]), "a record is too short for its kind");
     assert_eq!(refused(2, 0, &[1 << 32]), "metadata");
     assert_eq!(refused(2, 0, &[1 << 48]), "inline payload");
     assert_eq!(refused(1, 0, &[u64::MAX]), "calls");

@@ -232,7 +232,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 8, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 4, &[0; 3]), "an unknown flag");
     assert_eq!(refused(13, 2, &[0; 3]), "an unknown flag");
-    assert_eq!(refused(22, 1, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(22, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 1, &[0; 4]), "a record is too short for its kind");
     assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
     assert_eq!(refused(15, 2, &[0; 3]), "an unknown flag");

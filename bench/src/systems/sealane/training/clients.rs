@@ -59,6 +59,12 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
             }
             _ => hosted(plan, peer.ports(), verbs)?,
         };
+        // Clients ask there for each other's memory.
+        let moved = threads.moved;
+        threads.moved = Box::new(move || {
+            let _the_socket = &meeting;
+            moved()
+        });
         if plan.link == Link::Verbs {
             // The first pull makes the queue pairs.
             threads.train(1, &mut StepLog::begin(workers))?;

@@ -500,7 +500,7 @@ typedef struct {
    */
   size_t bytes;
   /**
-   * Must not be NULL unless memory is.
+   * Must not be NULL unless memory is. For sealane_pull_all_rows_wait, which calls none, it must be NULL.
    */
   sealane_release release;
   /**
@@ -552,13 +552,18 @@ typedef struct {
 } sealane_accept_options;
 
 /**
- * Called when an accept has ended: with the tensors, each of which the callback must free, in an array that is valid until
- * this returns; or with the error and no tensors. Otherwise like sealane_done.
+ * Called when a call has ended that returns any number of tensors: with the tensors, each of which the callback must free, in an
+ * array that is valid until this returns; or with the error and no tensors. Otherwise like sealane_done.
  */
-typedef void (*sealane_accepted)(void *context,
-                                 const sealane_error *error,
-                                 sealane_tensor *const *tensors,
-                                 size_t count);
+typedef void (*sealane_received_all)(void *context,
+                                     const sealane_error *error,
+                                     sealane_tensor *const *tensors,
+                                     size_t count);
+
+/**
+ * Called when an accept has ended: with the tensors that were taken, or the error.
+ */
+typedef sealane_received_all sealane_accepted;
 
 /**
  * How a table is published. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
@@ -596,8 +601,8 @@ typedef struct {
    */
   int64_t timeout_ms;
   /**
-   * Not 0: rows whose owner is gone, or does not answer in time, are left out, and sealane_tensor_missing names them. Default 0: the
-   * call fails with the first error.
+   * Not 0: rows that their table does not have, or whose owner is gone or does not answer in time, are left out, and
+   * sealane_tensor_missing names them. Default 0: the call fails with the first error.
    */
   uint64_t partial;
   /**
@@ -608,11 +613,33 @@ typedef struct {
 } sealane_rows_options;
 
 /**
+ * Rows of one table that are to be pulled.
+ */
+typedef struct {
+  /**
+   * The table.
+   */
+  const sealane_sharded_table *table;
+  /**
+   * The rows' numbers. May be NULL if there are none.
+   */
+  const uint64_t *ids;
+  /**
+   * How many.
+   */
+  size_t count;
+  /**
+   * Where to write the rows, exactly as long as they are, and no other table's; memory is NULL if the library is to provide it.
+   */
+  sealane_destination destination;
+} sealane_wanted_rows;
+
+/**
  * Rows of one owner that did not come.
  */
 typedef struct {
   /**
-   * The owner's name; not NUL-terminated.
+   * The owner's name; not NUL-terminated. Empty for rows that lie beyond the whole table.
    */
   sealane_text owner;
   /**
@@ -628,6 +655,28 @@ typedef struct {
    */
   const sealane_error *error;
 } sealane_missing_rows;
+
+/**
+ * Rows of one table that are to be pushed. Read before the function returns.
+ */
+typedef struct {
+  /**
+   * The table.
+   */
+  const sealane_sharded_table *table;
+  /**
+   * The rows' numbers. May be NULL if there are none.
+   */
+  const uint64_t *ids;
+  /**
+   * How many.
+   */
+  size_t count;
+  /**
+   * A tensor with one row for each number.
+   */
+  sealane_view rows;
+} sealane_outgoing_rows;
 
 /**
  * Rows of one table that were pushed.
@@ -1165,7 +1214,7 @@ void sealane_sharded_table_free(sealane_sharded_table *table);
  *
  * A table that is not published yet is waited for. A row that is written meanwhile comes as it was or as it is. `destination` may be
  * NULL: then the rows come in the library's memory; else it is exactly as long as they are. `options` and `call` may be NULL. To pull
- * from many tables, start all pulls, then wait.
+ * from many tables, use sealane_pull_all_rows.
  */
 sealane_error *sealane_pull_rows(sealane_task *task,
                                  const sealane_sharded_table *table,
@@ -1180,7 +1229,7 @@ sealane_error *sealane_pull_rows(sealane_task *task,
 /**
  * sealane_pull_rows that blocks until the rows have come, and needs no other thread. `out` may be NULL; else the rows are written there:
  * `bytes` bytes, exactly as many as they have, which are the caller's again when this returns an error, or else when the tensor is
- * freed. `options` may be NULL.
+ * freed. `options` may be NULL. To pull from many tables, use sealane_pull_all_rows_wait.
  */
 sealane_error *sealane_pull_rows_wait(sealane_task *task,
                                       const sealane_sharded_table *table,
@@ -1190,6 +1239,34 @@ sealane_error *sealane_pull_rows_wait(sealane_task *task,
                                       size_t bytes,
                                       const sealane_rows_options *options,
                                       sealane_tensor **rows);
+
+/**
+ * sealane_pull_rows of many tables in one call, at a fraction of the cost each: what one owner has of all of them is asked for by as few
+ * requests as there can be, each of which is answered when all of its tables are published. `received` is called once: when all rows
+ * have come, with a tensor for each of `wanted`, in that order; or with the first error, and without tensors.
+ *
+ * `options` are those of all tables; with `partial`, the call fails all the same if no row of one of the tables came. `options` and
+ * `call` may be NULL. `count` may be 0: then there are no tensors.
+ */
+sealane_error *sealane_pull_all_rows(sealane_task *task,
+                                     const sealane_wanted_rows *wanted,
+                                     size_t count,
+                                     const sealane_rows_options *options,
+                                     sealane_received_all received,
+                                     void *context,
+                                     sealane_call **call);
+
+/**
+ * sealane_pull_all_rows that blocks until the rows have come, and needs no other thread. `rows` has a place for a tensor of each of
+ * `wanted`, none of which is written if this returns an error; it may be NULL if `count` is 0. `options` may be NULL.
+ *
+ * Memory of a destination is the caller's again when this returns an error, or else when its tensor is freed; its release is NULL.
+ */
+sealane_error *sealane_pull_all_rows_wait(sealane_task *task,
+                                          const sealane_wanted_rows *wanted,
+                                          size_t count,
+                                          const sealane_rows_options *options,
+                                          sealane_tensor **rows);
 
 /**
  * Rows that a partial pull left out: those of the `index`th owner of which some are missing, counted from 0, into `missing`. False if
@@ -1205,7 +1282,8 @@ bool sealane_tensor_missing(const sealane_tensor *tensor,
  * queues have taken their part, or with the first error: other owners have then taken theirs.
  *
  * With `sum`, rows of the same number are added up, and pushed once: of 32-bit and 64-bit floats. `timeout_ms` says how long a full
- * queue is waited for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL.
+ * queue is waited for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL. To push rows of
+ * many tables, use sealane_push_all_rows.
  */
 sealane_error *sealane_push_rows(sealane_task *task,
                                  const sealane_sharded_table *table,
@@ -1220,10 +1298,25 @@ sealane_error *sealane_push_rows(sealane_task *task,
                                  sealane_call **call);
 
 /**
- * The rows of an accepted tensor that were pushed by sealane_push_rows, or by others for many tables at once: into `tables` goes an array
- * with a place for each table, in the order in which they were pushed, and into `count` how many. sealane_table_add and
- * sealane_table_update take numbers and rows as they are. Valid until the tensor is freed, whose own view is not to be used any more. No
- * other function may be using the tensor at this time.
+ * sealane_push_rows of many tables in one call, at a fraction of the cost each: what goes to one owner goes together, about a MiB at a
+ * time, and the tables in the order of `pushed`. `done` is called once for all. If this returns an error, nothing was pushed. `count` may
+ * be 0: then nothing is.
+ */
+sealane_error *sealane_push_all_rows(sealane_task *task,
+                                     sealane_text queue,
+                                     const sealane_outgoing_rows *pushed,
+                                     size_t count,
+                                     bool sum,
+                                     int64_t timeout_ms,
+                                     sealane_done done,
+                                     void *context,
+                                     sealane_call **call);
+
+/**
+ * The rows of an accepted tensor that were pushed by sealane_push_rows or sealane_push_all_rows: into `tables` goes an array with a
+ * place for each table, in the order in which they were pushed, and into `count` how many. sealane_table_add and sealane_table_update
+ * take numbers and rows as they are. Valid until the tensor is freed, whose own view is not to be used any more. No other function may
+ * be using the tensor at this time.
  *
  * Fails with SEALANE_CODE_INVALID_ARGUMENT if something else was pushed. Numbers and rows may come from anybody: look at them before
  * you use them for anything but these two functions, which do.

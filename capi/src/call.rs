@@ -29,6 +29,17 @@ pub type sealane_done = Option<unsafe extern "C" fn(context: *mut c_void, error:
 pub type sealane_received =
     Option<unsafe extern "C" fn(context: *mut c_void, error: *const sealane_error, tensor: *mut sealane_tensor)>;
 
+/// Called when a call has ended that returns any number of tensors: with the tensors, each of which the callback must free, in an
+/// array that is valid until this returns; or with the error and no tensors. Otherwise like sealane_done.
+pub type sealane_received_all = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        error: *const sealane_error,
+        tensors: *const *mut sealane_tensor,
+        count: usize,
+    ),
+>;
+
 /// Handle of a started call, for cancelling it. Free it with sealane_call_free, on any thread, before or after the call has
 /// ended.
 pub struct sealane_call {
@@ -80,6 +91,37 @@ impl Receiver {
             Ok(tensor) => unsafe { received(context.get(), std::ptr::null(), tensor.into_raw()) },
             // SAFETY: the error lives until it returns.
             Err(error) => unsafe { received(context.get(), &error, std::ptr::null_mut()) },
+        }
+    }
+}
+
+/// A callback that is brought any number of tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct ReceiverOfAll(
+    unsafe extern "C" fn(*mut c_void, *const sealane_error, *const *mut sealane_tensor, usize),
+    Context,
+);
+
+impl ReceiverOfAll {
+    /// # Errors
+    /// InvalidArgument if there is none; `what` it is called.
+    pub(crate) fn new(received: sealane_received_all, context: *mut c_void, what: &str) -> Outcome<Self> {
+        match received {
+            Some(received) => Ok(Self(received, Context::new(context))),
+            None => Err(sealane_error::invalid(format!("{what}: there is no callback"))),
+        }
+    }
+
+    pub(crate) fn tell(self, outcome: Outcome<Vec<sealane_tensor>>) {
+        let Self(received, context) = self;
+        match outcome {
+            Ok(tensors) => {
+                let tensors: Vec<_> = tensors.into_iter().map(sealane_tensor::into_raw).collect();
+                // SAFETY: the callback is what C code gave for this, and the tensors are its own.
+                unsafe { received(context.get(), std::ptr::null(), tensors.as_ptr(), tensors.len()) }
+            }
+            // SAFETY: the error lives until it returns.
+            Err(error) => unsafe { received(context.get(), &error, std::ptr::null(), 0) },
         }
     }
 }

@@ -1,7 +1,13 @@
 //! Memory of C code that the library uses until it releases it: tensors sent in place, and destinations.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, ops::Range, ptr::NonNull, slice, sync::Arc};
+use std::{
+    ffi::c_void,
+    ops::Range,
+    ptr::{NonNull, null_mut},
+    slice,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use sealane::{Buffer, Tensor};
@@ -51,7 +57,7 @@ pub struct sealane_destination {
     pub memory: *mut c_void,
     /// Length in bytes. If a longer tensor arrives, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be repeated.
     pub bytes: usize,
-    /// Must not be NULL unless memory is.
+    /// Must not be NULL unless memory is. For sealane_pull_all_rows_wait, which calls none, it must be NULL.
     pub release: sealane_release,
     /// Passed to release.
     pub release_context: *mut c_void,
@@ -201,6 +207,22 @@ fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
 /// What travels in the ring, and is copied there anyway.
 const SMALL_BYTES: usize = 512;
 
+/// A destination that a pointer is to; of null, one that is none.
+///
+/// # Errors
+/// InvalidArgument.
+///
+/// # Safety
+/// Null, or a destination.
+pub(crate) unsafe fn destination(given: *const sealane_destination) -> Outcome<sealane_destination> {
+    if given.is_null() {
+        return Ok(sealane_destination { memory: null_mut(), bytes: 0, release: None, release_context: null_mut() });
+    }
+    check(given, "destination")?;
+    // SAFETY: as this function's caller promises.
+    Ok(unsafe { *given })
+}
+
 /// Looks at a destination before it is [lent](lend).
 ///
 /// # Errors
@@ -231,4 +253,29 @@ pub(crate) unsafe fn lend(task: &sealane_task, given: &sealane_destination) -> O
     let lent = unsafe { Lent::new(task, memory, bytes, release, release_context) };
     // SAFETY: the memory is the library's alone, and writable, until it is released, which is when the lender is dropped.
     Some(unsafe { Buffer::lent(start, bytes, 0, Arc::new(lent)) })
+}
+
+/// A destination of a caller who waits, as a buffer; `None` where there is none. It is released without a word.
+///
+/// # Errors
+/// InvalidArgument.
+///
+/// # Safety
+/// The memory is no longer than `isize::MAX`, and the library's alone, and writable, until the buffer is gone.
+pub(crate) unsafe fn lend_while_waiting(given: &sealane_destination) -> Outcome<Option<Buffer>> {
+    let Some(start) = NonNull::new(given.memory.cast::<u8>()) else { return Ok(None) };
+    if given.release.is_some() {
+        return Err(sealane_error::invalid(
+            "destination: release must be NULL in a function that waits, which calls none",
+        ));
+    }
+    // SAFETY: as this function's caller promises.
+    Ok(Some(unsafe { Buffer::lent(start, given.bytes, 0, Arc::new(Kept)) }))
+}
+
+/// Lends memory whose owner is not told when it is given back.
+struct Kept;
+
+impl Lender for Kept {
+    fn give_back(&self, _token: u64) {}
 }

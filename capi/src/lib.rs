@@ -23,6 +23,7 @@ mod memory;
 mod meta;
 mod plan;
 mod publish;
+mod pushed;
 mod queue;
 mod recv;
 mod rows;
@@ -35,6 +36,6 @@ mod tensor;
 mod version;
 
 pub use self::{
-    attach::*, call::*, embedded::*, error::*, input::*, lent::*, memory::*, meta::*, plan::*, publish::*, queue::*,
-    recv::*, rows::*, send::*, sharded::*, stream::*, table::*, task::*, tensor::*, version::*,
+    attach::*, call::*, embedded::*, error::*, input::*, lent::*, memory::*, meta::*, plan::*, publish::*, pushed::*,
+    queue::*, recv::*, rows::*, send::*, sharded::*, stream::*, table::*, task::*, tensor::*, version::*,
 };

@@ -6,15 +6,14 @@ use std::{ffi::c_void, sync::Arc};
 use sealane::{AcceptOptions, Accepted, Acceptor, Error, SendOptions};
 
 use crate::{
-    call::{Done, check_place, ending, numbered, sealane_call, sealane_done},
+    call::{Done, ReceiverOfAll, check_place, ending, numbered, sealane_call, sealane_done, sealane_received_all},
     error::sealane_error,
     executor::Executor,
     fork::Process,
     guard::{Outcome, close, entry, given},
-    input::{Context, Options, array, options, sealane_text, text, timeout},
+    input::{Options, array, options, sealane_text, text, timeout},
     lent::{Source, sealane_source},
     task::{place, sealane_task, task},
-    tensor::sealane_tensor,
 };
 
 /// Capacity of a queue. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
@@ -33,16 +32,8 @@ pub struct sealane_accept_options {
 // SAFETY: plain numbers of 8 bytes each, the size first.
 unsafe impl Options for sealane_accept_options {}
 
-/// Called when an accept has ended: with the tensors, each of which the callback must free, in an array that is valid until
-/// this returns; or with the error and no tensors. Otherwise like sealane_done.
-pub type sealane_accepted = Option<
-    unsafe extern "C" fn(
-        context: *mut c_void,
-        error: *const sealane_error,
-        tensors: *const *mut sealane_tensor,
-        count: usize,
-    ),
->;
+/// Called when an accept has ended: with the tensors that were taken, or the error.
+pub type sealane_accepted = sealane_received_all;
 
 /// The receiving end of a queue. Usable from any thread.
 pub struct sealane_acceptor {
@@ -173,26 +164,17 @@ unsafe fn accept(
         // SAFETY: the same.
         let tasks =
             tasks.iter().map(|task| Ok(unsafe { text(*task, "tasks") }?.to_owned())).collect::<Outcome<Vec<_>>>()?;
-        let accepted = accepted.ok_or_else(|| sealane_error::invalid("accepted: there is no callback"))?;
+        let receiver = ReceiverOfAll::new(accepted, context, "accepted")?;
         // SAFETY: as the header asks of C code.
         let given = unsafe { given(acceptor, "acceptor") }?;
         given.process.check()?;
         given.executor.ready()?;
         // SAFETY: as the header asks of C code.
         let number = unsafe { numbered(&given.executor, given.process, call) };
-        let (acceptor, context) = (given.acceptor.clone(), Context::new(context));
+        let acceptor = given.acceptor.clone();
         let accept = async move { acceptor.accept_many(most).fail_if_gone(tasks).await };
         let tell = move |outcome: Outcome<Result<Vec<Accepted>, Error>>| {
-            match outcome.and_then(|accepted| Ok(accepted?)) {
-                Ok(taken) => {
-                    let tensors: Vec<_> =
-                        taken.into_iter().map(|accepted| sealane_tensor::from(accepted).into_raw()).collect();
-                    // SAFETY: the callback is what C code gave for this, and the tensors are its own.
-                    unsafe { accepted(context.get(), std::ptr::null(), tensors.as_ptr(), tensors.len()) }
-                }
-                // SAFETY: the error lives until it returns.
-                Err(error) => unsafe { accepted(context.get(), &error, std::ptr::null(), 0) },
-            }
+            receiver.tell(outcome.and_then(|accepted| Ok(accepted?.into_iter().map(Into::into).collect())));
         };
         given.executor.start([Executor::call(number, given.group, accept, tell).within(timeout)]);
         Ok(())

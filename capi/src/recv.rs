@@ -9,9 +9,9 @@ use crate::{
     call::{Receiver, check_place, numbered, sealane_call, sealane_received},
     error::sealane_error,
     executor::Executor,
-    guard::{Outcome, check, entry},
+    guard::{Outcome, entry},
     input::{array, sealane_text, text, timeout},
-    lent::{check_destination, lend, sealane_destination},
+    lent::{check_destination, destination, lend, sealane_destination},
     send::places,
     task::{sealane_task, task},
 };
@@ -89,17 +89,10 @@ unsafe fn recv(
         unsafe {
             let task = self::task(task)?;
             let (from, key) = (text(from, "from")?, text(key, "key")?);
-            let destination = match destination.is_null() {
-                true => None,
-                false => {
-                    check(destination, "destination")?;
-                    Some(&*destination)
-                }
-            };
-            destination.map_or(Ok(()), check_destination)?;
+            let destination = self::destination(destination)?;
+            check_destination(&destination)?;
             task.ready_for(1, timeout, |_| key.len() as u64)?;
-            let destination = destination.and_then(|given| lend(task, given));
-            let options = RecvOptions { timeout, destination, fail_if_gone };
+            let options = RecvOptions { timeout, destination: lend(task, &destination), fail_if_gone };
             let receiving = task.task.recv_with(from, step, key, options);
             let number = numbered(&task.executor, task.process, call);
             task.executor.start([Executor::call(number, 0, receiving, move |outcome| tell(receiver, outcome))]);

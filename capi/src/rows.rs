@@ -1,26 +1,20 @@
-//! Rows of tables: pulled from their owners, and pushed to them.
+//! Rows of tables that are pulled from their owners.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, ptr::NonNull, sync::Arc};
+use std::{ffi::c_void, iter::zip, ptr::null_mut};
 
-use bytes::Bytes;
-use sealane::{
-    Accepted, Buffer, DType, MissingRows, Payload, PulledRows, PullingRows, RowUpdate, RowsOptions, RowsWanted,
-    SendOptions, Shape, SumRows, TableRows, Tensor, Unreceived,
-};
-use sealane_runtime::Lender;
+use sealane::{MissingRows, PulledRows, PullingAllRows, RowsOptions, RowsWanted, UnpulledRows};
 
 use crate::{
-    call::{Done, Receiver, check_place, ending, numbered, sealane_call, sealane_done, sealane_received},
+    call::{Receiver, ReceiverOfAll, check_place, numbered, sealane_call, sealane_received, sealane_received_all},
     error::sealane_error,
     executor::Executor,
     guard::{Outcome, check, entry, given, unpanicked},
-    input::{Options, array, options, sealane_text, text, timeout},
-    lent::{check_destination, lend, sealane_destination},
+    input::{Options, array, options, sealane_text, timeout},
+    lent::{check_destination, destination, lend, lend_while_waiting, sealane_destination},
     sharded::sealane_sharded_table,
-    table::seen,
     task::{place, sealane_task, task},
-    tensor::{sealane_tensor, sealane_view, view},
+    tensor::sealane_tensor,
 };
 
 /// How rows are pulled. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
@@ -33,8 +27,8 @@ pub struct sealane_rows_options {
     pub min_version: i64,
     /// How many milliseconds to wait, or SEALANE_NO_TIMEOUT. Default: that of the daemon or the engine.
     pub timeout_ms: i64,
-    /// Not 0: rows whose owner is gone, or does not answer in time, are left out, and sealane_tensor_missing names them. Default 0: the
-    /// call fails with the first error.
+    /// Not 0: rows that their table does not have, or whose owner is gone or does not answer in time, are left out, and
+    /// sealane_tensor_missing names them. Default 0: the call fails with the first error.
     pub partial: u64,
     /// Not 0: an owner whose process has left is waited for, since it may come back. Default 0: its rows fail at once with
     /// SEALANE_CODE_UNAVAILABLE; an owner that was never there is waited for.
@@ -44,11 +38,25 @@ pub struct sealane_rows_options {
 // SAFETY: plain numbers of 8 bytes each, the size first.
 unsafe impl Options for sealane_rows_options {}
 
+/// Rows of one table that are to be pulled.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_wanted_rows {
+    /// The table.
+    pub table: *const sealane_sharded_table,
+    /// The rows' numbers. May be NULL if there are none.
+    pub ids: *const u64,
+    /// How many.
+    pub count: usize,
+    /// Where to write the rows, exactly as long as they are, and no other table's; memory is NULL if the library is to provide it.
+    pub destination: sealane_destination,
+}
+
 /// Rows of one owner that did not come.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_missing_rows {
-    /// The owner's name; not NUL-terminated.
+    /// The owner's name; not NUL-terminated. Empty for rows that lie beyond the whole table.
     pub owner: sealane_text,
     /// Their places in what was asked for, in no order.
     pub places: *const u32,
@@ -71,40 +79,13 @@ impl From<MissingRows> for Missing {
     }
 }
 
-/// Rows of one table that were pushed.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct sealane_table_rows {
-    /// The table's key; not NUL-terminated.
-    pub table: sealane_text,
-    /// The rows' numbers in the part of the task that accepts them.
-    pub ids: *const u64,
-    /// How many.
-    pub count: usize,
-    /// The rows.
-    pub rows: sealane_view,
-}
-
-/// Rows that were pushed, as they are shown.
-pub(crate) struct Pushed {
-    /// Points into the others.
-    shown: Vec<sealane_table_rows>,
-    _updates: Vec<RowUpdate>,
-    _dims: Vec<Shape>,
-}
-
-// SAFETY: it points to nothing but what it has and nobody writes.
-unsafe impl Send for Pushed {}
-// SAFETY: as above.
-unsafe impl Sync for Pushed {}
-
 /// Pulls rows of a table by their numbers, from the memory of those who have published them: no owner's process is woken. Rows may be
 /// named in any order, and more than once. `received` is called when all have come, with a tensor of `count` rows, or the pull has
 /// failed.
 ///
 /// A table that is not published yet is waited for. A row that is written meanwhile comes as it was or as it is. `destination` may be
 /// NULL: then the rows come in the library's memory; else it is exactly as long as they are. `options` and `call` may be NULL. To pull
-/// from many tables, start all pulls, then wait.
+/// from many tables, use sealane_pull_all_rows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_pull_rows(
     task: *mut sealane_task,
@@ -118,30 +99,18 @@ pub unsafe extern "C" fn sealane_pull_rows(
     call: *mut *mut sealane_call,
 ) -> *mut sealane_error {
     entry(|| {
-        check_place(call)?;
         let receiver = Receiver::new(received, context)?;
         // SAFETY: as the header asks of C code.
         unsafe {
-            let task = self::task(task)?;
-            let (table, ids, options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
-            if !destination.is_null() {
-                check(destination, "destination")?;
-                check_destination(&*destination)?;
-            }
-            task.ready_for(1, options.timeout, |_| 0)?;
-            let out = destination.as_ref().and_then(|destination| lend(task, destination));
-            let pulling = task.task.pull_rows_into(RowsWanted { table: &table.0, ids, out }, &options);
-            let number = numbered(&task.executor, task.process, call);
-            let tell = move |outcome: Outcome<<PullingRows as Future>::Output>| receiver.tell(outcome.and_then(pulled));
-            task.executor.start([Executor::call(number, 0, pulling, tell)]);
+            let wanted = sealane_wanted_rows { table, ids, count, destination: self::destination(destination)? };
+            pull_all(task, &[wanted], options, call, move |outcome| receiver.tell(outcome.map(only)))
         }
-        Ok(())
     })
 }
 
 /// sealane_pull_rows that blocks until the rows have come, and needs no other thread. `out` may be NULL; else the rows are written there:
 /// `bytes` bytes, exactly as many as they have, which are the caller's again when this returns an error, or else when the tensor is
-/// freed. `options` may be NULL.
+/// freed. `options` may be NULL. To pull from many tables, use sealane_pull_all_rows_wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_pull_rows_wait(
     task: *mut sealane_task,
@@ -155,41 +124,145 @@ pub unsafe extern "C" fn sealane_pull_rows_wait(
 ) -> *mut sealane_error {
     entry(|| {
         let place = place(rows, "rows")?;
-        if isize::try_from(bytes).is_err() {
-            return Err(sealane_error::invalid(format!("out: {bytes} bytes are too many")));
-        }
+        let destination = sealane_destination { memory: out, bytes, release: None, release_context: null_mut() };
+        let wanted = sealane_wanted_rows { table, ids, count, destination };
         // SAFETY: as the header asks of C code.
+        unsafe { place.write(only(pull_all_wait(task, &[wanted], options)?).into_raw()) };
+        Ok(())
+    })
+}
+
+/// sealane_pull_rows of many tables in one call, at a fraction of the cost each: what one owner has of all of them is asked for by as few
+/// requests as there can be, each of which is answered when all of its tables are published. `received` is called once: when all rows
+/// have come, with a tensor for each of `wanted`, in that order; or with the first error, and without tensors.
+///
+/// `options` are those of all tables; with `partial`, the call fails all the same if no row of one of the tables came. `options` and
+/// `call` may be NULL. `count` may be 0: then there are no tensors.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_pull_all_rows(
+    task: *mut sealane_task,
+    wanted: *const sealane_wanted_rows,
+    count: usize,
+    options: *const sealane_rows_options,
+    received: sealane_received_all,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        let receiver = ReceiverOfAll::new(received, context, "received")?;
+        // SAFETY: as the header asks of C code.
+        unsafe { pull_all(task, array(wanted, count, "wanted")?, options, call, move |outcome| receiver.tell(outcome)) }
+    })
+}
+
+/// sealane_pull_all_rows that blocks until the rows have come, and needs no other thread. `rows` has a place for a tensor of each of
+/// `wanted`, none of which is written if this returns an error; it may be NULL if `count` is 0. `options` may be NULL.
+///
+/// Memory of a destination is the caller's again when this returns an error, or else when its tensor is freed; its release is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_pull_all_rows_wait(
+    task: *mut sealane_task,
+    wanted: *const sealane_wanted_rows,
+    count: usize,
+    options: *const sealane_rows_options,
+    rows: *mut *mut sealane_tensor,
+) -> *mut sealane_error {
+    entry(|| {
+        if count > 0 {
+            check(rows, "rows")?;
+        }
+        // SAFETY: as the header asks of C code; there is a place for each tensor.
         unsafe {
-            let task = self::task(task)?;
-            let (table, ids, options) = (given(table, "table")?, array(ids, count, "ids")?, wanted(options)?);
-            let out = NonNull::new(out.cast::<u8>());
-            let out = out.map(|out| Buffer::lent(out, bytes, 0, Arc::new(Kept)));
-            let wanted = RowsWanted { table: &table.0, ids, out };
-            place.write(pulled(task.task.pull_rows_into(wanted, &options).wait())?.into_raw());
+            let tensors = pull_all_wait(task, array(wanted, count, "wanted")?, options)?;
+            tensors.into_iter().enumerate().for_each(|(index, tensor)| rows.add(index).write(tensor.into_raw()));
         }
         Ok(())
     })
 }
 
-/// Lends memory that its owner keeps an eye on.
-struct Kept;
+/// Starts a pull; `tell` is told of its end, with a tensor for each table.
+///
+/// # Safety
+/// As the header asks of C code.
+unsafe fn pull_all(
+    task: *const sealane_task,
+    given: &[sealane_wanted_rows],
+    options: *const sealane_rows_options,
+    call: *mut *mut sealane_call,
+    tell: impl FnOnce(Outcome<Vec<sealane_tensor>>) + Send + 'static,
+) -> Outcome {
+    check_place(call)?;
+    // SAFETY: as this function's caller promises.
+    unsafe {
+        let (task, options) = (self::task(task)?, rows_options(options)?);
+        // All of it, before any memory is taken over.
+        let mut wanted = all_wanted(given)?;
+        given.iter().try_for_each(|each| check_destination(&each.destination))?;
+        task.ready_for(1, options.timeout, |_| 0)?;
+        zip(&mut wanted, given).for_each(|(wanted, given)| wanted.out = lend(task, &given.destination));
+        let pulling = task.task.pull_all_rows(wanted, &options);
+        let number = numbered(&task.executor, task.process, call);
+        let tell = move |outcome: Outcome<<PullingAllRows as Future>::Output>| tell(outcome.and_then(pulled));
+        task.executor.start([Executor::call(number, 0, pulling, tell)]);
+    }
+    Ok(())
+}
 
-impl Lender for Kept {
-    fn give_back(&self, _token: u64) {}
+/// Pulls, and waits.
+///
+/// # Safety
+/// As the header asks of C code.
+unsafe fn pull_all_wait(
+    task: *const sealane_task,
+    given: &[sealane_wanted_rows],
+    options: *const sealane_rows_options,
+) -> Outcome<Vec<sealane_tensor>> {
+    // SAFETY: as this function's caller promises.
+    unsafe {
+        let (task, options) = (self::task(task)?, rows_options(options)?);
+        let mut wanted = all_wanted(given)?;
+        for (wanted, given) in zip(&mut wanted, given) {
+            wanted.out = lend_while_waiting(&given.destination)?;
+        }
+        pulled(task.task.pull_all_rows(wanted, &options).wait())
+    }
+}
+
+/// What is wanted, without destinations: those are only checked to be no longer than memory, all together.
+///
+/// # Safety
+/// As `sealane_wanted_rows` says.
+unsafe fn all_wanted(wanted: &[sealane_wanted_rows]) -> Outcome<Vec<RowsWanted<'_>>> {
+    let there = wanted.iter().map(|each| each.destination).filter(|destination| !destination.memory.is_null());
+    let bytes = there.fold(0, |sum: usize, destination| sum.saturating_add(destination.bytes));
+    if isize::try_from(bytes).is_err() {
+        return Err(sealane_error::invalid(format!("destinations of {bytes} bytes are too large")));
+    }
+    let each = |&sealane_wanted_rows { table, ids, count, .. }: &_| {
+        // SAFETY: as this function's caller promises.
+        unsafe { Ok(RowsWanted { table: &given(table, "table")?.0, ids: array(ids, count, "ids")?, out: None }) }
+    };
+    wanted.iter().map(each).collect()
 }
 
 /// # Safety
 /// As for `options`.
-unsafe fn wanted(given: *const sealane_rows_options) -> Outcome<RowsOptions> {
+unsafe fn rows_options(given: *const sealane_rows_options) -> Outcome<RowsOptions> {
     // SAFETY: as this function's caller promises.
     let sealane_rows_options { min_version, timeout_ms, partial, wait_if_gone, .. } = unsafe { options(given) }?;
     let (timeout, fail_if_gone) = (timeout(timeout_ms)?, wait_if_gone == 0);
     Ok(RowsOptions { min_version, timeout, partial: partial != 0, fail_if_gone })
 }
 
-/// A destination that was not filled is released after this, which drops it.
-fn pulled(outcome: Result<PulledRows, Unreceived>) -> Outcome<sealane_tensor> {
-    outcome.map(Into::into).map_err(|unreceived| unreceived.error.into())
+/// Destinations that were not filled are released after this, which drops them.
+fn pulled(outcome: Result<Vec<PulledRows>, UnpulledRows>) -> Outcome<Vec<sealane_tensor>> {
+    let pulled = outcome.map_err(|unpulled| unpulled.error)?;
+    Ok(pulled.into_iter().map(Into::into).collect())
+}
+
+/// The tensor of a pull of one table.
+fn only(mut tensors: Vec<sealane_tensor>) -> sealane_tensor {
+    tensors.pop().expect("one table")
 }
 
 /// Rows that a partial pull left out: those of the `index`th owner of which some are missing, counted from 0, into `missing`. False if
@@ -211,92 +284,4 @@ pub unsafe extern "C" fn sealane_tensor_missing(
         Ok(true)
     });
     told.unwrap_or(false)
-}
-
-/// Pushes rows to the owners of a table, into the queue of that name of each, whose acceptor finds them with sealane_pushed_rows.
-/// `rows` is a tensor with one row for each of `ids`, and read before this returns. `done`, which may be NULL, is called once, when all
-/// queues have taken their part, or with the first error: other owners have then taken theirs.
-///
-/// With `sum`, rows of the same number are added up, and pushed once: of 32-bit and 64-bit floats. `timeout_ms` says how long a full
-/// queue is waited for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sealane_push_rows(
-    task: *mut sealane_task,
-    table: *const sealane_sharded_table,
-    queue: sealane_text,
-    ids: *const u64,
-    count: usize,
-    rows: *const sealane_view,
-    sum: bool,
-    timeout_ms: i64,
-    done: sealane_done,
-    context: *mut c_void,
-    call: *mut *mut sealane_call,
-) -> *mut sealane_error {
-    entry(|| {
-        check_place(call)?;
-        let options = SendOptions { timeout: timeout(timeout_ms)? };
-        let sum = if sum { SumRows::Yes } else { SumRows::No };
-        // SAFETY: as the header asks of C code; what is pushed is a copy of the rows.
-        unsafe {
-            let task = self::task(task)?;
-            let (table, queue, ids) = (&given(table, "table")?.0, text(queue, "queue")?, array(ids, count, "ids")?);
-            let rows = seen(given(rows, "rows")?)?;
-            task.ready_for(table.owners().len(), options.timeout, |_| 0)?;
-            let pushing = task.task.push_rows(queue, TableRows { table, ids, rows: &rows }, sum, &options)?;
-            task.executor.start(ending(task, pushing, Done::new(done, context), call));
-        }
-        Ok(())
-    })
-}
-
-/// The rows of an accepted tensor that were pushed by sealane_push_rows, or by others for many tables at once: into `tables` goes an array
-/// with a place for each table, in the order in which they were pushed, and into `count` how many. sealane_table_add and
-/// sealane_table_update take numbers and rows as they are. Valid until the tensor is freed, whose own view is not to be used any more. No
-/// other function may be using the tensor at this time.
-///
-/// Fails with SEALANE_CODE_INVALID_ARGUMENT if something else was pushed. Numbers and rows may come from anybody: look at them before
-/// you use them for anything but these two functions, which do.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sealane_pushed_rows(
-    tensor: *mut sealane_tensor,
-    tables: *mut *const sealane_table_rows,
-    count: *mut usize,
-) -> *mut sealane_error {
-    entry(|| {
-        let (tables, count) = (place(tables, "tables")?, place(count, "count")?);
-        check(tensor, "tensor")?;
-        // SAFETY: it is not null, and nobody else uses it, as the header asks of C code.
-        let tensor = unsafe { &mut *tensor };
-        let pushed = match &mut tensor.pushed {
-            Some(pushed) => pushed,
-            none => none.insert(Box::new(pushed(&mut tensor.tensor)?)),
-        };
-        // SAFETY: there are places.
-        unsafe {
-            tables.write(pushed.shown.as_ptr());
-            count.write(pushed.shown.len());
-        }
-        Ok(())
-    })
-}
-
-/// Reads what was pushed, without a copy of the rows; the tensor keeps the bytes.
-fn pushed(tensor: &mut Tensor) -> Outcome<Pushed> {
-    let (meta, payload) = std::mem::replace(tensor, Tensor::dead(DType::U8)).into_parts();
-    let bytes = match payload {
-        Payload::Owned(buffer) => Bytes::from_owner(buffer),
-        Payload::Bytes(bytes) => bytes,
-        Payload::Shared(shared) => Bytes::copy_from_slice(&shared),
-    };
-    *tensor = Tensor::from_parts(meta, bytes);
-    let updates = RowUpdate::all_of(Accepted { from: "".into(), tensor: tensor.share() })?;
-    let dims: Vec<Shape> = updates.iter().map(|update| update.rows.shape()).collect();
-    let shown = updates.iter().zip(&dims).map(|(RowUpdate { table, ids, rows }, dims)| sealane_table_rows {
-        table: sealane_text { start: table.as_ptr().cast(), bytes: table.len() },
-        ids: ids.as_ptr(),
-        count: ids.len(),
-        rows: view(rows, dims, 0),
-    });
-    Ok(Pushed { shown: shown.collect(), _updates: updates, _dims: dims })
 }

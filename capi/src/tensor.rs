@@ -8,7 +8,8 @@ use sealane::{Accepted, DType, Pulled, PulledRows, Shape, Tensor};
 use crate::{
     guard::{given, unpanicked},
     meta::{sealane_meta, told},
-    rows::{Missing, Pushed},
+    pushed::Pushed,
+    rows::Missing,
 };
 
 /// A tensor that was received, pulled or accepted. The callback owns it and frees it with sealane_tensor_free, then or later,

@@ -18,9 +18,9 @@ use crate::build::workspace;
 const INTERFACE: &str = "capi";
 
 /// Its files in the order in which a reader wants to meet what they declare; others come last.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "version", "error", "input", "meta", "tensor", "lent", "call", "attach", "embedded", "task", "memory", "send",
-    "recv", "publish", "plan", "queue", "table", "sharded", "rows",
+    "recv", "publish", "plan", "queue", "table", "sharded", "rows", "pushed",
 ];
 
 /// A file, and what should be in it.

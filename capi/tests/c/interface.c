@@ -155,6 +155,91 @@ static void check_tables(sealane_task *ps, sealane_task *worker, sealane_text to
   sealane_table_close(table);
 }
 
+/* Rows of two tables, each of another task, are pulled and pushed in one call. */
+static void check_many_tables(sealane_task *ps, sealane_task *worker, sealane_text to_ps, sealane_text to_worker) {
+  enum { TABLES = 2, FEW = 10 };
+  sealane_task *tasks[TABLES] = {ps, worker};
+  sealane_text owners[TABLES] = {to_ps, to_worker}, keys[TABLES] = {{"many/user", 9}, {"many/item", 9}};
+  sealane_text queue = sealane_text_of("gradients/many");
+  sealane_table *tables[TABLES];
+  sealane_sharded_table *sharded[TABLES];
+  sealane_acceptor *acceptors[TABLES];
+  heard got = HEARD, pushed = HEARD, taken[TABLES] = {HEARD, HEARD};
+  uint64_t dims[2] = {FEW, 2}, some[2] = {2, 2}, ids[TABLES][2] = {{9, 0}, {3, 3}};
+  float values[FEW * 2], ones[4] = {1, 1, 1, 1}, rows[4];
+  for (int index = 0; index < FEW * 2; index++) values[index] = (float)index;
+  sealane_view whole = {
+      .meta = {.code = SEALANE_FLOAT, .bits = 32, .lanes = 1, .rank = 2, .dims = dims},
+      .data = values,
+      .bytes = sizeof values,
+  };
+  sealane_view gradients = {.meta = whole.meta, .data = ones, .bytes = sizeof ones};
+  gradients.meta.dims = some;
+  sealane_wanted_rows wanted[TABLES];
+  sealane_outgoing_rows outgoing[TABLES];
+  for (int index = 0; index < TABLES; index++) {
+    must(sealane_publish_table(tasks[index], keys[index], &whole, NULL, &tables[index]));
+    must(sealane_sharded_table_new(keys[index], &owners[index], 1, 0, SEALANE_SHARDING_RANGE, &sharded[index]));
+    must(sealane_acceptor_open(tasks[index], queue, NULL, &acceptors[index]));
+    sealane_wanted_rows rows_of = {.table = sharded[index], .ids = ids[index], .count = 2};
+    sealane_outgoing_rows rows_to = {.table = sharded[index], .ids = ids[index], .count = 2, .rows = gradients};
+    wanted[index] = rows_of;
+    outgoing[index] = rows_to;
+  }
+
+  /* The rows of the second go to memory of this function. */
+  sealane_tensor *tensors[TABLES] = {NULL, NULL};
+  wanted[1].destination.memory = rows;
+  wanted[1].destination.bytes = sizeof rows;
+  must(sealane_pull_all_rows_wait(worker, wanted, TABLES, NULL, tensors));
+  const float of_user[4] = {18, 19, 0, 1}, of_item[4] = {6, 7, 6, 7};
+  CHECK(memcmp(sealane_tensor_view(tensors[0]).data, of_user, sizeof of_user) == 0);
+  CHECK(memcmp(rows, of_item, sizeof rows) == 0 && sealane_tensor_view(tensors[1]).data == rows);
+  for (int index = 0; index < TABLES; index++) sealane_tensor_free(tensors[index]);
+
+  must(sealane_push_all_rows(worker, queue, outgoing, TABLES, true, 0, done, &pushed, NULL));
+  for (int index = 0; index < TABLES; index++) {
+    const sealane_table_rows *sums = NULL;
+    size_t count = 0;
+    must(sealane_accept(acceptors[index], 1, 0, accepted, &taken[index], NULL));
+    wait_for(&taken[index], 1, 0);
+    must(sealane_pushed_rows(taken[index].tensors[0], &sums, &count));
+    CHECK(count == 1 && sums->table.bytes == 9 && memcmp(sums->table.start, keys[index].start, 9) == 0);
+    must(sealane_table_add(tables[index], sums->ids, sums->count, &sums->rows));
+    must(sealane_table_set_version(tables[index], 1));
+    sealane_tensor_free(taken[index].tensors[0]);
+  }
+  wait_for(&pushed, 1, 0);
+  CHECK(pushed.code == SEALANE_CODE_OK);
+
+  /* One of the rows is missing; a destination is released when its tensor is freed. */
+  sealane_rows_options newer = {.size = sizeof newer, .min_version = 1, .partial = 1};
+  sealane_missing_rows missing;
+  ids[0][1] = FEW;
+  wanted[1].destination.release = released;
+  wanted[1].destination.release_context = &got;
+  must(sealane_pull_all_rows(worker, wanted, TABLES, &newer, accepted, &got, NULL));
+  wait_for(&got, 1, 0);
+  CHECK(got.code == SEALANE_CODE_OK && got.count == TABLES);
+  const float *now = sealane_tensor_view(got.tensors[0]).data;
+  CHECK(now[0] == 19 && now[1] == 20 && rows[0] == 8 && rows[3] == 9);
+  CHECK(sealane_tensor_missing(got.tensors[0], 0, &missing) && missing.count == 1 && missing.places[0] == 1);
+  CHECK(sealane_error_code(missing.error) == SEALANE_CODE_INVALID_ARGUMENT);
+  CHECK(!sealane_tensor_missing(got.tensors[1], 0, &missing));
+  for (int index = 0; index < TABLES; index++) sealane_tensor_free(got.tensors[index]);
+  wait_for(&got, 1, 1);
+
+  wanted[1].table = NULL;
+  must_refuse(sealane_pull_all_rows(worker, wanted, TABLES, NULL, accepted, &got, NULL), SEALANE_CODE_INVALID_ARGUMENT);
+  wait_for(&got, 1, 1);
+  for (int index = 0; index < TABLES; index++) {
+    sealane_acceptor_close(acceptors[index]);
+    sealane_sharded_table_free(sharded[index]);
+    must(sealane_withdraw(tasks[index], keys[index]));
+    sealane_table_close(tables[index]);
+  }
+}
+
 static void check_fork(sealane_task *task) {
   void *memory = NULL;
   must(sealane_alloc(task, 1000, &memory));
@@ -292,6 +377,7 @@ int main(int count, char **arguments) {
     sealane_acceptor_close(acceptor);
   }
   check_tables(ps, worker, to_ps);
+  check_many_tables(ps, worker, to_ps, to_worker);
   { /* An aborted step, and a wrong call. */
     heard got = HEARD;
     must(sealane_recv(worker, to_ps, 6, key, NULL, 0, received, &got, NULL));

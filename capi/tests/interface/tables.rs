@@ -133,6 +133,17 @@ impl Sharded {
     }
 }
 
+impl Sharded {
+    /// For the library's memory.
+    fn wanted(&self, ids: &[u64]) -> sealane_wanted_rows {
+        sealane_wanted_rows { table: self.0, ids: ids.as_ptr(), count: ids.len(), destination: NOWHERE }
+    }
+
+    fn outgoing(&self, ids: &[u64], rows: sealane_view) -> sealane_outgoing_rows {
+        sealane_outgoing_rows { table: self.0, ids: ids.as_ptr(), count: ids.len(), rows }
+    }
+}
+
 impl Drop for Sharded {
     fn drop(&mut self) {
         // SAFETY: nobody uses it any more.
@@ -142,6 +153,49 @@ impl Drop for Sharded {
 
 pub fn floats(tensor: &Held) -> Vec<f32> {
     tensor.bytes().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// Pulls rows of many tables, and waits.
+fn pull_all(
+    task: &Task,
+    wanted: &[sealane_wanted_rows],
+    options: &sealane_rows_options,
+) -> Result<Vec<Held>, *mut sealane_error> {
+    let (count, mut tensors) = (wanted.len(), vec![null_mut(); wanted.len()]);
+    // SAFETY: everything lives until the function returns, memory of destinations longer.
+    let error = unsafe { sealane_pull_all_rows_wait(task.0, wanted.as_ptr(), count, options, tensors.as_mut_ptr()) };
+    if error.is_null() {
+        Ok(tensors.into_iter().map(Held).collect())
+    } else {
+        assert!(tensors.iter().all(|tensor| tensor.is_null()), "no place is written after an error");
+        Err(error)
+    }
+}
+
+/// Starts a pull of rows of many tables.
+fn start_pull_all(task: &Task, wanted: &[sealane_wanted_rows], ear: &Ear, call: *mut *mut sealane_call) {
+    let (start, count, told) = (wanted.as_ptr(), wanted.len(), Some(accepted as _));
+    // SAFETY: everything lives until the function returns, the ear and memory of destinations longer.
+    ok(unsafe { sealane_pull_all_rows(task.0, start, count, &ANY, told, ear.context(), call) });
+}
+
+/// Rows that did not come: of whom, their places, and why.
+fn missing(tensor: &Held) -> Vec<(String, Vec<u32>, sealane_code)> {
+    let mut missing = std::mem::MaybeUninit::<sealane_missing_rows>::uninit();
+    let of_owner = |index| {
+        // SAFETY: what is written is looked at while the tensor lives.
+        unsafe {
+            let sealane_missing_rows { owner, places, count, error } =
+                sealane_tensor_missing(tensor.0, index, missing.as_mut_ptr()).then(|| missing.assume_init())?;
+            let owner = std::slice::from_raw_parts(owner.start.cast::<u8>(), owner.bytes);
+            let mut places = std::slice::from_raw_parts(places, count).to_vec();
+            places.sort_unstable();
+            Some((String::from_utf8(owner.to_vec()).unwrap(), places, sealane_error_code(error)))
+        }
+    };
+    let mut all: Vec<_> = (0..).map_while(of_owner).collect();
+    all.sort_by(|(owner, ..), (other, ..)| owner.cmp(other));
+    all
 }
 
 #[test]
@@ -256,19 +310,118 @@ fn rows_go_to_their_owners_and_come_from_all() {
     let partial = sealane_rows_options { partial: 1, timeout_ms: 50, ..ANY };
     let pulled = parts.pull(ps, &[0, 1, 3], &partial).unwrap();
     assert_eq!(floats(&pulled)[DIM..], [0.; 2 * DIM]);
-    let mut missing = std::mem::MaybeUninit::<sealane_missing_rows>::uninit();
-    // SAFETY: what is written is looked at while the tensor lives.
-    unsafe {
-        assert!(sealane_tensor_missing(pulled.0, 0, missing.as_mut_ptr()));
-        let sealane_missing_rows { owner, places, count, error } = missing.assume_init();
-        assert_eq!(std::slice::from_raw_parts(owner.start.cast::<u8>(), owner.bytes), third.as_bytes());
-        let mut places = std::slice::from_raw_parts(places, count).to_vec();
-        places.sort_unstable();
-        assert_eq!(places, [1, 2]);
-        assert!(matches!(sealane_error_code(error), sealane_code::Unavailable | sealane_code::DeadlineExceeded));
-        assert!(!sealane_tensor_missing(pulled.0, 1, missing.as_mut_ptr()));
-        assert!(!sealane_tensor_missing(null(), 0, missing.as_mut_ptr()));
+    let [(owner, places, why)] = &missing(&pulled)[..] else { panic!("one owner is not there") };
+    assert_eq!((&owner[..], &places[..]), (third, &[1, 2][..]));
+    assert!(matches!(why, sealane_code::Unavailable | sealane_code::DeadlineExceeded));
+    // SAFETY: nothing is written.
+    assert!(!unsafe { sealane_tensor_missing(null(), 0, std::mem::MaybeUninit::uninit().as_mut_ptr()) });
+}
+
+/// `users`, of 300 rows, half of which each of the two tasks has, and `items`, rows 1000 to 1009, which the worker has.
+fn two_tables(World { ps, worker, .. }: &World) -> ([Sharded; 2], [Published; 3]) {
+    let users = Sharded::new("users", &[PS, WORKER], 300, SEALANE_SHARDING_MODULO);
+    let [even, odd] = [0, 1].map(|owner| rows(users.rows_of(owner)));
+    let values = rows(1000..1010);
+    let published = [(ps, "users", &even), (worker, "users", &odd), (worker, "items", &values)];
+    let published = published.map(|(task, key, values)| Published::new(task, key, &view(values, &dims(values))));
+    ([users, Sharded::new("items", &[WORKER], 0, SEALANE_SHARDING_RANGE)], published)
+}
+
+#[test]
+fn rows_of_many_tables_are_pulled_in_one_call() {
+    let world = world();
+    let ([users, items], _published) = two_tables(&world);
+    let World { ps, .. } = &world;
+    let (of_users, of_items) = ([299, 0, 299], [9, 0]);
+    let expected = [rows(of_users), rows([1009, 1000]), Vec::new()];
+    let check = |tensors: &[Held], memory: *const u8| {
+        let came: Vec<_> = tensors.iter().map(floats).collect();
+        assert_eq!(came, expected);
+        // SAFETY: there are as many dimensions.
+        let shapes: Vec<_> =
+            tensors.iter().map(|tensor| unsafe { *tensor.view().meta.dims.cast::<[u64; 2]>() }).collect();
+        assert_eq!(shapes, [[3, DIM as u64], [2, DIM as u64], [0, DIM as u64]]);
+        assert_eq!(tensors[1].view().data, memory.cast());
+    };
+    let mut memory = vec![0_u8; 2 * 4 * DIM];
+    let (start, bytes) = (memory.as_mut_ptr(), memory.len());
+    let into = |destination| {
+        [users.wanted(&of_users), sealane_wanted_rows { destination, ..items.wanted(&of_items) }, users.wanted(&[])]
+    };
+    let unreleased = sealane_destination { memory: start.cast(), bytes, ..NOWHERE };
+    for library in [NOWHERE, unreleased] {
+        let tensors = pull_all(ps, &into(library), &ANY).unwrap();
+        let memory = if library.memory.is_null() { tensors[1].view().data.cast() } else { start.cast_const() };
+        check(&tensors, memory);
     }
+    // With a callback.
+    memory.fill(0);
+    let ear = Ear::new();
+    let released = ear.destination(&mut memory);
+    start_pull_all(ps, &into(released), &ear, null_mut());
+    let tensors = ear.ok().tensors;
+    check(&tensors, start);
+    ear.nothing();
+    drop(tensors);
+    assert!(ear.told().released);
+    // Of no table, there is nothing.
+    // SAFETY: there is nothing to read or write.
+    ok(unsafe { sealane_pull_all_rows_wait(ps.0, null(), 0, null(), null_mut()) });
+    start_pull_all(ps, &[], &ear, null_mut());
+    assert!(ear.ok().tensors.is_empty());
+
+    // What is wrong with one table ends the call: no such row, memory that is not as long, a table that nobody has published.
+    let wrong = |wanted: [sealane_wanted_rows; 2], options: &_, code| {
+        refused(pull_all(ps, &wanted, options).err().expect("it is refused"), code)
+    };
+    let message = wrong([users.wanted(&[1]), items.wanted(&[10])], &ANY, sealane_code::InvalidArgument);
+    assert!(message.contains("row 10 of 'items', which has 10 rows"), "{message}");
+    let short = sealane_wanted_rows { destination: unreleased, ..items.wanted(&[1]) };
+    let message = wrong([users.wanted(&[1]), short], &ANY, sealane_code::InvalidArgument);
+    assert!(message.contains("the memory has 32 bytes"), "{message}");
+    let absent = Sharded::new("absent", &[PS], 0, SEALANE_SHARDING_RANGE);
+    let soon = sealane_rows_options { timeout_ms: 1, ..ANY };
+    wrong([users.wanted(&[1]), absent.wanted(&[1])], &soon, sealane_code::DeadlineExceeded);
+    // And one that nobody can answer is given up: memory comes back, and no tensor.
+    let mut call = null_mut();
+    let given = sealane_wanted_rows { destination: released, ..items.wanted(&of_items) };
+    start_pull_all(ps, &[given, absent.wanted(&[1])], &ear, &mut call);
+    // SAFETY: the call is freed once.
+    unsafe {
+        ok(sealane_call_cancel(call));
+        sealane_call_free(call);
+    }
+    let told = [ear.told(), ear.told()].map(|told| (told.code, told.released, told.tensors.len()));
+    let (cancelled, back) = ((sealane_code::Cancelled, false, 0), (sealane_code::Ok, true, 0));
+    assert!(told == [cancelled, back] || told == [back, cancelled], "{told:?}");
+}
+
+#[test]
+fn each_table_of_a_partial_pull_names_what_it_misses() {
+    let world = world();
+    let ([users, items], _published) = two_tables(&world);
+    let third = THIRD.to_str().unwrap();
+    let parts = Sharded::new("users", &[PS, third], 300, SEALANE_SHARDING_MODULO);
+    let partial = sealane_rows_options { partial: 1, timeout_ms: 200, ..ANY };
+    let wanted = [parts.wanted(&[0, 1, 300, 2, 3]), users.wanted(&[7]), items.wanted(&[10, 4])];
+    let tensors = pull_all(&world.ps, &wanted, &partial).unwrap();
+    let came: Vec<_> = tensors.iter().map(floats).collect();
+    let none = [0.; DIM];
+    let of_parts = [row(0), none, none, row(2), none].concat();
+    assert_eq!(came, [of_parts, row(7).to_vec(), [none, row(1004)].concat()]);
+    let [of_parts, of_users, of_items] = &tensors[..] else { panic!("{} tensors", tensors.len()) };
+    let [(beyond, at, of_beyond), (owner, places, why)] = &missing(of_parts)[..] else {
+        panic!("{:?}", missing(of_parts))
+    };
+    assert_eq!((&beyond[..], &at[..], *of_beyond), ("", &[2][..], sealane_code::InvalidArgument));
+    assert_eq!((&owner[..], &places[..]), (third, &[1, 4][..]));
+    assert!(matches!(why, sealane_code::Unavailable | sealane_code::DeadlineExceeded));
+    assert_eq!(missing(of_users), []);
+    assert_eq!(missing(of_items), [(WORKER.to_owned(), vec![0], sealane_code::InvalidArgument)]);
+    // Nobody knows what rows of a table are of which none came.
+    let none = pull_all(&world.ps, &[users.wanted(&[7]), parts.wanted(&[1])], &partial);
+    let (code, message) = code(none.err().expect("it fails"));
+    assert!(matches!(code, sealane_code::Unavailable | sealane_code::DeadlineExceeded), "{message}");
 }
 
 /// # Safety
@@ -279,48 +432,110 @@ unsafe fn key_of(rows: &sealane_table_rows) -> &str {
     str::from_utf8(key).unwrap()
 }
 
-#[test]
-fn rows_of_many_tables_come_in_one_tensor() {
-    let World { ps, daemon, .. } = &world();
-    let values = rows(0..10);
-    let [users, items] = ["users", "items"].map(|key| Published::new(ps, key, &view(&values, &dims(&values))));
-    let (mut acceptor, taken) = (null_mut(), Ear::new());
-    // SAFETY: everything lives until the functions return, the ear longer; the tables are open.
-    unsafe {
-        ok(sealane_acceptor_open(ps.0, text("gradients"), null(), &mut acceptor));
-        ok(sealane_accept(acceptor, 1, 0, Some(accepted), taken.context(), null_mut()));
-        let both = [users.0, items.0];
-        ok(sealane_set_versions(ps.0, both.as_ptr(), 2, 4));
-        ok(sealane_set_versions(ps.0, null(), 0, 5));
+/// The queue `gradients` of a task, which is closed in the end.
+struct Gradients(*mut sealane_acceptor, Ear);
+
+impl Gradients {
+    fn of(task: &Task) -> Gradients {
+        let mut acceptor = null_mut();
+        // SAFETY: everything lives until the function returns.
+        ok(unsafe { sealane_acceptor_open(task.0, text("gradients"), null(), &mut acceptor) });
+        Gradients(acceptor, Ear::new())
     }
-    let worker = sealane::Attach::new(THIRD.to_str().unwrap()).socket(&daemon.socket).attach().unwrap();
-    let gradients = sealane::Tensor::from_elements(&[2, DIM as u64], &[1_f32; 2 * DIM]).unwrap();
-    let [of_users, of_items] = ["users", "items"].map(|key| sealane::ShardedTable::of(PS, key).unwrap());
-    let ids = [[3, 5], [7, 1]];
-    let all = [(&of_users, &ids[0]), (&of_items, &ids[1])].map(|(table, ids)| sealane::TableRows {
-        table,
-        ids,
-        rows: &gradients,
-    });
-    let options = sealane::SendOptions::default();
-    worker.push_all_rows("gradients", &all, sealane::SumRows::Yes, &options).unwrap().wait().unwrap();
-    let tensor = taken.tensor();
+
+    /// The next tensor.
+    fn accept(&self) -> Held {
+        // SAFETY: the acceptor is open, the ear lives.
+        ok(unsafe { sealane_accept(self.0, 1, 0, Some(accepted), self.1.context(), null_mut()) });
+        self.1.tensor()
+    }
+}
+
+impl Drop for Gradients {
+    fn drop(&mut self) {
+        // SAFETY: it is closed here alone.
+        unsafe { sealane_acceptor_close(self.0) };
+    }
+}
+
+/// Rows that were pushed; what is in them lives as long as the tensor.
+fn pushed_rows(tensor: &Held) -> &[sealane_table_rows] {
     let (mut tables, mut count) = (null(), 0);
-    // SAFETY: everything lives until the functions return; what is shown, as long as the tensor.
+    // SAFETY: nobody else uses the tensor; so many are there, as long as it.
     unsafe {
         ok(sealane_pushed_rows(tensor.0, &mut tables, &mut count));
-        let [first, second] = std::slice::from_raw_parts(tables, count) else { panic!("{count} tables") };
-        assert_eq!((key_of(first), key_of(second)), ("users", "items"));
-        assert_eq!(std::slice::from_raw_parts(second.ids, second.count), [1, 7]);
-        ok(sealane_table_add(users.0, first.ids, first.count, &first.rows));
-        ok(sealane_table_add(items.0, second.ids, second.count, &second.rows));
-        sealane_acceptor_close(acceptor);
+        std::slice::from_raw_parts(tables, count)
     }
-    let pulled = |table, id| {
-        let options = sealane::RowsOptions { min_version: 4, ..Default::default() };
-        worker.pull_rows(table, &[id], &options).wait().unwrap().rows.elements::<f32>().unwrap()[0]
+}
+
+#[test]
+fn rows_of_many_tables_are_pushed_in_one_call() {
+    let world = world();
+    let ([users, items], [even, odd, all]) = two_tables(&world);
+    let World { ps, worker, daemon, .. } = &world;
+    let third = attach_with(
+        &daemon.socket,
+        THIRD.to_str().unwrap(),
+        sealane_attach_options { arena_bytes: 4 << 20, backlog_calls_max: 2, ..DEFAULTS },
+    );
+    let (queues, ear) = ([ps, worker].map(Gradients::of), Ear::new());
+    let ones = [1.; 3 * DIM];
+    let (three, two) = ([3, DIM as u64], [2, DIM as u64]);
+    let push = |pushed: &[sealane_outgoing_rows]| {
+        let (start, count, context) = (pushed.as_ptr(), pushed.len(), ear.context());
+        // SAFETY: everything lives until the function returns, the ear longer.
+        unsafe {
+            let queue = text("gradients");
+            sealane_push_all_rows(third.0, queue, start, count, true, 0, Some(done), context, null_mut())
+        }
     };
-    assert_eq!((pulled(&of_users, 3), pulled(&of_users, 7), pulled(&of_items, 7)), (4., 7., 8.));
+    let of_users = users.outgoing(&[5, 4, 5], view(&ones, &three));
+    let of_items = items.outgoing(&[7, 1], view(&ones[DIM..], &two));
+    // With one row that is not there, nothing is pushed.
+    let message = refused(push(&[of_items, users.outgoing(&[4, 300], of_items.rows)]), sealane_code::InvalidArgument);
+    assert!(message.contains("300"), "{message}");
+    // Nor what goes to more owners than calls may wait: three tables have two.
+    let third_owner = Sharded::new("items", &[THIRD.to_str().unwrap()], 0, SEALANE_SHARDING_RANGE);
+    let other = third_owner.outgoing(&[7, 1], of_items.rows);
+    let message = refused(push(&[of_users, of_items, other]), sealane_code::ResourceExhausted);
+    assert!(message.contains("backlog_calls"), "{message}");
+    ok(push(&[]));
+    // SAFETY: there is nothing to read.
+    ok(unsafe { sealane_push_all_rows(third.0, text("gradients"), null(), 0, true, 0, None, null_mut(), null_mut()) });
+    ear.ok();
+    ok(push(&[of_users, of_items, of_users]));
+    let [to_ps, to_worker] = queues.each_ref().map(Gradients::accept);
+    ear.ok();
+    ear.nothing();
+    // SAFETY: the tensors live.
+    let told = |rows: &sealane_table_rows| unsafe {
+        (key_of(rows).to_owned(), std::slice::from_raw_parts(rows.ids, rows.count).to_vec())
+    };
+    let [at_ps, at_worker] =
+        [&to_ps, &to_worker].map(|tensor| pushed_rows(tensor).iter().map(told).collect::<Vec<_>>());
+    let [even_users, odd_users, some_items] = [("users", vec![2]), ("users", vec![2]), ("items", vec![1, 7])];
+    let expected = |all: &[&(&str, Vec<u64>)]| -> Vec<_> {
+        all.iter().map(|(key, ids)| ((*key).to_owned(), ids.clone())).collect()
+    };
+    assert_eq!(at_ps, expected(&[&even_users; 2]));
+    assert_eq!(at_worker, expected(&[&odd_users, &some_items, &odd_users]));
+    for (table, rows) in
+        [(&even, &pushed_rows(&to_ps)[0]), (&odd, &pushed_rows(&to_worker)[0]), (&all, &pushed_rows(&to_worker)[1])]
+    {
+        // SAFETY: the table is open, and the rows live.
+        ok(unsafe { sealane_table_add(table.0, rows.ids, rows.count, &rows.rows) });
+    }
+    // SAFETY: the tables are open.
+    unsafe {
+        ok(sealane_set_versions(worker.0, [odd.0, all.0].as_ptr(), 2, 4));
+        ok(sealane_set_versions(ps.0, &even.0, 1, 4));
+        ok(sealane_set_versions(ps.0, null(), 0, 5));
+    }
+    let newer = sealane_rows_options { min_version: 4, ..ANY };
+    let tensors = pull_all(&third, &[users.wanted(&[4, 5]), items.wanted(&[7, 6])], &newer).unwrap();
+    let sums = [(row(4), 1.), (row(5), 2.), (row(1007), 1.), (row(1006), 0.)];
+    let sums = sums.map(|(row, more)| row.map(|number| number + more)).concat();
+    assert_eq!(tensors.iter().flat_map(floats).collect::<Vec<_>>(), sums);
 }
 
 #[test]
@@ -329,24 +544,15 @@ fn pushed_rows_are_accepted_and_added() {
     let values = rows(0..100);
     let table = Published::new(ps, "users", &view(&values, &[100, DIM as u64]));
     let users = Sharded::new("users", &[PS], 100, SEALANE_SHARDING_HASH);
-    let (mut acceptor, taken, pushed) = (null_mut(), Ear::new(), Ear::new());
-    // SAFETY: everything lives until the function returns.
-    ok(unsafe { sealane_acceptor_open(ps.0, text("gradients"), null(), &mut acceptor) });
-    let accept = || {
-        // SAFETY: the acceptor is open, the ear lives.
-        ok(unsafe { sealane_accept(acceptor, 1, 0, Some(accepted), taken.context(), null_mut()) });
-        taken.tensor()
-    };
+    let (gradients, pushed) = (Gradients::of(ps), Ear::new());
     ok(users.push(worker, &[9, 8, 9], &[1.; 3 * DIM], true, &pushed));
-    let tensor = accept();
+    let tensor = gradients.accept();
     pushed.ok();
     assert_eq!(tensor.from(), Some(WORKER));
-    let (mut tables, mut count) = (null(), 0);
     for _ in 0..2 {
-        // SAFETY: everything lives until the functions return.
+        let [sum] = pushed_rows(&tensor) else { panic!("one table") };
+        // SAFETY: the table is open; what is shown lives as long as the tensor.
         unsafe {
-            ok(sealane_pushed_rows(tensor.0, &mut tables, &mut count));
-            let [sum] = std::slice::from_raw_parts(tables, count) else { panic!("{count} tables") };
             assert_eq!((key_of(sum), sum.count), ("users", 2));
             ok(sealane_table_add(table.0, sum.ids, sum.count, &sum.rows));
         }
@@ -367,14 +573,12 @@ fn pushed_rows_are_accepted_and_added() {
         let (to, queue, context) = (text(PS), text("gradients"), ear.context());
         sealane_push(worker.0, to, queue, &source, 1, 0, Some(done), context, null_mut())
     });
-    let tensor = accept();
+    let tensor = gradients.accept();
     ear.ok();
-    // SAFETY: everything lives until the functions return; the acceptor is closed once.
-    unsafe {
-        let error = sealane_pushed_rows(tensor.0, &mut tables, &mut count);
-        refused(error, sealane_code::InvalidArgument);
-        sealane_acceptor_close(acceptor);
-    }
+    let (mut tables, mut count) = (null(), 0);
+    // SAFETY: nobody else uses the tensor.
+    let error = unsafe { sealane_pushed_rows(tensor.0, &mut tables, &mut count) };
+    refused(error, sealane_code::InvalidArgument);
     assert_eq!(tensor.bytes(), bytes);
 }
 
@@ -403,8 +607,10 @@ fn what_makes_no_sense_is_refused() {
         let new = |key, owner: *const _, count, rows, sharding, table: *mut _| {
             sealane_sharded_table_new(key, owner, count, rows, sharding, table)
         };
+        let out = (&raw mut number).cast();
         let wait = |table, ids, count, bytes, options: *const _, rows: *mut _| {
-            sealane_pull_rows_wait(worker.0, table, ids, count, null_mut(), bytes, options, rows)
+            let out = if bytes > 0 { out } else { null_mut() };
+            sealane_pull_rows_wait(worker.0, table, ids, count, out, bytes, options, rows)
         };
         let push = |table, queue, rows: *const _, timeout| {
             sealane_push_rows(worker.0, table, queue, ids, 1, rows, false, timeout, Some(done), context, null_mut())
@@ -444,7 +650,7 @@ fn what_makes_no_sense_is_refused() {
             ("table", wait(null(), ids, 1, 0, null(), &mut tensor)),
             ("ids", wait(users.0, null(), 1, 0, null(), &mut tensor)),
             ("elements are too many", wait(users.0, ids, usize::MAX / 8, 0, null(), &mut tensor)),
-            ("too many", wait(users.0, ids, 1, usize::MAX, null(), &mut tensor)),
+            ("too large", wait(users.0, ids, 1, usize::MAX, null(), &mut tensor)),
             ("timeout", wait(users.0, ids, 1, 0, &sealane_rows_options { timeout_ms: -2, ..ANY }, &mut tensor)),
             ("rows", wait(users.0, ids, 1, 0, null(), null_mut())),
             ("table", push(null(), key, &one, 0)),
@@ -472,4 +678,113 @@ fn what_makes_no_sense_is_refused() {
         sealane_table_close(null_mut());
         sealane_sharded_table_free(null_mut());
     }
+}
+
+#[test]
+fn one_table_that_makes_no_sense_has_the_whole_call_refused() {
+    let World { ps, .. } = &world();
+    let values = rows(0..10);
+    let _published = Published::new(ps, "users", &view(&values, &dims(&values)));
+    let users = Sharded::new("users", &[PS], 10, SEALANE_SHARDING_RANGE);
+    let (ear, mut memory, ids) = (Ear::new(), [0_u8; 4 * DIM], [3]);
+    let (destination, context) = (ear.destination(&mut memory), ear.context());
+    let one = view(&values[..DIM], &[1, DIM as u64]);
+    let (mut tensors, queue) = ([null_mut(); 2], text("gradients"));
+    let places = tensors.as_mut_ptr();
+    let misaligned = (&raw mut tensors).cast::<*mut sealane_call>().wrapping_byte_add(1);
+    let (small, late) = (sealane_rows_options { size: 4, ..ANY }, sealane_rows_options { timeout_ms: -2, ..ANY });
+    // The first of a call, which alone would do.
+    let waiting = users.wanted(&ids);
+    let (good, outgoing) = (sealane_wanted_rows { destination, ..waiting }, users.outgoing(&ids, one));
+    let lent = |change: &dyn Fn(&mut sealane_destination)| {
+        let mut wanted = good;
+        change(&mut wanted.destination);
+        wanted
+    };
+    let no_table = [
+        ("table", sealane_wanted_rows { table: null(), ..waiting }),
+        ("table", sealane_wanted_rows { table: users.0.wrapping_byte_add(1), ..waiting }),
+        ("ids", sealane_wanted_rows { ids: null(), ..waiting }),
+        ("elements are too many", sealane_wanted_rows { count: usize::MAX / 8, ..waiting }),
+    ];
+    let no_destination = [
+        ("needs a release", lent(&|destination| destination.release = None)),
+        ("too large", lent(&|destination| destination.bytes = usize::MAX)),
+        ("too large", lent(&|destination| destination.bytes = isize::MAX as usize)),
+    ];
+    let no_memory = [
+        ("release must be NULL", good),
+        ("too large", lent(&|given| (given.release, given.bytes) = (None, usize::MAX))),
+    ];
+    let half = lent(&|given| (given.release, given.bytes) = (None, isize::MAX as usize));
+    let no_rows = [
+        ("table", sealane_outgoing_rows { table: null(), ..outgoing }),
+        ("ids", sealane_outgoing_rows { ids: null(), ..outgoing }),
+        ("elements are too many", sealane_outgoing_rows { count: usize::MAX / 8, ..outgoing }),
+        ("for 2 numbers", users.outgoing(&[1, 2], one)),
+        ("data", users.outgoing(&ids, sealane_view { data: null(), ..one })),
+        ("takes 16", users.outgoing(&ids, sealane_view { bytes: 15, ..one })),
+        ("row 10 of 'users'", users.outgoing(&[10], one)),
+    ];
+    // SAFETY: what is no null lives until each function returns, and nothing of it is taken over.
+    let cases = unsafe {
+        let pull = |task, wanted: *const _, count, options: *const _, received, call| {
+            sealane_pull_all_rows(task, wanted, count, options, received, context, call)
+        };
+        let wait = |task, wanted: *const _, count, options: *const _, rows| {
+            sealane_pull_all_rows_wait(task, wanted, count, options, rows)
+        };
+        let push = |task, queue, pushed: *const _, count, timeout, call| {
+            sealane_push_all_rows(task, queue, pushed, count, false, timeout, Some(done), context, call)
+        };
+        let (told, no_text) = (Some(accepted as _), sealane_text { start: null(), bytes: 1 });
+        let mut cases = vec![
+            ("task", pull(null_mut(), &good, 1, &ANY, told, null_mut())),
+            ("wanted", pull(ps.0, null(), 1, &ANY, told, null_mut())),
+            ("elements are too many", pull(ps.0, &good, usize::MAX / 8, &ANY, told, null_mut())),
+            ("size", pull(ps.0, &good, 1, &small, told, null_mut())),
+            ("timeout", pull(ps.0, &good, 1, &late, told, null_mut())),
+            ("callback", pull(ps.0, &good, 1, &ANY, None, null_mut())),
+            ("call", pull(ps.0, &good, 1, &ANY, told, misaligned)),
+            ("task", wait(null_mut(), &waiting, 1, &ANY, places)),
+            ("wanted", wait(ps.0, null(), 1, &ANY, places)),
+            ("elements are too many", wait(ps.0, &waiting, usize::MAX / 8, &ANY, places)),
+            ("size", wait(ps.0, &waiting, 1, &small, places)),
+            ("too large", wait(ps.0, [half; 2].as_ptr(), 2, &ANY, places)),
+            ("rows", wait(ps.0, &waiting, 1, &ANY, null_mut())),
+            ("rows", wait(ps.0, &waiting, 1, &ANY, misaligned.cast())),
+            ("task", push(null_mut(), queue, &outgoing, 1, 0, null_mut())),
+            ("queue", push(ps.0, no_text, &outgoing, 1, 0, null_mut())),
+            ("pushed", push(ps.0, queue, null(), 1, 0, null_mut())),
+            ("elements are too many", push(ps.0, queue, &outgoing, usize::MAX / 8, 0, null_mut())),
+            ("timeout", push(ps.0, queue, &outgoing, 1, -2, null_mut())),
+            ("call", push(ps.0, queue, &outgoing, 1, 0, misaligned)),
+        ];
+        for (expected, bad) in no_table.into_iter().chain(no_destination) {
+            cases.push((expected, pull(ps.0, [good, bad].as_ptr(), 2, &ANY, told, null_mut())));
+        }
+        for (expected, bad) in no_table.into_iter().chain(no_memory) {
+            cases.push((expected, wait(ps.0, [waiting, bad].as_ptr(), 2, &ANY, places)));
+        }
+        for (expected, bad) in no_rows {
+            cases.push((expected, push(ps.0, queue, [outgoing, bad].as_ptr(), 2, 0, null_mut())));
+        }
+        cases
+    };
+    for (expected, error) in cases {
+        let message = refused(error, sealane_code::InvalidArgument);
+        assert!(message.contains(expected), "{message} should speak of {expected}");
+    }
+    assert_eq!(tensors, [null_mut(); 2]);
+    // A whole call later, nothing was pushed, told or released.
+    let (gradients, late) = (Gradients::of(ps), Ear::new());
+    start_pull_all(ps, &[waiting], &late, null_mut());
+    assert_eq!(floats(&late.tensor()), row(3));
+    ok(users.push(ps, &[5], &row(5), false, &late));
+    let tensor = gradients.accept();
+    let [pushed] = pushed_rows(&tensor) else { panic!("one table") };
+    // SAFETY: what is shown lives as long as the tensor.
+    assert_eq!(unsafe { *pushed.ids }, 5);
+    late.ok();
+    ear.nothing();
 }

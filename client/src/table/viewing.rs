@@ -4,6 +4,8 @@
 //!
 //! Whatever is not as it should be is left to the daemon, which gathers the rows then.
 
+use std::iter::zip;
+
 use sealane_runtime::{Buffer, Rows};
 use sealane_transport::{
     Code, Error, Payload, Tensor,
@@ -103,11 +105,14 @@ impl Reading {
         let TablePlace { meta, place } = &self.places[self.table];
         let Some(Place { arena, rows: at, locks }) = *place else { return Ok(self.leave(true)) };
         let Some(answer) = self.memory() else { return Ok(self.leave(true)) };
+        if self.unmapped == Some(arena) {
+            return Ok(self.leave(true));
+        }
         let memory = match attachment.arena_named_by(answer, arena) {
-            Ok(memory) if self.unmapped != Some(arena) => memory,
+            Ok(memory) => memory,
             Err(error) if error.code() == Code::NotFound => return Ok(self.leave(false)),
-            _ => {
-                // Whatever else lies there is not asked for again: that may take a second each time.
+            Err(_) => {
+                // What else lies there is not looked for again: that may take a second each time.
                 self.unmapped = Some(arena);
                 return Ok(self.leave(true));
             }
@@ -152,7 +157,8 @@ impl Reading {
 
     /// True if what was read is what lay there: the daemon still lives, which has kept it there, and so do its owners.
     pub(super) fn holds(&self, attachment: &Attachment) -> bool {
-        let arenas = self.places.iter().filter_map(|table| table.place).map(|place| place.arena);
+        let read = zip(&self.rows, &self.places).filter(|(viewed, _)| !viewed.part.ids.is_empty());
+        let arenas = read.filter_map(|(_, table)| table.place).map(|place| place.arena);
         self.memory().is_some_and(|memory| attachment.is_lent(memory, arenas))
     }
 }

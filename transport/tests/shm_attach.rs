@@ -345,8 +345,8 @@ fn requests_that_make_no_sense_are_told_apart() {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":14,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 14 }) && refused.to_string().contains("version 14"));
+    let refused = asked(br#"{"request":"levitate","version":15,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 15 }) && refused.to_string().contains("version 15"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );

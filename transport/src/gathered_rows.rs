@@ -88,6 +88,24 @@ pub fn meta(bytes: usize) -> Result<TensorMeta, Error> {
     TensorMeta::new(DType::U8, &[bytes as u64])
 }
 
+/// The metadata of rows at the front, of so many bytes and padded to 8, and what follows.
+///
+/// # Errors
+/// InvalidArgument: it is too long, cut off, or of no rows of a fixed size.
+pub(crate) fn split_meta(bytes: &[u8], meta_bytes: U64) -> Result<(TensorMeta, &[u8]), Error> {
+    let meta_bytes = usize::try_from(meta_bytes.get()).unwrap_or(usize::MAX);
+    if meta_bytes > META_BYTES_MAX {
+        return Err(Error::invalid(format!("the metadata of a table's rows has {meta_bytes} bytes")));
+    }
+    let padded = bytes.split_at_checked(meta_bytes.next_multiple_of(8));
+    let (meta, behind) = padded.ok_or_else(|| Error::invalid("the metadata of a table's rows is cut off"))?;
+    let meta = TensorMeta::from_wire(&meta[..meta_bytes])?;
+    match meta.is_strings() || meta.is_dead() || meta.rank() == 0 {
+        true => Err(Error::invalid("a table has no rows of a fixed size")),
+        false => Ok((meta, behind)),
+    }
+}
+
 /// Reads an answer to a request that has named so many tables.
 ///
 /// # Errors
@@ -97,13 +115,8 @@ pub fn read(answer: &[u8], tables: usize) -> Result<Vec<Part<&[u8]>>, Error> {
     let (mut rest, mut heads) = (answer, Vec::new());
     for _ in 0..tables {
         let (head, behind) = Head::ref_from_prefix(rest).map_err(|_| bad("they end in a head"))?;
-        let meta_bytes = usize::try_from(head.meta_bytes.get()).unwrap_or(usize::MAX);
-        if meta_bytes > META_BYTES_MAX {
-            return Err(bad("the metadata is too long"));
-        }
-        let padded = behind.split_at_checked(meta_bytes.next_multiple_of(8));
-        let (meta, behind) = padded.ok_or_else(|| bad("they end in the metadata"))?;
-        heads.push((*head, TensorMeta::from_wire(&meta[..meta_bytes])?));
+        let (meta, behind) = split_meta(behind, head.meta_bytes)?;
+        heads.push((*head, meta));
         rest = behind;
     }
     let mut end = answer.len() - rest.len();
@@ -113,9 +126,6 @@ pub fn read(answer: &[u8], tables: usize) -> Result<Vec<Part<&[u8]>>, Error> {
         let place = place.ok_or_else(|| bad("the rows are too long"))?;
         end = place.end;
         let rows = answer.get(place).ok_or_else(|| bad("they end in the rows"))?;
-        if meta.is_strings() || meta.is_dead() || meta.rank() == 0 {
-            return Err(bad("a part has no rows of a fixed size"));
-        }
         meta.check_bytes(rows.len() as u64)?;
         Ok(Part { table_rows: head.table_rows.get(), meta, rows })
     };

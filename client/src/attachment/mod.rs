@@ -341,6 +341,10 @@ impl Attachment {
             return;
         }
         let mut held = self.lock();
+        if cancel {
+            // What has come for it may keep memory of others, who wait until it is given back.
+            held.pump();
+        }
         let State { calls, aftermath, line, .. } = &mut *held;
         let borrows = calls.borrows(call);
         if let (Some(segment), true, Line::Up(link)) = (calls.forsake(call, cancel, aftermath), cancel, line) {

@@ -228,7 +228,8 @@ fn a_table_stays_while_a_client_reads_it() {
         withdrawn.withdraw().unwrap();
     }
     let bytes = 1000 * PAGE as usize;
-    let others = std::iter::repeat_with(|| ps.alloc(bytes)).find_map(Result::ok).unwrap();
+    until_there_is_room(&ps, bytes);
+    let others = ps.alloc(bytes).unwrap();
     assert!(ps.alloc(bytes).is_err(), "the memory of the first is free while it is read");
     assert!(are_pages(pulling.wait().unwrap().rows.bytes(), 3));
     until_there_is_room(&ps, bytes);
@@ -236,6 +237,17 @@ fn a_table_stays_while_a_client_reads_it() {
     let late = RowsOptions { timeout: Some(Duration::from_millis(50)), ..RowsOptions::default() };
     let error = worker.pull_rows(&table, &[3], &late).wait().unwrap_err().error;
     assert_eq!(error.code(), Code::DeadlineExceeded);
+}
+
+#[test]
+fn a_pull_that_is_dropped_keeps_no_table() {
+    let directory = directory();
+    let daemon = start(&directory, true);
+    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
+    let pulling = worker.pull_rows(&table, &[3, 4], &RowsOptions::default());
+    daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
+    drop(pulling);
+    daemon.until("the table is nobody's to read", |daemon| daemon.sum(|counters| counters.views) == 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sealane::{
@@ -407,7 +407,10 @@ pub fn a_table_is_withdrawn_with_its_locks(ps: &Task, worker: &Task) {
     assert!(pulled(None).eq([false, true]), "the table itself is pulled by rows");
     table.withdraw().unwrap();
     // The other side hears of it a moment later.
-    while !pulled(Some(Duration::from_millis(50))).eq([false, false]) {}
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !pulled(Some(Duration::from_millis(50))).eq([false, false]) {
+        assert!(Instant::now() < deadline, "it is still there");
+    }
 }
 
 pub fn a_table_is_pulled_whole_only_where_half_a_row_is_welcome(ps: &Task, worker: &Task) {

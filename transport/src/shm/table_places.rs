@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Span;
 use crate::error::Error;
-use crate::limits::META_BYTES_MAX;
+use crate::gathered_rows::split_meta;
 use crate::tensor::TensorMeta;
 
 /// Where one table lies.
@@ -70,16 +70,7 @@ pub fn read(answer: &[u8], tables: usize) -> Result<Vec<TablePlace>, Error> {
     let (mut rest, mut places) = (answer, Vec::with_capacity(tables));
     for _ in 0..tables {
         let (head, behind) = Head::ref_from_prefix(rest).map_err(|_| bad("they end in a head"))?;
-        let meta_bytes = usize::try_from(head.meta_bytes.get()).unwrap_or(usize::MAX);
-        if meta_bytes > META_BYTES_MAX {
-            return Err(bad("the metadata is too long"));
-        }
-        let padded = behind.split_at_checked(meta_bytes.next_multiple_of(8));
-        let (meta, behind) = padded.ok_or_else(|| bad("they end in the metadata"))?;
-        let meta = TensorMeta::from_wire(&meta[..meta_bytes])?;
-        if meta.is_strings() || meta.is_dead() || meta.rank() == 0 {
-            return Err(bad("a table has no rows of a fixed size"));
-        }
+        let (meta, behind) = split_meta(behind, head.meta_bytes)?;
         let span = |offset: U64, len: U64| Span { offset: offset.get(), len: len.get() };
         let (rows, locks) = (span(head.rows_offset, head.rows_bytes), span(head.locks_offset, head.locks_bytes));
         let place = (rows.len > 0).then_some(Place { arena: head.arena.get(), rows, locks });

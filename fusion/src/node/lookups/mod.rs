@@ -389,7 +389,7 @@ impl Lookups {
                 // If it is refused, the peer was told.
                 let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
             }),
-            Asker::Here { waiter, .. } => told(waiter, since, buffer, context),
+            Asker::Here { waiter, .. } => answer_here(waiter, since, buffer, context),
         }
     }
 
@@ -412,7 +412,7 @@ impl Lookups {
                 self.count((producer, key), &gathered, context);
             }
         }
-        told(waiter, since, buffer, context);
+        answer_here(waiter, since, buffer, context);
     }
 
     /// Counts what was gathered of a table.
@@ -592,8 +592,8 @@ impl Lookup {
     }
 }
 
-/// A task of this node has what it asked for since then.
-fn told(waiter: RecvWaiter, since: Instant, answer: Buffer, context: &mut Context) {
+/// Gives a task of this node what it has asked for since then.
+fn answer_here(waiter: RecvWaiter, since: Instant, answer: Buffer, context: &mut Context) {
     let meta = gathered_rows::meta(answer.len()).expect("it was allocated");
     let reporter = &mut context.reporter;
     reporter.count_received(1, answer.len());

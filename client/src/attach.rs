@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use crate::{
     attachment::Attachment,
     limits::{
         ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, LANE_TIMEOUT, NO_LIMIT, RESTART_TIMEOUT,
-        RESTART_TIMEOUT_MAX, VIEW_TIMEOUT,
+        RESTART_TIMEOUT_MAX, SOCKET_TIMEOUT, VIEW_TIMEOUT,
     },
 };
 
@@ -262,6 +262,21 @@ pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result
 /// Asks the daemon for the direct lane to the process that is attached as `peer`.
 pub(crate) fn lane(settings: &Settings, peer: &str, now: Instant) -> Result<GivenLane, Error> {
     let given = conversation::lane(&settings.socket, &settings.task, peer, now + LANE_TIMEOUT);
+    given.map_err(|error| told(settings, error))
+}
+
+/// Asks for a connection for a stream with `peer`: a new one, or the one of that number.
+pub(crate) fn stream_connection(
+    settings: &Settings,
+    peer: &str,
+    number: Option<u64>,
+    now: Instant,
+) -> Result<(u64, OwnedFd), Error> {
+    let (path, task, until) = (&settings.socket, &settings.task, now + SOCKET_TIMEOUT);
+    let given = match number {
+        None => conversation::connect(path, task, peer, until),
+        Some(number) => conversation::connection(path, (task, peer), number, until).map(|socket| (number, socket)),
+    };
     given.map_err(|error| told(settings, error))
 }
 

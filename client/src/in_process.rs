@@ -3,6 +3,7 @@
 
 use std::{
     future::Future,
+    os::fd::OwnedFd,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -73,6 +74,8 @@ pub(crate) trait InProcess: Send + Sync {
         options: PullOptions,
         wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Call<RecvOutcome>>;
+    /// Blocks until there is a connection for a stream with `peer`: a new one, or that of `number`, which the peer has.
+    fn stream_connection(&self, peer: &str, number: Option<u64>) -> Result<(u64, OwnedFd), Error>;
     fn abort(&self, step: i64, reason: &str) -> Result<(), Error>;
     fn cleanup(&self, step: i64) -> Result<(), Error>;
 }
@@ -107,7 +110,7 @@ impl Spinning {
     }
 
     /// What the wait that begins now begins with.
-    fn polling(&self) -> Polling {
+    pub(crate) fn polling(&self) -> Polling {
         match self {
             Self::Always(polling) => *polling,
             Self::Learned(patience) if lock(patience).may_spin() => Polling::idle(Attach::IDLE_SPIN),
@@ -116,7 +119,7 @@ impl Spinning {
     }
 
     /// A wait has spun for so long, with or without an answer.
-    fn has_spun(&self, answered: bool, took: Duration) {
+    pub(crate) fn has_spun(&self, answered: bool, took: Duration) {
         if let Self::Learned(patience) = self {
             lock(patience).has_spun(answered, took);
         }

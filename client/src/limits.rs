@@ -36,6 +36,39 @@ pub(crate) const RING_PIECE_BYTES: usize = 32 << 10;
 /// Bytes that one call moves into a ring or out of it at most, while the other end keeps up: others may wait for its lock.
 pub(crate) const RING_BYTES_AT_ONCE: usize = 1 << 20;
 
+/// What is asked of the kernel as a buffer for what a stream sends by a socket of its own.
+pub(crate) const SOCKET_BUFFER_BYTES: usize = 256 << 10;
+
+/// Bytes that are kept of what was sent, beyond those that fit into that buffer: of one piece that the kernel takes over its limit.
+pub(crate) const SOCKET_SLACK_BYTES: usize = 2 * SOCKET_PIECE_BYTES;
+
+/// Bytes that are given to a socket at once, and then kept, while they are in the cache.
+pub(crate) const SOCKET_PIECE_BYTES: usize = 128 << 10;
+
+/// Bytes that one call gives to a socket at most, while the kernel takes them: others may wait for its lock.
+pub(crate) const SOCKET_BYTES_AT_ONCE: usize = 4 << 20;
+
+/// Sockets of a task's streams: other streams go by the daemon.
+pub(crate) const SOCKETS_MAX: usize = 256;
+
+/// Threads that ask the daemon for sockets at once.
+pub(crate) const SOCKET_OPENERS_MAX: usize = 4;
+
+/// How long the daemon may take to make one: its handshake timeout, and some more.
+pub(crate) const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Until a peer is asked again with whom no connection could be made, and twice as long each time.
+pub(crate) const SOCKET_RETRY: Duration = Duration::from_secs(1);
+
+/// Most of that.
+pub(crate) const SOCKET_RETRY_MAX: Duration = Duration::from_secs(64);
+
+/// The daemon is told of bytes that streams have moved by sockets when there are as many, or after that time.
+pub(crate) const MOVED_BYTES: u64 = 16 << 20;
+
+/// See [`MOVED_BYTES`].
+pub(crate) const MOVED_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Looks at a ring before a thread that reads it waits as for all else: some 2 us, in which another process that spins has answered.
 pub(crate) const RING_SPINS: usize = 40;
 

@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    os::fd::OwnedFd,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -212,6 +213,17 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.ring_from(peer, place),
             Engine::InProcess(_) => None,
+        }
+    }
+
+    /// Blocks until there is a connection for a stream with `peer`: a new one, or that of `number`, which the peer has.
+    ///
+    /// # Errors
+    /// PermissionDenied where streams with that peer go by the daemon; else as a dial's.
+    pub(crate) fn stream_connection(&self, peer: &str, number: Option<u64>) -> Result<(u64, OwnedFd), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.stream_connection(peer, number),
+            Engine::InProcess(task) => task.stream_connection(peer, number),
         }
     }
 

@@ -65,6 +65,14 @@ impl Waiter {
         }
     }
 
+    /// What a thread does that waits for something else than the daemon's answers.
+    pub(crate) fn spinning(&self) -> Spinning {
+        match &self.0 {
+            Backing::Daemon(attachment) => attachment.polling().map_or_else(Spinning::learned, Spinning::Always),
+            Backing::InProcess(spinning) => spinning.clone(),
+        }
+    }
+
     /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
     ///
     /// Futures of calls of other tasks, and any others, work too.

@@ -285,6 +285,12 @@ pub(crate) const HANDED_AT_ONCE: usize = 64;
 /// Tensors of one queue that are handed over in one turn at most.
 pub(crate) const HANDED_PER_TURN: usize = 256;
 
+/// Connections for streams that other engines have made and whose tasks have not asked for them: they do within a round trip.
+pub(crate) const STREAM_CONNECTIONS_MAX: usize = 256;
+
+/// How long each of them waits.
+pub(crate) const STREAM_CONNECTION_WAITS: Duration = Duration::from_secs(10);
+
 const _: () = {
     assert!(
         COPY_PIECE_BYTES <= COPY_AT_ONCE_BYTES && COPY_AT_ONCE_BYTES <= COPY_BATCH_BYTES,

@@ -10,6 +10,8 @@ pub mod arena;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod authentication;
 #[cfg(not(loom))]
+pub mod byte_socket;
+#[cfg(not(loom))]
 pub mod call;
 #[cfg(not(loom))]
 pub mod chains;

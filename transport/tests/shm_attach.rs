@@ -335,18 +335,18 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":14}"#,
-        br#"{"request":"attach","version":14,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":14,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":14}"#,
+        br#"{"version":15}"#,
+        br#"{"request":"attach","version":15,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":15,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":15}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":15,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 15 }) && refused.to_string().contains("version 15"));
+    let refused = asked(br#"{"request":"levitate","version":16,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 16 }) && refused.to_string().contains("version 16"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -369,7 +369,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":14}"#;
+    let request = br#"{"request":"drain","version":15}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

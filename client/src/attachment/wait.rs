@@ -2,6 +2,7 @@
 //! driver; a call's wait ends `GRACE` after its deadline whatever the daemon does.
 
 use std::{
+    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
     task::{Wake, Waker},
     thread::Thread,
@@ -13,7 +14,7 @@ use sealane_transport::{Error, shm::Woken};
 
 use super::{Attachment, Held, Line, State, Take, attend::Attendant, nudge};
 use crate::{
-    Attach,
+    Attach, attach,
     clock::Tick,
     limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
@@ -108,9 +109,22 @@ impl Attachment {
         }
     }
 
+    /// How long who waits looks before it sleeps, where the user has said.
+    pub(crate) fn polling(&self) -> Option<Polling> {
+        self.settings.polling
+    }
+
     /// False if who waits is to sleep at once.
     pub(crate) fn may_spin(&self) -> bool {
         self.settings.polling != Some(Polling::Park)
+    }
+
+    /// Blocks until the daemon has given a connection for a stream with `peer`: a new one, or that of `number`, which the peer has.
+    ///
+    /// # Errors
+    /// The daemon's, and Unavailable if it does not answer.
+    pub(crate) fn stream_connection(&self, peer: &str, number: Option<u64>) -> Result<(u64, OwnedFd), Error> {
+        attach::stream_connection(&self.settings, peer, number, Instant::now())
     }
 
     /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks while there is

@@ -4,6 +4,7 @@ mod plan;
 
 use std::{
     future::Future,
+    os::fd::OwnedFd,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -86,6 +87,13 @@ impl InProcess for sealane_fusion::Task {
         wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Call<RecvOutcome>> {
         calls(self.pull_rows(from, min_version, options, wanted))
+    }
+
+    fn stream_connection(&self, peer: &str, number: Option<u64>) -> Result<(u64, OwnedFd), Error> {
+        match number {
+            None => self.connect_for_stream(peer),
+            Some(number) => self.stream_connection(peer, number).map(|socket| (number, socket)),
+        }
     }
 
     fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {

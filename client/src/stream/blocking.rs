@@ -1,15 +1,31 @@
 //! Streams for threads that wait: `std::io`.
 
 use std::{
+    cell::OnceCell,
     future::poll_fn,
     io,
-    task::{Context, Poll},
-    time::Duration,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    time::{Duration, Instant},
 };
 
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        time::TimeSpec,
+    },
+};
+use sealane_runtime::Polling;
 use sealane_transport::{Code, Error};
 
-use super::{Hub, Stream};
+use super::{
+    Hub, Stream,
+    direct::{Direct, Waits},
+};
+use crate::{Attach, in_process::Spinning};
 
 /// Waits in this thread until it is ready, or for so long.
 ///
@@ -21,12 +37,12 @@ pub(super) fn block_on<T>(
     poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, Error>>,
 ) -> Result<T, Error> {
     let outcome = hub.waiter().block_on(poll_fn(poll), timeout.unwrap_or(Duration::MAX));
-    outcome.unwrap_or_else(|| {
-        let waited = timeout.unwrap_or(Duration::MAX);
-        Err(Error::TimedOut {
-            reason: format!("the other end of the stream kept this one waiting for {waited:?}").into(),
-        })
-    })
+    outcome.unwrap_or_else(|| Err(late(timeout)))
+}
+
+fn late(timeout: Option<Duration>) -> Error {
+    let waited = timeout.unwrap_or(Duration::MAX);
+    Error::TimedOut { reason: format!("the other end of the stream kept this one waiting for {waited:?}").into() }
 }
 
 /// The nearest of the system's kinds, with the error within.
@@ -42,21 +58,119 @@ pub(super) fn io_error(error: Error) -> io::Error {
     io::Error::new(kind, error)
 }
 
+impl Stream {
+    /// What comes in a moment, for as long as a thread that waits spins.
+    fn read_soon(&self, into: &mut [u8]) -> Option<usize> {
+        if self.direct.reads_ring() {
+            let is_awake = self.hub.waiter().may_spin();
+            return is_awake.then(|| self.direct.read_soon(into).unwrap_or(0)).filter(|count| *count > 0);
+        }
+        let (begun, spinning) = (Instant::now(), self.hub.spinning());
+        let time = match spinning.polling() {
+            Polling::Park => return None,
+            Polling::SpinThenPark { idle_spin } => idle_spin,
+            Polling::Spin => Attach::IDLE_SPIN,
+        };
+        let count = self.direct.read_socket_soon(into, || begun.elapsed() >= time)?;
+        spinning.has_spun(count > 0, begun.elapsed());
+        (count > 0).then_some(count)
+    }
+
+    /// Waits in this thread until `poll` is ready: for the socket that `descriptor` gives, if there is one, and for what else may happen
+    /// to the stream.
+    fn block_on<T>(
+        &self,
+        interest: PollFlags,
+        descriptor: impl Fn(&Direct) -> Option<OwnedFd>,
+        mut poll: impl FnMut(&mut Context<'_>, Waits) -> Poll<Result<T, Error>>,
+    ) -> io::Result<T> {
+        let Some(mut socket) = descriptor(&self.direct) else {
+            return block_on(&self.hub, self.timeout, |context| poll(context, Waits::Waker)).map_err(io_error);
+        };
+        let bell = Bell::of_thread()?;
+        let (waker, begun) = (Waker::from(bell.clone()), Instant::now());
+        loop {
+            if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker), Waits::Itself) {
+                return outcome.map_err(io_error);
+            }
+            let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(io_error(late(self.timeout)));
+            }
+            // Who spins for ever does not sleep.
+            let spins = matches!(self.hub.spinning(), Spinning::Always(Polling::Spin));
+            let left = if spins { Some(Duration::ZERO) } else { left };
+            let mut polled = [PollFd::new(socket.as_fd(), interest), PollFd::new(bell.0.as_fd(), PollFlags::POLLIN)];
+            match ppoll(&mut polled, left.map(TimeSpec::from_duration), None) {
+                Ok(_) | Err(Errno::EINTR) => bell.clear(),
+                Err(error) => return Err(error.into()),
+            }
+            match descriptor(&self.direct) {
+                Some(another) => socket = another,
+                None => {
+                    let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+                    return block_on(&self.hub, left, |context| poll(context, Waits::Waker)).map_err(io_error);
+                }
+            }
+        }
+    }
+}
+
+/// Wakes a thread that waits for a socket, too.
+struct Bell(EventFd);
+
+impl Bell {
+    /// That of this thread: it waits for one thing at a time.
+    fn of_thread() -> io::Result<Arc<Bell>> {
+        thread_local! {
+            static BELL: OnceCell<Arc<Bell>> = const { OnceCell::new() };
+        }
+        BELL.with(|bell| {
+            if let Some(bell) = bell.get() {
+                bell.clear();
+                return Ok(bell.clone());
+            }
+            let made = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+            Ok(bell.get_or_init(|| Arc::new(Bell(made))).clone())
+        })
+    }
+
+    fn clear(&self) {
+        // Nobody may have rung.
+        let _ = self.0.read();
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let _ = self.0.write(1);
+    }
+}
+
 impl io::Read for &Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.hub.check_fork().map_err(io_error)?;
-        if self.hub.waiter().may_spin()
-            && let Ok(count @ 1..) = self.rings.read_soon(into)
-        {
+        if let Some(count) = self.read_soon(into) {
             return Ok(count);
         }
-        block_on(&self.hub, self.timeout, |context| self.poll_read(into, context)).map_err(io_error)
+        let poll = |context: &mut Context<'_>, waits| self.poll_read_as(into, context, waits);
+        self.block_on(PollFlags::POLLIN, Direct::descriptor_read, poll)
     }
 }
 
 impl io::Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        block_on(&self.hub, self.timeout, |context| self.poll_write(bytes, context)).map_err(io_error)
+        self.hub.check_fork().map_err(io_error)?;
+        // Most often there is room.
+        if let Ok(count @ 1..) = self.direct.write(bytes) {
+            return Ok(count);
+        }
+        let poll = |context: &mut Context<'_>, waits| self.poll_write_as(bytes, context, waits);
+        self.block_on(PollFlags::POLLOUT, Direct::descriptor_written, poll)
     }
 
     fn flush(&mut self) -> io::Result<()> {

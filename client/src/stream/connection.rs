@@ -1,5 +1,5 @@
-//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be. What goes by a
-//! ring lies there (`rings.rs`).
+//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be. What goes past
+//! the daemon lies there (`direct.rs`).
 
 use std::{
     cmp,
@@ -9,16 +9,18 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::Waker,
+    time::Instant,
 };
 
 use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
 use super::{
+    direct::{Direct, Left},
     end::End,
     frame::{Frame, Kind},
     hub::Refused,
-    rings::Rings,
+    socket::{Came, Connected, SocketReader},
 };
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS_AHEAD, STREAM_CHUNKS_LENT, STREAM_LENT_MIN};
 
@@ -33,6 +35,8 @@ enum Bytes {
     Lent { buffer: Buffer, _share: LentShare },
     /// Copied out of it: of one push or several.
     Copied(Vec<u8>),
+    /// So many are still in a socket that has no use any more.
+    InSocket(SocketReader, u64),
 }
 
 impl Chunk {
@@ -40,6 +44,7 @@ impl Chunk {
         match &self.bytes {
             Bytes::Lent { buffer, .. } => &buffer[self.at..],
             Bytes::Copied(bytes) => &bytes[self.at..],
+            Bytes::InSocket(..) => &[],
         }
     }
 }
@@ -90,9 +95,22 @@ pub(super) struct Connection {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
     pub(super) refused: Refused,
-    pub(super) rings: Arc<Rings>,
-    /// Bytes of the rings that were counted.
+    pub(super) direct: Arc<Direct>,
+    /// Bytes that went past the daemon and were counted.
     counted: (u64, u64),
+    /// When the daemon was told how much that is, where it cannot know.
+    pub(super) moved_told: Option<Instant>,
+    /// How much has gone by the daemon: a small write counts as much as some bytes.
+    pub(super) by_daemon: u32,
+    /// A connection of its own, to be used when all has left that was written before.
+    pub(super) offered: Option<Arc<Connected>>,
+    /// The daemon is asked for one.
+    pub(super) is_asked_for: bool,
+    /// Sockets that were written to, one after the other, and that the other end has written to.
+    pub(super) sockets_written: u64,
+    pub(super) sockets_read: u64,
+    /// How many bytes there are, where the other end has said so and some are on their way by a socket.
+    pub(super) finish_at: Option<u64>,
 }
 
 impl Connection {
@@ -113,17 +131,21 @@ impl Connection {
     /// That cannot be: the stream ends.
     pub(super) fn take_in(&mut self, kind: Kind, whole: Buffer) -> Result<(), &'static str> {
         match kind {
-            // A ring is its own matter.
+            // What goes past the daemon is its own matter.
             Kind::Open(_) | Kind::Reset(_) | Kind::Ring(_) => {}
+            Kind::Socket(_) | Kind::Broken(_) | Kind::Lost(_) => {}
             Kind::Accept(window) => {
                 self.end.open();
                 self.outgoing.allow(window);
             }
             Kind::Window(bytes) => self.outgoing.allow(bytes),
             Kind::Data(from) => self.incoming.take_in(from, whole)?,
-            Kind::Finish(bytes) => match self.incoming.finish(bytes, self.rings.came())? {
+            Kind::Finish(bytes) => match self.incoming.finish(bytes, self.direct.came())? {
                 true => self.end.came_whole(),
-                false => self.end.came_in_part(),
+                false => {
+                    self.end.came_in_part();
+                    self.finish_at = self.direct.socket_read().map(|_| bytes);
+                }
             },
             Kind::Taken(bytes) => self.end.taken(bytes, self.sent())?,
         }
@@ -133,33 +155,70 @@ impl Connection {
     /// The other end says that it has ended the stream, and has taken in so many bytes. False if that is no news.
     pub(super) fn reset_there(&mut self, taken: u64, is_closed: bool) -> bool {
         // Nothing is written after it was looked how much was.
-        self.rings.stop();
+        self.direct.stop();
         let has_taken_all = taken == self.sent() && self.outgoing.waiting.is_empty();
         self.end.reset_there(has_taken_all && is_closed)
     }
 
+    /// What is written now leaves at once.
+    pub(super) fn is_next(&self) -> bool {
+        let Connection { outgoing, refused, end, .. } = self;
+        outgoing.waiting.is_empty() && !outgoing.is_queued && !refused.holds() && end.is_open()
+    }
+
     /// Bytes that have left, since the stream began.
     pub(super) fn sent(&self) -> u64 {
-        self.outgoing.sent + self.rings.written()
+        self.outgoing.sent + self.direct.written()
     }
 
     /// Bytes that came, since the stream began.
     pub(super) fn came(&self) -> u64 {
-        self.incoming.came + self.rings.came()
+        self.incoming.came + self.direct.came()
     }
 
-    /// Bytes that were sent and came by rings, since this was asked.
-    pub(super) fn count_rings(&mut self) -> (u64, u64) {
-        let by_rings = (self.rings.written(), self.rings.came());
-        let counted = std::mem::replace(&mut self.counted, by_rings);
-        (by_rings.0.saturating_sub(counted.0), by_rings.1.saturating_sub(counted.1))
+    /// Bytes that were sent and came past the daemon, since this was asked.
+    pub(super) fn count_direct(&mut self) -> (u64, u64) {
+        let direct = (self.direct.written(), self.direct.came());
+        let counted = std::mem::replace(&mut self.counted, direct);
+        (direct.0.saturating_sub(counted.0), direct.1.saturating_sub(counted.1))
+    }
+
+    /// The socket that is read is of no more use: where it ends, its number, and how many of its bytes were not counted.
+    pub(super) fn leave_socket(&mut self) -> Option<(u64, u64, u64)> {
+        let Left { number, read, rest } = self.direct.take_reader()?;
+        let came = read + rest.as_ref().map_or(0, |(_, unread)| *unread);
+        let uncounted = came.saturating_sub(std::mem::take(&mut self.counted.1));
+        self.incoming.leave_socket(read, rest);
+        Some((self.incoming.came, number, uncounted))
+    }
+
+    /// The other end has so many of the stream's bytes, and reads no more from the socket of that number: what was written behind them is
+    /// to be pushed. How many bytes were counted that were written there or before; `None` if nothing is.
+    ///
+    /// # Errors
+    /// That cannot be, or they are lost.
+    pub(super) fn lost_socket(&mut self, number: u64, has: u64) -> Option<Result<u64, &'static str>> {
+        if self.direct.socket_written() != Some(number) {
+            return None;
+        }
+        let behind = match has.checked_sub(self.outgoing.sent) {
+            Some(has) => self.direct.take_writer(number, has)?,
+            None => Err("the other end has less than was pushed to it"),
+        };
+        Some(behind.map(|behind| {
+            let counted = self.outgoing.sent + std::mem::take(&mut self.counted.0);
+            (self.outgoing.sent, self.outgoing.waiting) = (has, behind);
+            // How many there are is said again behind them.
+            self.end.untold();
+            counted
+        }))
     }
 
     /// Why there is nothing more to it; whom to wake.
     pub(super) fn stop(&mut self, error: Error) -> impl Iterator<Item = Waker> {
         self.error.get_or_insert(error);
         self.refused.give_up();
-        self.rings.stop();
+        self.direct.stop();
         self.reader.take().into_iter().chain(self.writer.take())
     }
 
@@ -175,7 +234,7 @@ impl Connection {
         self.is_late = false;
         self.incoming.chunks.clear();
         self.incoming.is_discarded = true;
-        self.rings.stop_reading();
+        self.direct.stop_reading();
     }
 }
 
@@ -237,23 +296,44 @@ impl Incoming {
         self.came
     }
 
-    /// The other end's bytes behind the first `from` come by a ring; false if it will say so again.
+    /// A socket was read so far, and has the `rest` still: what is pushed from now on is behind that.
+    fn leave_socket(&mut self, read: u64, rest: Option<(SocketReader, u64)>) {
+        (self.came, self.read) = (self.came + read, self.read + read);
+        if let Some((socket, unread)) = rest {
+            self.came += unread;
+            if !self.is_discarded {
+                self.chunks.push_back(Chunk { bytes: Bytes::InSocket(socket, unread), at: 0 });
+            }
+        }
+    }
+
+    /// The other end's bytes behind the first `from` come past the daemon; false if it will say so again.
     ///
     /// # Errors
     /// They were not expected there.
-    pub(super) fn goes_on_by_ring(&self, from: u64) -> Result<bool, &'static str> {
+    pub(super) fn goes_on_directly(&self, from: u64) -> Result<bool, &'static str> {
         match from.cmp(&self.came) {
             _ if self.is_discarded => Ok(false),
             // A push was refused for want of memory, and all behind it are made again.
             cmp::Ordering::Greater => Ok(false),
             cmp::Ordering::Equal if !self.is_finished => Ok(true),
-            _ => Err("a ring came in the middle of bytes that have come"),
+            _ => Err("a ring or a socket came in the middle of bytes that have come"),
         }
     }
 
     /// Bytes that the other end may send, since the stream began.
     pub(super) fn allowed(&self) -> u64 {
         self.allowed
+    }
+
+    /// Bytes that may wait to be read.
+    pub(super) fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Nobody reads what comes.
+    pub(super) fn is_discarded(&self) -> bool {
+        self.is_discarded
     }
 
     /// Bytes that came and were not read.
@@ -276,9 +356,26 @@ impl Incoming {
     }
 
     /// Moves what there is into `into`; how many bytes.
-    pub(super) fn read(&mut self, mut into: &mut [u8]) -> usize {
+    ///
+    /// # Errors
+    /// A socket does not have what it had.
+    pub(super) fn read(&mut self, mut into: &mut [u8]) -> Result<usize, &'static str> {
         let room = into.len();
         while let Some(chunk) = self.chunks.front_mut() {
+            if let Bytes::InSocket(socket, unread) = &mut chunk.bytes {
+                let most = into.len().min(usize::try_from(*unread).unwrap_or(usize::MAX));
+                let count = match socket.read(&mut into[..most]) {
+                    Came::Bytes(count) => count,
+                    _ if most == 0 => break,
+                    _ => return Err("the system has lost what had come by a connection"),
+                };
+                into = &mut into[count..];
+                *unread -= count as u64;
+                if *unread == 0 {
+                    self.chunks.pop_front();
+                }
+                continue;
+            }
             let rest = chunk.rest();
             let count = rest.len().min(into.len());
             let (now, later) = into.split_at_mut(count);
@@ -291,7 +388,7 @@ impl Incoming {
             self.chunks.pop_front();
         }
         self.read += (room - into.len()) as u64;
-        room - into.len()
+        Ok(room - into.len())
     }
 
     /// So many bytes may wait to be read from now on; what the other end may send, where that is more than it was told.
@@ -305,10 +402,16 @@ impl Incoming {
         })
     }
 
+    /// The same where it does not know, for bytes came past the daemon.
+    pub(super) fn allow_anew(&mut self) -> u64 {
+        self.allowed = self.allowed.max(self.read.saturating_add(self.window));
+        self.allowed
+    }
+
     /// How many bytes the other end may send from now on, where that is to be told: not for every byte that is read.
     pub(super) fn news(&mut self) -> Option<u64> {
         let allowed = self.read.saturating_add(self.window);
-        let is_due = !self.is_finished && allowed - self.allowed >= self.window.div_ceil(2);
+        let is_due = !self.is_finished && allowed.saturating_sub(self.allowed) >= self.window.div_ceil(2);
         is_due.then(|| {
             self.allowed = allowed;
             allowed
@@ -335,8 +438,22 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Bytes that may be written now.
     pub(super) fn room(&self) -> usize {
-        let allowed = usize::try_from(self.allowed - self.sent).unwrap_or(usize::MAX);
-        self.chunk_bytes().min(allowed).saturating_sub(self.waiting.len())
+        self.chunk_bytes().min(self.allowed_now()).saturating_sub(self.waiting.len())
+    }
+
+    /// Bytes that may leave now. None, where more went past the daemon than was allowed of pushes.
+    pub(super) fn allowed_now(&self) -> usize {
+        usize::try_from(self.allowed.saturating_sub(self.sent)).unwrap_or(usize::MAX)
+    }
+
+    /// The next bytes of those that wait which may leave.
+    pub(super) fn next_waiting(&mut self) -> Vec<u8> {
+        let most = self.chunk_bytes().min(self.allowed_now());
+        if self.waiting.len() <= most {
+            return std::mem::take(&mut self.waiting);
+        }
+        let later = self.waiting.split_off(most);
+        std::mem::replace(&mut self.waiting, later)
     }
 
     /// Bytes of one push: some are on their way while the other end reads.
@@ -348,7 +465,7 @@ impl Outgoing {
     /// The other end allows so many bytes in all.
     pub(super) fn allow(&mut self, bytes: u64) {
         self.allowed = self.allowed.max(bytes);
-        self.window = self.window.max(self.allowed - self.sent);
+        self.window = self.window.max(self.allowed.saturating_sub(self.sent));
     }
 }
 
@@ -377,9 +494,9 @@ mod tests {
         incoming.take_in(3, frame(b"")).unwrap();
         incoming.take_in(3, frame(b"defg")).unwrap();
         let mut into = [0; 5];
-        assert_eq!((incoming.read(&mut into), &into), (5, b"abcde"));
-        assert_eq!((incoming.read(&mut into), &into[..2]), (2, &b"fg"[..]));
-        assert_eq!((incoming.read(&mut into), lent(&incoming)), (0, 0));
+        assert_eq!((incoming.read(&mut into).unwrap(), &into), (5, b"abcde"));
+        assert_eq!((incoming.read(&mut into).unwrap(), &into[..2]), (2, &b"fg"[..]));
+        assert_eq!((incoming.read(&mut into).unwrap(), lent(&incoming)), (0, 0));
     }
 
     #[test]
@@ -406,7 +523,7 @@ mod tests {
         }
         incoming.finish(6, 0).unwrap();
         let mut into = [0; 9];
-        assert_eq!((incoming.read(&mut into), &into[..6], incoming.is_finished), (6, &b"abcdef"[..], true));
+        assert_eq!((incoming.read(&mut into).unwrap(), &into[..6], incoming.is_finished), (6, &b"abcdef"[..], true));
     }
 
     #[test]
@@ -414,7 +531,7 @@ mod tests {
         let mut incoming = incoming(4);
         incoming.take_in(0, frame(b"abcd")).unwrap();
         let mut read = |count: usize| {
-            incoming.read(&mut vec![0; count]);
+            incoming.read(&mut vec![0; count]).unwrap();
             incoming.news()
         };
         assert_eq!([read(1), read(1), read(1), read(1)], [None, Some(6), None, Some(8)]);
@@ -433,7 +550,7 @@ mod tests {
         }
         let [mut first, second, third] = streams;
         let mut all = vec![0; 5 * piece.len()];
-        assert_eq!(first.read(&mut all), all.len());
+        assert_eq!(first.read(&mut all).unwrap(), all.len());
         assert!(all.iter().all(|byte| *byte == 7) && lent(&second) < LENT_MAX);
         drop((second, third));
         assert_eq!(lent(&first), 0);
@@ -444,7 +561,7 @@ mod tests {
         let mut incoming = incoming(10_000);
         (0..10_000).for_each(|at| incoming.take_in(at, frame(b"a")).unwrap());
         assert_eq!((incoming.chunks.len(), lent(&incoming)), (1, 0));
-        assert_eq!(incoming.read(&mut [0; 20_000]), 10_000);
+        assert_eq!(incoming.read(&mut [0; 20_000]).unwrap(), 10_000);
     }
 
     #[test]

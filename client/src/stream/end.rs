@@ -106,6 +106,13 @@ impl End {
         self.writing = self.writing.max(Writing::Told);
     }
 
+    /// Some of the bytes are on their way once more: how many there are is to be told behind them.
+    pub(super) fn untold(&mut self) {
+        if self.writing == Writing::Told {
+            self.writing = Writing::Finished;
+        }
+    }
+
     /// The other end writes no more, and all has come.
     pub(super) fn came_whole(&mut self) {
         self.has_all = true;
@@ -170,7 +177,8 @@ impl End {
 pub(super) fn is_answered(kind: Kind) -> bool {
     match kind {
         Kind::Accept(_) | Kind::Data(_) | Kind::Window(_) | Kind::Finish(_) | Kind::Ring(_) => true,
-        Kind::Open(_) | Kind::Taken(_) | Kind::Reset(_) => false,
+        Kind::Socket(_) | Kind::Broken(_) => true,
+        Kind::Open(_) | Kind::Taken(_) | Kind::Reset(_) | Kind::Lost(_) => false,
     }
 }
 

@@ -25,6 +25,12 @@ pub(super) enum Kind {
     Taken(u64),
     /// The bytes that are written behind so many come by a ring of a direct lane, whose [place](place_to_bytes) follows.
     Ring(u64),
+    /// The bytes that are written behind so many come by a connection of the two tasks, of which [follows](socket_to_bytes) which it is.
+    Socket(u64),
+    /// The connection of that number is broken for who writes to it: the other end is to say what it has.
+    Broken(u64),
+    /// What was written behind so many did not come by the connection whose number follows, which is not read any more.
+    Lost(u64),
 }
 
 /// In place of a code: its owner has finished, and let go of it; what the other end writes is read by nobody.
@@ -65,6 +71,30 @@ pub(super) fn parse_place(bytes: &[u8]) -> Option<RingPlace> {
     Some(RingPlace { lane: u64::from_le_bytes(*lane), ring, used: u64::from_le_bytes(*used) })
 }
 
+/// What follows a socket: the number of the connection, and how many its writer has taken up for the stream, with this one.
+pub(super) fn socket_to_bytes(number: u64, serial: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes[8..].copy_from_slice(&serial.to_le_bytes());
+    bytes
+}
+
+/// The same, as it came.
+pub(super) fn parse_socket(bytes: &[u8]) -> Option<(u64, u64)> {
+    let (number, serial) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), parse_number(serial)?))
+}
+
+/// What follows the loss of a connection.
+pub(super) fn number_to_bytes(number: u64) -> [u8; 8] {
+    number.to_le_bytes()
+}
+
+/// The same, as it came.
+pub(super) fn parse_number(bytes: &[u8]) -> Option<u64> {
+    bytes.try_into().ok().map(u64::from_le_bytes)
+}
+
 /// A name or a reason.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(STREAM_REASON_MAX)]).into_owned()
@@ -91,6 +121,9 @@ impl Frame {
             Kind::Reset(value) => (5, value),
             Kind::Taken(value) => (6, value),
             Kind::Ring(value) => (7, value),
+            Kind::Socket(value) => (8, value),
+            Kind::Broken(value) => (9, value),
+            Kind::Lost(value) => (10, value),
         };
         let mut bytes = [0; Frame::BYTES];
         (bytes[0], bytes[1]) = (kind, self.is_from_dialer.into());
@@ -113,6 +146,9 @@ impl Frame {
             5 => Kind::Reset(value),
             6 => Kind::Taken(value),
             7 => Kind::Ring(value),
+            8 => Kind::Socket(value),
+            9 => Kind::Broken(value),
+            10 => Kind::Lost(value),
             _ => return None,
         };
         let is_from_dialer = match head[1] {
@@ -145,19 +181,29 @@ mod tests {
         let place = RingPlace { lane: u64::MAX - 7, ring: 3, used: 1 << 40 };
         assert_eq!(parse_place(&place_to_bytes(place)), Some(place));
         assert_eq!((parse_place(&[1; 16]), parse_place(&[1; 18])), (None, None));
+        assert_eq!(parse_socket(&socket_to_bytes(u64::MAX - 7, 3)), Some((u64::MAX - 7, 3)));
+        assert_eq!((parse_socket(&[1; 15]), parse_socket(&[1; 17]), parse_number(&[1; 7])), (None, None, None));
     }
 
     #[test]
     fn a_frame_is_read_as_it_was_written_and_nothing_else_is_one() {
         let first = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window];
-        let kinds = first.into_iter().chain([Kind::Finish, Kind::Reset, Kind::Taken, Kind::Ring]);
+        let kinds = first.into_iter().chain([
+            Kind::Finish,
+            Kind::Reset,
+            Kind::Taken,
+            Kind::Ring,
+            Kind::Socket,
+            Kind::Broken,
+            Kind::Lost,
+        ]);
         for (kind, is_from_dialer) in kinds.flat_map(|kind| [(kind(u64::MAX - 1), true), (kind(7), false)]) {
             let frame = Frame { kind, is_from_dialer, stream: 1 << 63 };
             let mut bytes = frame.to_bytes().to_vec();
             bytes.extend(b"rest");
             assert_eq!(Frame::parse(&bytes), Some((frame, &b"rest"[..])));
             assert_eq!(Frame::parse(&bytes[..Frame::BYTES - 1]), None);
-            for (at, byte) in [(0, 8), (1, 2), (2, 1), (7, 255)] {
+            for (at, byte) in [(0, 11), (1, 2), (2, 1), (7, 255)] {
                 let before = std::mem::replace(&mut bytes[at], byte);
                 assert_eq!(Frame::parse(&bytes), None);
                 bytes[at] = before;

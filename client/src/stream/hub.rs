@@ -1,5 +1,5 @@
-//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go by rings
-//! ([`super::rings`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
+//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go past
+//! the daemon ([`super::direct`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
 //! restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read its ring they wait in this
 //! process, with those that time a pause.
 //!
@@ -11,6 +11,7 @@
 mod life;
 mod polls;
 mod pushes;
+mod sockets;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,21 +27,23 @@ use sealane_transport::{Code, Error};
 
 use pushes::Peer;
 pub(super) use pushes::Refused;
+use sockets::{Openings, Sockets};
 
 use super::{
     StreamOptions,
     connection::{Connection, Lent},
+    direct::Direct,
     end::{Rest, is_answered},
     figures::{Figures, StreamFigures},
     frame::{CLOSED, Frame, Kind, UNKNOWN, parse_place, parse_reset, text},
     memory::Source,
-    rings::Rings,
     untold::Word,
 };
 use crate::{
     AcceptOptions, Accepted, Acceptor, Task, Waiter,
     acceptor::Watch,
     attachment::{RingReader, at_once},
+    in_process::Spinning,
     limits::{
         STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
         STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
@@ -105,6 +108,8 @@ pub(super) struct State {
     last: u64,
     lent: Lent,
     figures: Figures,
+    openings: Openings,
+    sockets: Sockets,
     /// The daemon is gone, and nobody has attached to the next.
     is_down: bool,
     watch: Watch,
@@ -117,6 +122,7 @@ pub(super) struct Hub {
     task: Task,
     acceptor: Acceptor,
     waiter: Waiter,
+    spinning: Spinning,
     /// Memory that bytes leave from.
     source: Source,
     state: Mutex<State>,
@@ -124,6 +130,8 @@ pub(super) struct Hub {
     has_news: AtomicBool,
     /// Peers of which something has.
     rung: Mutex<Vec<Arc<str>>>,
+    /// Streams to whose connections something has happened.
+    rung_sockets: Mutex<Vec<Key>>,
     /// Wakes it when something was pushed.
     bell: Waker,
     itself: Weak<Hub>,
@@ -173,11 +181,13 @@ impl Hub {
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
             waiter: task.waiter(),
+            spinning: task.waiter().spinning(),
             source: Source::of(task, 2 * share as u64),
             acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: share, ..AcceptOptions::default() }),
             state: Mutex::new(state),
             has_news: AtomicBool::new(true),
             rung: Mutex::default(),
+            rung_sockets: Mutex::default(),
             bell: Waker::from(Arc::new(QueueBell(itself.clone()))),
             itself: itself.clone(),
         });
@@ -194,6 +204,11 @@ impl Hub {
     /// What a thread waits with for its streams.
     pub(super) fn waiter(&self) -> &Waiter {
         &self.waiter
+    }
+
+    /// How long a thread that waits for a socket looks before it sleeps.
+    pub(super) fn spinning(&self) -> &Spinning {
+        &self.spinning
     }
 
     /// Ready unless its daemon is being restarted.
@@ -246,6 +261,8 @@ impl Hub {
                 // Not locked meanwhile: what is done for one may ring for it again.
                 let rung = std::mem::take(&mut *lock(&self.rung));
                 rung.iter().for_each(|peer| self.look_after(state, peer));
+                let rung = std::mem::take(&mut *lock(&self.rung_sockets));
+                rung.iter().for_each(|key| self.look_at_socket(state, key));
             });
         }
     }
@@ -301,12 +318,15 @@ impl Hub {
             }
             return;
         }
-        if let Kind::Ring(from) = frame.kind {
-            return self.goes_on_by_ring(state, &key, from, rest);
+        match frame.kind {
+            Kind::Ring(from) => return self.goes_on_by_ring(state, &key, from, rest),
+            Kind::Socket(from) => return self.goes_on_by_socket(state, &key, from, rest),
+            Kind::Broken(number) => return self.broke_there(state, &key, number),
+            Kind::Lost(has) => return self.lost_there(state, &key, has, rest),
+            Kind::Data(_) => self.task.came_by_daemon(&key.peer, rest.len()),
+            _ => {}
         }
-        if let Kind::Data(_) = frame.kind {
-            self.task.came_by_daemon(&key.peer, rest.len());
-        }
+        let data_bytes = matches!(frame.kind, Kind::Data(_)).then_some(rest.len());
         let came = connection.incoming.came();
         let taken = connection.take_in(frame.kind, tensor.into_buffer());
         state.figures.of(&key.peer).bytes_received += connection.incoming.came() - came;
@@ -320,6 +340,10 @@ impl Hub {
             (Ok(()), Kind::Finish(bytes)) if connection.end.has_all() => self.tell(state, &key, Word::Taken(bytes)),
             (Ok(()), _) => self.send_waiting(state, &key),
         }
+        self.look_for_finish(state, &key);
+        if let Some(bytes) = data_bytes {
+            self.goes_by_daemon(state, &key, bytes);
+        }
         self.settle_rest(state, &key, "");
     }
 
@@ -327,16 +351,18 @@ impl Hub {
     fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
         let State { connections, wakers, .. } = state;
         let Some(connection) = connections.get_mut(key) else { return };
-        if connection.rings.is_read_at(place) {
+        if connection.direct.is_read_at(place) {
             // Something before it was refused, and all behind that are pushed again.
             return;
         }
-        let taken_up = match connection.incoming.goes_on_by_ring(from) {
-            Ok(true) => match self.ring_of(&key.peer, place).map(|ring| connection.rings.read_from(ring, place)) {
-                Some(true) => Ok(()),
-                Some(false) => Err("it writes to two rings"),
-                None => Err("its bytes come by a direct lane that this process does not have"),
-            },
+        let taken_up = match connection.incoming.goes_on_directly(from) {
+            Ok(true) => {
+                match self.ring_of(&key.peer, place).map(|ring| connection.direct.read_from_ring(ring, place)) {
+                    Some(true) => Ok(()),
+                    Some(false) => Err("it writes to two rings"),
+                    None => Err("its bytes come by a direct lane that this process does not have"),
+                }
+            }
             Ok(false) if connection.end.is_left() => {
                 // Its writer has it back.
                 drop(self.ring_of(&key.peer, place));
@@ -413,9 +439,9 @@ impl Hub {
         }
     }
 
-    /// The rings of a stream that its caller has.
-    pub(super) fn rings_of(&self, key: &Key) -> Arc<Rings> {
-        self.unless_forked(|state| connection_of(state, key).rings.clone()).unwrap_or_default()
+    /// What a stream that its caller has goes by past the daemon.
+    pub(super) fn direct_of(&self, key: &Key) -> Arc<Direct> {
+        self.unless_forked(|state| connection_of(state, key).direct.clone()).unwrap_or_default()
     }
 
     /// Its owner ends a stream.
@@ -544,8 +570,13 @@ impl Hub {
             Rest::Reset => (Some(Code::Unavailable as u64), reason),
         };
         let is_counted = connection.is_counted;
-        state.count_rings(key);
-        let untold = state.connections.remove(key).and_then(|connection| connection.refused.into_ring());
+        state.count_direct(key);
+        let removed = state.connections.remove(key);
+        if let Some(connection) = &removed {
+            connection.tell_moved(key, &self.task);
+            state.sockets.let_go(connection);
+        }
+        let untold = removed.and_then(|connection| connection.refused.into_ring());
         state.figures.of(&key.peer).reset += u64::from(rest == Rest::Reset);
         if let Some(code) = code {
             self.tell(state, key, Word::Reset { code, taken, reason: reason.into() });
@@ -569,15 +600,15 @@ impl Hub {
 impl State {
     pub(super) fn figures(&mut self) -> Vec<(Arc<str>, StreamFigures)> {
         let keys: Vec<Key> = self.connections.keys().cloned().collect();
-        keys.iter().for_each(|key| self.count_rings(key));
+        keys.iter().for_each(|key| self.count_direct(key));
         // One that its owner has left is there only to hear the last of it.
         let open = self.connections.iter().filter(|(_, connection)| !connection.end.is_left());
         self.figures.with(open.map(|(key, _)| &key.peer))
     }
 
-    /// Adds what went and came by the rings of a stream.
-    fn count_rings(&mut self, key: &Key) {
-        let (sent, received) = self.connections.get_mut(key).map_or((0, 0), Connection::count_rings);
+    /// Adds what of a stream went and came past the daemon.
+    fn count_direct(&mut self, key: &Key) {
+        let (sent, received) = self.connections.get_mut(key).map_or((0, 0), Connection::count_direct);
         if sent + received > 0 {
             let figures = self.figures.of(&key.peer);
             (figures.bytes_sent, figures.bytes_received) =

@@ -5,6 +5,7 @@
 mod asynchronous;
 mod blocking;
 mod connection;
+mod direct;
 mod end;
 #[cfg(feature = "fuzzing")]
 pub mod far_end;
@@ -14,7 +15,7 @@ mod frame;
 mod grpc;
 mod hub;
 mod memory;
-mod rings;
+mod socket;
 mod untold;
 
 use std::{
@@ -35,11 +36,11 @@ use crate::{
     limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES_MAX},
 };
 use blocking::block_on;
+use direct::{Direct, Waits};
 pub use figures::StreamFigures;
 #[cfg(feature = "tonic")]
 pub use grpc::{Connector, Incoming, StreamPeer};
 use hub::{Hub, Key};
-use rings::Rings;
 
 /// The streams of a task: its side of every stream that it dials or accepts. Cheap to clone. One per task: the streams of a
 /// second fail with InvalidArgument.
@@ -48,8 +49,10 @@ use rings::Rings;
 /// stream that nobody reads holds up itself alone. It ends with Unavailable when the other process does.
 ///
 /// Streams are pushes into a queue of their own. A write is copied once, into the arena; a read once, out of the memory that
-/// it came into. Between two processes of one host and user, a stream that has carried some bytes goes by memory that they share,
-/// past the daemon: a write is copied there, and a read out of it.
+/// it came into. A stream that has carried some bytes goes past the daemon. Between two processes of one host and user, that is memory
+/// that they share: a write is copied there, and a read out of it. Between two hosts it is a TCP connection of its own, which the
+/// daemons make and give to the two processes; should that break, the stream goes on by the daemons, and then by another. Under TLS, or
+/// over RDMA, streams go by the daemons.
 ///
 /// ```no_run
 /// use std::io::{Read, Write};
@@ -79,8 +82,8 @@ pub struct Streams(Arc<Hub>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
-    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, behind what came before; with a window below 128 KiB
-    /// it does not.
+    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, or as many as the two kernels buffer, behind what came before;
+    /// with a window below 128 KiB it does not.
     pub window_bytes: u64,
     /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
     /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.
@@ -267,13 +270,13 @@ impl Future for Connecting {
 pub struct Stream {
     key: Key,
     hub: Arc<Hub>,
-    rings: Arc<Rings>,
+    direct: Arc<Direct>,
     timeout: Option<Duration>,
 }
 
 impl Stream {
     fn new(key: Key, hub: &Arc<Hub>, timeout: Option<Duration>) -> Stream {
-        Stream { rings: hub.rings_of(&key), key, hub: hub.clone(), timeout }
+        Stream { direct: hub.direct_of(&key), key, hub: hub.clone(), timeout }
     }
 
     /// The task at the other end.
@@ -281,10 +284,10 @@ impl Stream {
         &self.key.peer
     }
 
-    /// True if what is written goes to the other end by memory that the two share, past the daemon: once a stream between two processes of
-    /// one host and user has carried some bytes.
+    /// True if what is written goes past the daemon: by memory that the two processes share, or by a connection of their own. So it is once
+    /// a stream has carried some bytes, where there can be one or the other.
     pub fn is_direct(&self) -> bool {
-        self.hub.check_fork().is_ok() && self.rings.are_written()
+        self.hub.check_fork().is_ok() && self.direct.are_written()
     }
 
     /// Reads into `into`; how many bytes, 0 when the other end has finished (or `into` is empty).
@@ -292,11 +295,15 @@ impl Stream {
     /// # Errors
     /// Unavailable if the other end was reset, or its process has ended.
     pub fn poll_read(&self, into: &mut [u8], context: &mut Context<'_>) -> Poll<Result<usize, Error>> {
+        self.poll_read_as(into, context, Waits::Waker)
+    }
+
+    fn poll_read_as(&self, into: &mut [u8], context: &mut Context<'_>, waits: Waits) -> Poll<Result<usize, Error>> {
         self.hub.check_fork()?;
-        match self.rings.read(into) {
+        match self.direct.read(into) {
             Ok(count) if count > 0 => Poll::Ready(Ok(count)),
             // The hub knows more, and says why.
-            Ok(_) | Err(_) => self.hub.poll_read(&self.key, into, context),
+            Ok(_) | Err(_) => self.hub.poll_read(&self.key, into, context, waits),
         }
     }
 
@@ -305,11 +312,23 @@ impl Stream {
     /// # Errors
     /// Those of [`poll_read`](Self::poll_read); InvalidArgument after [`finish`](Self::finish).
     pub fn poll_write(&self, bytes: &[u8], context: &mut Context<'_>) -> Poll<Result<usize, Error>> {
+        self.poll_write_as(bytes, context, Waits::Waker)
+    }
+
+    fn poll_write_as(&self, bytes: &[u8], context: &mut Context<'_>, waits: Waits) -> Poll<Result<usize, Error>> {
         self.hub.check_fork()?;
-        match self.rings.write(bytes) {
+        match self.direct.write(bytes) {
             Ok(count) if count > 0 => Poll::Ready(Ok(count)),
-            Ok(_) | Err(_) => self.hub.poll_write(&self.key, bytes, context),
+            Ok(_) | Err(_) => self.hub.poll_write(&self.key, bytes, context, waits),
         }
+    }
+
+    /// Breaks the connection of its own that it has, for tests of what comes of that.
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub fn break_off(&self) {
+        self.direct.break_off();
+        self.hub.unless_forked(|state| state.asks_at_once(&self.key));
     }
 
     /// Ready when what was written has been pushed.

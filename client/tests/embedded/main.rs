@@ -2,6 +2,7 @@
 
 mod grpc;
 mod rows;
+mod sockets;
 mod streams;
 
 use std::{future::Future, net::TcpListener, pin::Pin, task::Context, task::Waker, time::Duration};

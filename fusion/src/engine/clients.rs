@@ -41,6 +41,7 @@ use std::sync::{Arc, PoisonError, Weak, mpsc};
 use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
+use sealane_transport::shm::attach::Credentials;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
 use sealane_transport::{Arena, Error, Handle};
 
@@ -98,6 +99,20 @@ pub(super) struct Attached {
 }
 
 impl Attached {
+    /// Checks that a process is the one which is attached as `task`.
+    ///
+    /// # Errors
+    /// NotFound if none is, PermissionDenied if it is another.
+    pub(super) fn check(&self, task: &str, asker: Credentials) -> Result<(), Error> {
+        let not_there = || Error::NotFound { task: task.into(), reason: "no process is attached as it".into() };
+        let seat = self.seats.get(task).ok_or_else(not_there)?;
+        if (seat.pid, seat.uid) != (asker.pid, asker.uid) {
+            let reason = format!("process {} is not the one that is attached as {task}", asker.pid);
+            return Err(Error::PermissionDenied { reason: reason.into() });
+        }
+        Ok(())
+    }
+
     /// Wakes clients, as far as they are attached.
     fn ring_for(&self, told: &[ClientId]) {
         let sockets =

@@ -90,6 +90,9 @@ impl Greetings {
         if !self.pending.is_empty() {
             work += self.expire(now);
         }
+        if self.engine.stream_connections.next_timeout().is_some_and(|timeout| timeout <= now) {
+            self.engine.stream_connections.expire(now);
+        }
         self.mind_listeners(now);
         self.mind_the_end(now);
         work
@@ -363,6 +366,12 @@ impl Greetings {
             tracing::debug!(%from, "a probe was answered");
             return call.describe(self.engine.borrow_node(|node| node.introduction(via)));
         }
+        if call.hello.streams().is_some() {
+            if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
+                tracing::error!(%error, "a handshake cannot be unwatched");
+            }
+            return self.engine.keep_for_streams(call, via);
+        }
         self.route(call, via);
     }
 
@@ -538,7 +547,8 @@ impl Source for Greetings {
         let listeners = self.engine.listeners.borrow();
         let pauses = listeners.iter().filter_map(Listener::next_timeout);
         let end = self.engine.look_at_end.get().filter(|_| self.engine.listens_for_all());
-        self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).chain(end).min()
+        let connections = self.engine.stream_connections.next_timeout().filter(|_| self.engine.listens_for_all());
+        self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).chain(end).chain(connections).min()
     }
 
     fn name(&self) -> &'static str {

@@ -15,6 +15,7 @@ mod push;
 mod resolver;
 mod settings;
 mod shard;
+mod stream_connections;
 mod task;
 
 use std::net::{SocketAddr, TcpListener};
@@ -42,6 +43,7 @@ pub use published::{Begun, Brought, Plan};
 pub use push::Acceptor;
 pub use settings::EngineSettings;
 use shard::ShardEngine;
+use stream_connections::StreamConnections;
 pub use task::{Receiving, Sending, Task};
 
 /// Why an engine did not start.
@@ -91,6 +93,7 @@ struct Inner {
     /// Grows when a new endpoint map has more; never shrinks.
     tasks: RwLock<Vec<TaskName>>,
     attached: Mutex<Attached>,
+    stream_connections: Arc<StreamConnections>,
     authentication: Mutex<Authentication>,
     /// Who publishes or withdraws has it until each shard has the job: all shards do those of two threads in one order.
     publishing: Mutex<()>,
@@ -163,12 +166,15 @@ impl Engine {
         }
         let runtime = start(settings.runtime.clone())?;
         let incarnation = incarnation();
-        let outages = Arc::<Outages>::default();
+        let (outages, stream_connections) = (Arc::<Outages>::default(), Arc::<StreamConnections>::default());
         let started: Vec<JoinHandle<Result<Arc<NodeMetrics>, String>>> = (0..runtime.shards())
             .map(|index| {
                 let node = settings.node(&addresses, index, incarnation);
-                let (node, settings) = ((node, outages.clone()), settings.clone_for_shard());
-                runtime.on_shard(index, async move |shard| shard.set_up(|| ShardEngine::start(&shard, node, settings)))
+                let shared = (outages.clone(), stream_connections.clone());
+                let settings = settings.clone_for_shard();
+                runtime.on_shard(index, async move |shard| {
+                    shard.set_up(|| ShardEngine::start(&shard, node, shared, settings))
+                })
             })
             .collect();
         let metrics = started.into_iter().map(|shard| shard.wait()?.map_err(StartError::Shard));
@@ -183,6 +189,7 @@ impl Engine {
             addresses,
             tasks,
             attached,
+            stream_connections,
             authentication,
             publishing: Mutex::default(),
         })))

@@ -22,6 +22,7 @@ use super::greetings::Greetings;
 use super::links::Links;
 use super::listener::Listener;
 use super::settings::EngineSettings;
+use super::stream_connections::StreamConnections;
 use crate::metrics::{NodeMetrics, SHOW_INTERVAL};
 use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings, Outages};
 
@@ -65,6 +66,8 @@ pub(super) struct ShardEngine {
     pub(super) clients_failed: Cell<u64>,
     /// The sockets that callers come to, on the shard that listens for all.
     pub(super) listeners: RefCell<Vec<Listener>>,
+    /// What callers of these have made for streams.
+    pub(super) stream_connections: Arc<StreamConnections>,
     /// Connections to dial and to drop, from the node to the handshakes.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
@@ -108,7 +111,8 @@ impl ShardEngine {
     /// Sets a shard up; what it tells of itself.
     pub(super) fn start(
         shard: &Shard,
-        (node, outages): (NodeSettings, Arc<Outages>),
+        node: NodeSettings,
+        (outages, stream_connections): (Arc<Outages>, Arc<StreamConnections>),
         settings: EngineSettings,
     ) -> Result<Arc<NodeMetrics>, String> {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
@@ -151,6 +155,7 @@ impl ShardEngine {
             client_calls: Cell::new(0),
             clients_failed: Cell::new(0),
             listeners: RefCell::default(),
+            stream_connections,
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });

@@ -1,6 +1,7 @@
 //! A task for any thread: calls cross to the shard that serves the pair, and outcomes return through a one-shot channel.
 
 use std::future::{Future, IntoFuture};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -39,6 +40,22 @@ impl Task {
     /// The task's name.
     pub fn name(&self) -> &str {
         self.name.as_str()
+    }
+
+    /// [`Engine::connect_for_stream`] of this task.
+    ///
+    /// # Errors
+    /// Its.
+    pub fn connect_for_stream(&self, peer: &str) -> Result<(u64, OwnedFd), Error> {
+        self.engine.connect_for_stream(self.name(), peer)
+    }
+
+    /// [`Engine::stream_connection`] of this task.
+    ///
+    /// # Errors
+    /// Its.
+    pub fn stream_connection(&self, peer: &str, number: u64) -> Result<OwnedFd, Error> {
+        self.engine.stream_connection(self.name(), peer, number)
     }
 
     /// Sends a tensor to `to`, which may request it before or after. The returned future (or [`wait`](Sending::wait)) completes

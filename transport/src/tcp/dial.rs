@@ -3,7 +3,10 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::authenticator::{Authenticator, Turned};
@@ -113,6 +116,24 @@ impl Dial {
         !self.connected || self.authenticator.wants_write()
     }
 
+    /// Blocks until it is over, at most until then.
+    fn wait(mut self, until: Instant) -> Result<Dialed, DialError> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(LinkError::io("greet", &ErrorKind::TimedOut.into()).into());
+            }
+            let writable = if self.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            let mut polled = [PollFd::new(self.descriptor(), PollFlags::POLLIN | writable)];
+            // Interrupted or not: one that may go on does.
+            let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None);
+            match self.poll()? {
+                Progress::Done(dialed) => return Ok(dialed),
+                Progress::Pending(dial) => self = dial,
+            }
+        }
+    }
+
     /// Goes on as far as it can.
     ///
     /// # Errors
@@ -151,6 +172,28 @@ impl Dial {
             }
         }
     }
+}
+
+/// Calls the addresses of `peer` in turn until one answers, each for so long at most. **Blocks**, also while a host name is looked up.
+///
+/// # Errors
+/// That of the last address, or of the first that said no.
+pub fn call(
+    (peer, hello): (&TransportAddress, &Hello),
+    settings: &TcpSettings,
+    authentication: &Authentication,
+    patience: Duration,
+) -> Result<Dialed, DialError> {
+    let mut failed = LinkError::Closed;
+    for address in resolve(peer)? {
+        let dial = Dial::start(address, (peer, hello.clone()), settings, authentication);
+        match dial.map_err(DialError::from).and_then(|dial| dial.wait(Instant::now() + patience)) {
+            // Another address of the same peer may be the right one.
+            Err(DialError::Link(error @ (LinkError::Io { .. } | LinkError::Closed))) => failed = error,
+            answer => return answer,
+        }
+    }
+    Err(failed.into())
 }
 
 /// The socket addresses of a transport address. **Blocks** while a host name is looked up; a literal IP address does

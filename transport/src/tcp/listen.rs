@@ -171,6 +171,18 @@ impl Call {
         }
     }
 
+    /// Welcomes a caller that wants the connection for streams: the socket, on which nothing else was said.
+    ///
+    /// # Errors
+    /// The caller has gone, says more than it may, or the connection is encrypted.
+    pub fn hand_over(mut self, introduction: Hello) -> Result<Socket, LinkError> {
+        self.authenticator.say(&Greeting::Welcome(introduction).to_bytes());
+        match self.authenticator.flush() {
+            Ok(true) => self.accept().into_socket(),
+            Ok(false) | Err(_) => Err(LinkError::Closed),
+        }
+    }
+
     /// Rejects the caller, and closes.
     pub fn reject(mut self, code: RejectCode, reason: impl Into<String>) {
         self.authenticator.reject(code, reason);

@@ -22,7 +22,7 @@ mod staging;
 mod stream;
 mod tls;
 
-pub use dial::{Dial, DialError, Dialed, Progress, resolve};
+pub use dial::{Dial, DialError, Dialed, Progress, call, resolve};
 pub use listen::{Answering, Call, CallError, listen};
 pub use pipe::{CalledPipe, Caller, CallingPipe, OPENING_BYTES, Pipe};
 pub use socket::{TcpLink, TcpSettings, congestion_of};

@@ -20,6 +20,9 @@ pub const FEATURE_VERBS: u64 = 1;
 /// The feature bit of a caller that only wants to know who is there: it gets a welcome that describes the called side, and
 /// no session. A side that does not know the bit refuses the caller, whose transport address is empty.
 pub const FEATURE_PROBE: u64 = 2;
+/// The feature bit of a caller that wants a connection for the streams of two tasks alone, and no session: see
+/// [`Hello::for_streams`]. A side that does not know the bit refuses the caller, as it does with a probe.
+pub const FEATURE_STREAMS: u64 = 4;
 
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
@@ -67,7 +70,7 @@ const _: () = {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Feature bits; a feature is used when both sides set its bit. There are [`FEATURE_VERBS`] and, of a
-    /// caller, [`FEATURE_PROBE`].
+    /// caller, [`FEATURE_PROBE`] and [`FEATURE_STREAMS`].
     pub features: u64,
     /// A number drawn when the process started: a peer with another one has restarted.
     pub incarnation: u64,
@@ -242,6 +245,25 @@ impl Hello {
         }
     }
 
+    /// What a caller says that wants a connection for streams between a task of its own and one of the called side. Its number tells it
+    /// from others of the two.
+    pub fn for_streams(from: &str, to: &str, number: u64) -> Hello {
+        Hello {
+            features: FEATURE_STREAMS,
+            incarnation: number,
+            tasks: vec![from.to_owned(), to.to_owned()],
+            ..Hello::probe()
+        }
+    }
+
+    /// The caller's task, the called one's and the number, where the caller wants a connection for streams.
+    pub fn streams(&self) -> Option<(&str, &str, u64)> {
+        match &self.tasks[..] {
+            [from, to] if self.features & FEATURE_STREAMS != 0 => Some((from, to, self.incarnation)),
+            _ => None,
+        }
+    }
+
     /// True if the caller only wants to know who is there.
     pub fn is_probe(&self) -> bool {
         self.features & FEATURE_PROBE != 0
@@ -390,6 +412,17 @@ mod tests {
         assert!(probe.address.parse::<crate::endpoint_map::TransportAddress>().is_err());
         let bytes = Greeting::Hello(probe.clone()).to_bytes();
         assert_eq!(Greeting::parse(&bytes), Ok(Some((Greeting::Hello(probe), bytes.len()))));
+    }
+
+    #[test]
+    fn a_caller_that_wants_a_connection_for_streams_names_both_tasks_and_has_no_session_either() {
+        let wish = Hello::for_streams("worker0:2222", "ps0:2222", u64::MAX);
+        let bytes = Greeting::Hello(wish.clone()).to_bytes();
+        let Ok(Some((Greeting::Hello(came), _))) = Greeting::parse(&bytes) else { panic!("it is a hello") };
+        assert_eq!(came.streams(), Some(("worker0:2222", "ps0:2222", u64::MAX)));
+        assert!(!came.is_probe() && came.address.parse::<crate::endpoint_map::TransportAddress>().is_err());
+        assert_eq!((hello().streams(), Hello::probe().streams()), (None, None));
+        assert_eq!(Hello { tasks: vec!["one".into()], ..wish }.streams(), None);
     }
 
     proptest! {

@@ -18,8 +18,8 @@ pub use frame::{
     RowsRequest, parse,
 };
 pub use greeting::{
-    FEATURE_PROBE, FEATURE_VERBS, Greeting, Hello, MAGIC, PREFACE_BYTES, PROOF_BYTES, Reject, RejectCode, VERSION_MAX,
-    VERSION_MIN,
+    FEATURE_PROBE, FEATURE_STREAMS, FEATURE_VERBS, Greeting, Hello, MAGIC, PREFACE_BYTES, PROOF_BYTES, Reject,
+    RejectCode, VERSION_MAX, VERSION_MIN,
 };
 pub use group::{
     REQUEST_ENTRY_BYTES, RESPONSE_ENTRY_BYTES, RequestGroup, Requests, ResponseGroup, Responses, SmallResponse,

@@ -1,8 +1,8 @@
 //! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over
-//! shm, who send each other bytes by a direct lane.
+//! shm. Over shm they go by a direct lane, over tcp by a connection of their own unless that is encrypted.
 //!
-//! Both ends are threads that wait for one call, as programs with sockets have them. Those of engines share their CPUs with the shards, and
-//! block; clients spin for a while if the plan says so.
+//! Both ends are threads that wait for one call, as programs with sockets have them. They spin for a while where the plan says so and their
+//! bytes go past the shards; else they share their CPUs with those, and block.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::engine::{Measured, PS};
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::peer::PeerJob;
-use crate::plan::{Link, Plan, SystemName};
+use crate::plan::{Link, Plan, Security, SystemName};
 use crate::system::System;
 use crate::systems::raw::{self, Channel};
 
@@ -54,6 +54,11 @@ pub(super) fn rested(job: &PeerJob) -> Plan {
     Plan { polling: job.plan.polling && !sleeps, ..job.plan.clone() }
 }
 
+/// Bytes go past the shards.
+fn is_direct(plan: &Plan) -> bool {
+    plan.link == Link::Shm || plan.link == Link::Tcp && plan.security != Security::Tls
+}
+
 fn options() -> StreamOptions {
     StreamOptions { timeout: Some(STALL_LIMIT), ..StreamOptions::default() }
 }
@@ -67,10 +72,10 @@ pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<S
             stream => break stream.map_err(BenchError::sealane("dial a stream"))?,
         }
     };
-    if plan.link == Link::Shm {
-        until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes by a direct lane"))?;
+    if is_direct(plan) {
+        until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes past the daemon"))?;
     }
-    let variant = if engine.is_none() && plan.polling { "spinning" } else { "blocking" };
+    let variant = if is_direct(plan) && plan.polling { "spinning" } else { "blocking" };
     let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
     Ok(raw::system(SystemName::Stream.as_str(), variant, plan, channel))
 }
@@ -80,8 +85,8 @@ pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options() });
     let mut stream =
         listener.and_then(|listener| listener.accept().wait()).map_err(BenchError::sealane("accept a stream"))?;
-    if plan.link == Link::Shm {
-        answer_until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes by a direct lane"))?;
+    if is_direct(plan) {
+        answer_until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes past the daemon"))?;
     }
     raw::serve_channel(plan, StreamChannel { stream, measured: None })
 }

@@ -11,6 +11,7 @@ use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
 
+use super::connecting;
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
@@ -324,6 +325,8 @@ impl Control {
             Request::Drain { .. } => self.drain_for(now, number),
             Request::Arena { arena, .. } => self.show_arena(number, arena),
             Request::Lane { task, peer, .. } => self.give_lane(number, &task, &peer),
+            Request::Connect { task, peer, .. } => self.connect_for_stream(number, task, peer),
+            Request::Connection { task, peer, number: which, .. } => self.give_connection(number, &task, &peer, which),
             Request::Show { .. } => self.show(number),
             Request::TakeOver { .. } => self.show_estate(now, number),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
@@ -420,6 +423,40 @@ impl Control {
         }
         self.hang_up(number, "it was given a lane");
         Ok(())
+    }
+
+    /// Makes a connection for a stream of a client, on a thread of its own, which answers.
+    fn connect_for_stream(&mut self, number: u64, task: String, peer: String) -> Result<(), Error> {
+        self.may_have_connection(number, &task)?;
+        let place =
+            connecting::Place::take().ok_or_else(|| Error::full("connections for streams", "others are made"))?;
+        let connection = self.connections.remove(number).expect("it asks");
+        self.readiness.remove(&*connection.socket);
+        connecting::answer(self.engine.clone(), connection, (task, peer), place);
+        Ok(())
+    }
+
+    /// Gives a client its end of a connection that another daemon has made for one of its streams.
+    fn give_connection(&mut self, number: u64, task: &str, peer: &str, which: u64) -> Result<(), Error> {
+        self.may_have_connection(number, task)?;
+        let socket = self.engine.stream_connection(task, peer, which)?;
+        let connection = self.connections.get_mut(number).expect("it asks");
+        if let Err(error) = attach::give_connection(&connection.socket, which, &socket) {
+            // The other end sees it closed.
+            tracing::warn!(%error, task, peer, "a connection could not be given to a client");
+        }
+        self.hang_up(number, "it was given a connection");
+        Ok(())
+    }
+
+    /// # Errors
+    /// PermissionDenied if streams go by the daemon, or another process asks than the one that is attached as `task`.
+    fn may_have_connection(&mut self, number: u64, task: &str) -> Result<(), Error> {
+        if !self.portion.direct_lanes {
+            return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });
+        }
+        let asker = self.connections.get_mut(number).expect("it asks").peer;
+        self.engine.check_attached(task, asker)
     }
 
     fn drain_for(&mut self, now: Instant, number: u64) -> Result<(), Error> {

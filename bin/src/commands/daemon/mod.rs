@@ -1,6 +1,7 @@
 //! `sealane daemon`: carries the tensors of all tasks of a host. The shards move them; the main thread, the *control
 //! thread*, serves clients that attach, signals and changes of the endpoint map.
 
+mod connecting;
 mod connections;
 mod control;
 mod drain;

@@ -7,7 +7,13 @@ use std::{
 
 use sealane_transport::Error;
 
-use super::{Connection, Hub, Key, Kind, connection_of};
+use super::{
+    super::{
+        direct::{Waits, Written},
+        socket::Came,
+    },
+    Connection, Hub, Key, Kind, connection_of,
+};
 
 impl Hub {
     pub(in crate::stream) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
@@ -57,33 +63,48 @@ impl Hub {
         key: &Key,
         into: &mut [u8],
         context: &Context<'_>,
+        waits: Waits,
     ) -> Poll<Result<usize, Error>> {
         self.poll_with(|state| {
-            let connection = connection_of(state, key);
-            let count = connection.incoming.read(into);
-            if count > 0 || into.is_empty() {
-                if connection.error.is_none()
-                    && let Some(allowed) = connection.incoming.news()
-                {
-                    self.push(state, key, Kind::Window(allowed), &[]);
+            loop {
+                let connection = connection_of(state, key);
+                let count = match connection.incoming.read(into) {
+                    Ok(count) => count,
+                    Err(reason) => {
+                        self.fail(state, key, &Error::unavailable(&key.peer, reason));
+                        0
+                    }
+                };
+                let connection = connection_of(state, key);
+                if count > 0 || into.is_empty() {
+                    if connection.error.is_none()
+                        && let Some(allowed) = connection.incoming.news()
+                    {
+                        self.push(state, key, Kind::Window(allowed), &[]);
+                    }
+                    return Poll::Ready(Ok(count));
                 }
-                return Poll::Ready(Ok(count));
-            }
-            // All that was pushed was read.
-            match connection.rings.read_or_wait(into, context.waker()) {
-                Ok(0) => {}
-                Ok(count) => return Poll::Ready(Ok(count)),
-                Err(error) if !connection.end.has_all() => self.fail(state, key, &error),
-                Err(_) => {}
-            }
-            let connection = connection_of(state, key);
-            match &connection.error {
-                _ if connection.end.has_all() => Poll::Ready(Ok(0)),
-                Some(error) => Poll::Ready(Err(error.clone())),
-                None => {
-                    connection.reader = Some(context.waker().clone());
-                    Poll::Pending
+                // All that was pushed was read.
+                match connection.direct.read_or_wait(into, context.waker(), waits) {
+                    Ok(Came::Bytes(count)) => return Poll::Ready(Ok(count)),
+                    Ok(Came::Broken) => {
+                        self.lose_socket(state, key);
+                        continue;
+                    }
+                    Ok(Came::End | Came::Nothing) => self.look_for_finish(state, key),
+                    Err(error) if !connection.end.has_all() => self.fail(state, key, &error),
+                    Err(_) => {}
                 }
+                state.tell_moved(key, &self.task);
+                let connection = connection_of(state, key);
+                return match &connection.error {
+                    _ if connection.end.has_all() => Poll::Ready(Ok(0)),
+                    Some(error) => Poll::Ready(Err(error.clone())),
+                    None => {
+                        connection.reader = Some(context.waker().clone());
+                        Poll::Pending
+                    }
+                };
             }
         })
     }
@@ -93,6 +114,7 @@ impl Hub {
         key: &Key,
         bytes: &[u8],
         context: &Context<'_>,
+        waits: Waits,
     ) -> Poll<Result<usize, Error>> {
         self.poll_with(|state| {
             let connection = connection_of(state, key);
@@ -104,11 +126,17 @@ impl Hub {
             }
             if !bytes.is_empty() {
                 self.write_by_ring(state, key, bytes.len());
+                self.write_by_socket(state, key);
             }
-            let rings = &connection_of(state, key).rings;
-            let count = match rings.are_written() {
-                true => match rings.write_or_wait(bytes, context.waker()) {
-                    Ok(count) => count,
+            let direct = &connection_of(state, key).direct;
+            let count = match direct.are_written() {
+                true => match direct.write_or_wait(bytes, context.waker(), waits) {
+                    Ok(Written::Bytes(count)) => count,
+                    Ok(Written::Nothing) => 0,
+                    Ok(Written::Broken(number)) => {
+                        self.push(state, key, Kind::Broken(number), &[]);
+                        0
+                    }
                     Err(error) => {
                         self.fail(state, key, &error);
                         return Poll::Ready(Err(error));
@@ -116,6 +144,7 @@ impl Hub {
                 },
                 false => self.write(state, key, bytes),
             };
+            state.tell_moved(key, &self.task);
             if count == 0 && !bytes.is_empty() {
                 connection_of(state, key).writer = Some(context.waker().clone());
                 return Poll::Pending;
@@ -139,7 +168,7 @@ impl Hub {
         self.poll_with(|state| {
             let connection = connection_of(state, key);
             connection.end.finish();
-            connection.rings.stop();
+            connection.direct.stop();
             self.send_waiting(state, key);
             let connection = connection_of(state, key);
             match &connection.error {

@@ -20,6 +20,7 @@ use super::{
     },
     Connection, Frame, Hub, Key, Kind, NEVER, QUEUE, State, connection_of,
     life::Life,
+    sockets::Supply,
 };
 use crate::{
     Receiving, Sending,
@@ -46,6 +47,7 @@ pub(super) struct Peer {
     pause: Option<Receiving>,
     /// The recv that ends with the peer is to be begun again after the pause.
     pub(super) is_unwatched: bool,
+    pub(super) supply: Supply,
     pub(super) untold: Untold,
     /// Ends when last words are pushed again that were pushed in vain.
     untold_pause: Option<Receiving>,
@@ -64,6 +66,7 @@ impl Peer {
             refused: Vec::new(),
             pause: None,
             is_unwatched: false,
+            supply: Supply::default(),
             untold: Untold::default(),
             untold_pause: None,
             streams: 0,
@@ -326,12 +329,20 @@ impl Hub {
             if connection.refused.holds() {
                 continue;
             }
-            let waiting = std::mem::take(&mut connection.outgoing.waiting);
+            let waiting = connection.outgoing.next_waiting();
             if !waiting.is_empty() {
                 self.push_data(state, &key, &waiting);
             }
             let Some(connection) = state.connections.get_mut(&key) else { continue };
             state.wakers.extend(connection.writer.take());
+            if !connection.outgoing.waiting.is_empty() {
+                // More came back from a connection that broke than one push holds, or the other end allows.
+                if connection.outgoing.allowed_now() > 0 {
+                    connection.outgoing.is_queued = true;
+                    self.meet(state, name).queued.push_back(key);
+                }
+                continue;
+            }
             if connection.end.is_to_tell() {
                 connection.end.told();
                 let sent = connection.sent();
@@ -403,14 +414,14 @@ impl Hub {
 
     /// Has what is written from now on go by a ring, where there is one and all that was written before has left.
     pub(super) fn write_by_ring(&self, state: &mut State, key: &Key, bytes: usize) {
-        let Connection { outgoing, refused, end, rings, .. } = connection_of(state, key);
-        let is_next = outgoing.waiting.is_empty() && !outgoing.is_queued && !refused.holds() && end.is_open();
-        if !is_next || outgoing.window < STREAM_RING_WINDOW_MIN || rings.are_written() {
+        let connection = connection_of(state, key);
+        let Connection { outgoing, direct, .. } = &*connection;
+        if !connection.is_next() || outgoing.window < STREAM_RING_WINDOW_MIN || direct.are_written() {
             return;
         }
         if let Some(ring) = self.task.ring_to(&key.peer, bytes) {
             let (from, place) = (outgoing.sent, place_to_bytes(ring.place()));
-            rings.write_by(ring);
+            direct.write_by_ring(ring);
             self.push(state, key, Kind::Ring(from), &place);
         }
     }
@@ -439,11 +450,14 @@ impl Hub {
         outgoing.sent += bytes.len() as u64;
         state.figures.of(&key.peer).bytes_sent += bytes.len() as u64;
         self.push(state, key, Kind::Data(from), bytes);
+        self.goes_by_daemon(state, key, bytes.len());
     }
 
     /// Pushes a frame of a stream. What becomes of it is heard in its turn.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
-        let carries = matches!(kind, Kind::Data(_) | Kind::Finish(_) | Kind::Ring(_));
+        // What is said of a connection comes behind the word that there is one.
+        let carries =
+            matches!(kind, Kind::Data(_) | Kind::Finish(_) | Kind::Ring(_) | Kind::Socket(_) | Kind::Broken(_));
         let tensor = self.tensor(key, kind, bytes);
         self.post(state, key, Pushed { carries, word: None, tensor }, false);
     }

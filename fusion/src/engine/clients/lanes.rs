@@ -123,6 +123,7 @@ impl Engine {
     /// InvalidArgument if they are one; ResourceExhausted if one has as many lanes as may be, or the system has no memory or descriptor.
     pub fn direct_lane(&self, task: &str, peer: &str, asker: Credentials) -> Result<LaneEnd, Error> {
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        attached.check(task, asker)?;
         let Attached { seats, lanes, .. } = &mut *attached;
         let mut told = Vec::new();
         let find = |name: &str| {
@@ -130,10 +131,6 @@ impl Engine {
             seats.get(name).ok_or_else(not_there)
         };
         let (own, other) = (find(task)?, find(peer)?);
-        if (own.pid, own.uid) != (asker.pid, asker.uid) {
-            let reason = format!("process {} is not the one that is attached as {task}", asker.pid);
-            return Err(Error::PermissionDenied { reason: reason.into() });
-        }
         if other.uid != own.uid {
             return Err(Error::PermissionDenied { reason: format!("{peer} is another user's process").into() });
         }

@@ -15,7 +15,7 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, ppoll},
     sys::{
-        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt},
+        socket::{self as unix, AddressFamily, SockFlag, SockType, UnixAddr, setsockopt, socket, sockopt},
         time::{TimeSpec, TimeVal, TimeValLike},
     },
 };
@@ -179,6 +179,43 @@ pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<Gi
     Ok(GivenLane { lane, ear: ClientEar::among_clients(ear), bell: ClientBell::new(Arc::new(bell)) })
 }
 
+/// Has the daemon at `path` make a connection to the host of `peer`, for one stream between that task and this process, attached as
+/// `task`. The connected socket, and the number by which the other task asks its daemon for the other end.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn connect(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<(u64, OwnedFd), AttachError> {
+    ask_for_connection(path, &Request::Connect { version: VERSION, task: task.into(), peer: peer.into() }, deadline)
+}
+
+/// Asks the daemon at `path` for the connection of that number, which the daemon of `peer` has made for a stream with this process,
+/// attached as `task`.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn connection(
+    path: &Path,
+    (task, peer): (&str, &str),
+    number: u64,
+    deadline: Instant,
+) -> Result<OwnedFd, AttachError> {
+    let request = Request::Connection { version: VERSION, task: task.into(), peer: peer.into(), number };
+    match ask_for_connection(path, &request, deadline)? {
+        (given, socket) if given == number => Ok(socket),
+        _ => Err(AttachError::answer("it gives another connection")),
+    }
+}
+
+fn ask_for_connection(path: &Path, request: &Request, deadline: Instant) -> Result<(u64, OwnedFd), AttachError> {
+    let mut talk = Conversation::begin(path, request, deadline)?;
+    let (answer, mut descriptors) = talk.next()?;
+    match (answer, descriptors.pop(), descriptors.pop()) {
+        (Answer::Connection { number }, Some(socket), None) => Ok((number, socket)),
+        (Answer::Refused(refused), ..) => Err(refusal(refused)),
+        _ => Err(AttachError::answer("it gives no connection")),
+    }
+}
+
 /// Asks the daemon at `path` for its figures, as JSON.
 ///
 /// # Errors
@@ -257,7 +294,7 @@ impl Conversation {
         let patience = deadline.saturating_duration_since(Instant::now());
         let patience = TimeVal::milliseconds(patience.clamp(Duration::from_millis(1), PATIENCE_MAX).as_millis() as i64);
         setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(ShmError::system("bounding a wait"))?;
-        match connect(socket.as_raw_fd(), &address) {
+        match unix::connect(socket.as_raw_fd(), &address) {
             Err(Errno::EAGAIN) => return Err(AttachError::TimedOut),
             answer => answer.map_err(unreachable)?,
         }

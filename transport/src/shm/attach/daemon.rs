@@ -259,6 +259,15 @@ pub fn give_lane(
     descriptors::send(socket, &message, &descriptors).map_err(ShmError::system("answering a client"))
 }
 
+/// Gives a client a connection, with its number.
+///
+/// # Errors
+/// [`ShmError::System`] if the client is gone or does not read.
+pub fn give_connection(socket: &OwnedFd, number: u64, connection: &OwnedFd) -> Result<(), ShmError> {
+    let message = encode(&Answer::Connection { number });
+    descriptors::send(socket, &message, &[connection.as_raw_fd()]).map_err(ShmError::system("answering a client"))
+}
+
 /// Sends a client the daemon's figures in a separate memory segment, since they may exceed a message.
 ///
 /// # Errors

@@ -28,10 +28,10 @@ use super::{failure::Failure, fields::Malformed};
 use crate::error::Error;
 
 pub use self::{
-    client::{AttachError, Attached, GivenLane, attach, drain, lane, map_arena, show},
+    client::{AttachError, Attached, GivenLane, attach, connect, connection, drain, lane, map_arena, show},
     daemon::{
-        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_lane, listen,
-        listen_again, read_request, refuse, show_arena, show_figures,
+        Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_connection,
+        give_lane, listen, listen_again, read_request, refuse, show_arena, show_figures,
     },
     predecessor::{Bequest, bequeath, let_go, show_estate},
     successor::{Inheritance, Shown, Successor},
@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
 /// have the same.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
 /// a daemon can hand over to one of another release.
@@ -114,6 +114,26 @@ pub enum Request {
         task: String,
         /// The other one's.
         peer: String,
+    },
+    /// For a connection to the daemon of a task of another host, for one stream between the asker and that task.
+    Connect {
+        /// The asker's [`VERSION`].
+        version: u32,
+        /// The task as which the asker is attached.
+        task: String,
+        /// The other one's.
+        peer: String,
+    },
+    /// For a connection that another host's daemon has made for a stream between that task and the asker, as it has told.
+    Connection {
+        /// The asker's [`VERSION`].
+        version: u32,
+        /// The task as which the asker is attached.
+        task: String,
+        /// The other one's.
+        peer: String,
+        /// Which of those between the two.
+        number: u64,
     },
     /// To be shown the daemon's figures.
     Show {
@@ -193,6 +213,10 @@ enum Answer {
     /// A direct lane comes with it, the ear of the asker and the bell of the other client. Which end of it is the asker's.
     Lane {
         first: bool,
+    },
+    /// A connected TCP socket comes with it, and which of those between the two tasks it is.
+    Connection {
+        number: u64,
     },
     /// So many bytes of JSON are in the memory that comes with it.
     Figures {

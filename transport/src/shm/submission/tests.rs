@@ -127,10 +127,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_14_of_attaching_has_them() {
-    let mut lines = include_str!("version_14.txt").lines();
+fn records_lie_in_memory_as_version_15_of_attaching_has_them() {
+    let mut lines = include_str!("version_15.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 14));
+    assert_eq!((lines.next(), VERSION), (None, 15));
 }
 
 #[test]

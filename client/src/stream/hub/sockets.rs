@@ -1,0 +1,358 @@
+//! When a stream gets a TCP connection of its own, and what becomes of it when that breaks.
+//!
+//! The end that has dialed the stream asks its daemon for one; the other hears of it by the stream, and asks its own daemon for the other
+//! end. From then on each direction goes by it as soon as all has left that was written before: its writer says behind which byte
+//! ([`Kind::Socket`]). A direction is never given up by one end alone. The writer that finds the connection broken says so
+//! ([`Kind::Broken`]), and writes nothing until the reader has said how far it came ([`Kind::Lost`]), which it does as well when it finds that
+//! out first; what is behind that is pushed, out of what was kept.
+//!
+//! Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`] and
+//! [`SOCKET_OPENERS_MAX`].
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    task::{Wake, Waker},
+    time::{Duration, Instant},
+};
+
+use sealane_transport::{Code, Error};
+
+use super::{
+    super::{
+        frame::{number_to_bytes, parse_number, parse_socket, socket_to_bytes},
+        socket::Connected,
+        untold::Word,
+    },
+    Connection, Hub, Key, Kind, State, lock,
+};
+use crate::{
+    Direction, Task,
+    limits::{
+        DIRECT_AFTER, MOVED_BYTES, MOVED_INTERVAL, SOCKET_OPENERS_MAX, SOCKET_RETRY, SOCKET_RETRY_MAX, SOCKETS_MAX,
+        STREAM_RING_WINDOW_MIN,
+    },
+};
+
+/// Connections that daemons are asked for.
+#[derive(Default)]
+pub(super) struct Openings {
+    wanted: VecDeque<Opening>,
+    openers: usize,
+}
+
+/// A connection for a stream: a new one, or the one of that number, which the other end has.
+struct Opening {
+    key: Key,
+    number: Option<u64>,
+}
+
+/// When connections with a peer are asked for.
+#[derive(Default)]
+pub(super) struct Supply {
+    is_never: bool,
+    /// Nobody waits for a pause, in tests.
+    is_impatient: bool,
+    not_before: Option<Instant>,
+    pause: Duration,
+}
+
+impl Supply {
+    fn may_ask(&self, now: Instant) -> bool {
+        !self.is_never && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// There is none for now, or the last one broke.
+    fn wait(&mut self, now: Instant) {
+        if self.is_impatient {
+            return;
+        }
+        let is_late = self.not_before.is_some_and(|at| now.saturating_duration_since(at) > SOCKET_RETRY_MAX);
+        self.pause = if is_late { SOCKET_RETRY } else { (2 * self.pause).clamp(SOCKET_RETRY, SOCKET_RETRY_MAX) };
+        self.not_before = Some(now + self.pause);
+    }
+
+    fn refused(&mut self, code: Code, now: Instant) {
+        // Streams with that peer go by the daemon.
+        let is_never = matches!(code, Code::PermissionDenied | Code::Unimplemented | Code::InvalidArgument);
+        self.is_never |= is_never;
+        self.wait(now);
+    }
+}
+
+/// Has a hub look at the connection of one stream.
+struct SocketBell {
+    hub: Weak<Hub>,
+    key: Key,
+}
+
+impl Wake for SocketBell {
+    fn wake(self: Arc<Self>) {
+        if let Some(hub) = self.hub.upgrade() {
+            lock(&hub.rung_sockets).push(self.key.clone());
+            hub.look();
+        }
+    }
+}
+
+/// The sockets that there are.
+#[derive(Default)]
+pub(super) struct Sockets {
+    open: Vec<Weak<Connected>>,
+    /// Of streams that are no more: until the other host has what was sent, which a socket that is closed may keep from it.
+    lingering: Vec<Arc<Connected>>,
+}
+
+impl Sockets {
+    fn count(&mut self) -> usize {
+        self.lingering.retain(|connected| connected.has_unsent());
+        self.open.retain(|connected| connected.strong_count() > 0);
+        self.open.len()
+    }
+
+    /// A stream is no more.
+    pub(super) fn let_go(&mut self, connection: &Connection) {
+        self.lingering.retain(|connected| connected.has_unsent());
+        self.lingering.extend(connection.direct.unacknowledged());
+    }
+}
+
+impl Hub {
+    fn socket_bell(&self, key: &Key) -> Waker {
+        Waker::from(Arc::new(SocketBell { hub: self.itself.clone(), key: key.clone() }))
+    }
+
+    /// So many bytes of a stream go or have come by the daemon: with enough of them, it is asked for a connection.
+    pub(super) fn goes_by_daemon(&self, state: &mut State, key: &Key, bytes: usize) {
+        /// As a push with them.
+        const BYTES_PER_PUSH: usize = 4096;
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        connection.by_daemon = connection.by_daemon.saturating_add(1 + (bytes / BYTES_PER_PUSH) as u32);
+        let is_wanted = key.is_dialed && connection.by_daemon >= DIRECT_AFTER;
+        if !is_wanted || connection.is_asked_for || !connection.may_have_socket() {
+            return;
+        }
+        if state.sockets.count() < SOCKETS_MAX && self.meet(state, &key.peer).supply.may_ask(Instant::now()) {
+            super::connection_of(state, key).is_asked_for = true;
+            self.open(state, Opening { key: key.clone(), number: None });
+        }
+    }
+
+    fn open(&self, state: &mut State, opening: Opening) {
+        if state.openings.openers < SOCKET_OPENERS_MAX {
+            let hub = self.itself.clone();
+            match std::thread::Builder::new().name("sealane-open".into()).spawn(move || open_all(&hub)) {
+                Ok(_) => state.openings.openers += 1,
+                // Another one is at work.
+                Err(_) if state.openings.openers > 0 => {}
+                Err(error) => {
+                    let error = Error::full("the system's threads", error.to_string());
+                    return self.opened_socket(state, &opening, Err(error));
+                }
+            }
+        }
+        state.openings.wanted.push_back(opening);
+    }
+
+    /// A daemon has given a connection, or not.
+    fn opened_socket(&self, state: &mut State, opening: &Opening, given: Result<Arc<Connected>, Error>) {
+        let Opening { key, number } = opening;
+        let now = Instant::now();
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        connection.is_asked_for &= number.is_some();
+        match (given, number) {
+            (Ok(connected), _) => {
+                let is_read = connection.direct.has_come(&connected);
+                if is_read || number.is_none() {
+                    state.sockets.open.push(Arc::downgrade(&connected));
+                    connection.offered = Some(connected);
+                    state.wakers.extend(connection.reader.take());
+                    self.write_by_socket(state, key);
+                    self.look_for_finish(state, key);
+                }
+            }
+            (Err(error), None) => self.meet(state, &key.peer).supply.refused(error.code(), now),
+            (Err(_), Some(number)) if connection.direct.socket_read() == Some(*number) => self.lose_socket(state, key),
+            (Err(_), Some(_)) => {}
+        }
+    }
+
+    /// Has what is written from now on go by a connection, where there is one and all that was written before has left.
+    pub(super) fn write_by_socket(&self, state: &mut State, key: &Key) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let Some(connected) = connection.offered.clone() else { return };
+        if connection.is_next() && !connection.end.is_finished() && !connection.direct.are_written() {
+            connection.sockets_written += 1;
+            let place = socket_to_bytes(connected.number(), connection.sockets_written);
+            let from = connection.outgoing.sent;
+            connection.direct.write_by_socket(connected);
+            state.wakers.extend(connection.writer.take());
+            self.push(state, key, Kind::Socket(from), &place);
+        }
+    }
+
+    /// What the other end writes from now on comes by a connection.
+    pub(super) fn goes_on_by_socket(&self, state: &mut State, key: &Key, from: u64, rest: &[u8]) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let Some((number, serial)) = parse_socket(rest) else { return };
+        if serial <= connection.sockets_read {
+            // Something before it was refused, and all behind that are pushed again.
+            return;
+        }
+        let offered = connection.offered.as_ref().filter(|connected| connected.number() == number);
+        match connection.incoming.goes_on_directly(from) {
+            Ok(true) if connection.direct.read_from_socket(number, offered) => {
+                connection.sockets_read = serial;
+                state.wakers.extend(connection.reader.take());
+                if connection.direct.is_awaited() {
+                    self.open(state, Opening { key: key.clone(), number: Some(number) });
+                }
+            }
+            Ok(true) => self.fail(state, key, &Error::unavailable(&key.peer, "it writes to two connections")),
+            Ok(false) if connection.incoming.is_discarded() => {
+                connection.sockets_read = serial;
+                let came = connection.came();
+                self.push(state, key, Kind::Lost(came), &number_to_bytes(number));
+            }
+            // It comes again.
+            Ok(false) => {}
+            Err(reason) => self.fail(state, key, &Error::unavailable(&key.peer, reason)),
+        }
+    }
+
+    /// The other end can write no more to a connection.
+    pub(super) fn broke_there(&self, state: &mut State, key: &Key, number: u64) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        connection.offered.take_if(|connected| connected.number() == number);
+        if connection.direct.socket_read() == Some(number) {
+            self.lose_socket(state, key);
+        }
+    }
+
+    /// The connection by which a stream comes is of no more use: the other end is told what has come.
+    pub(super) fn lose_socket(&self, state: &mut State, key: &Key) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let Some((came, number, uncounted)) = connection.leave_socket() else { return };
+        connection.offered.take_if(|connected| connected.number() == number);
+        let allowed = connection.incoming.allow_anew();
+        state.wakers.extend(connection.reader.take());
+        state.figures.of(&key.peer).bytes_received += uncounted;
+        self.push(state, key, Kind::Lost(came), &number_to_bytes(number));
+        self.push(state, key, Kind::Window(allowed), &[]);
+        self.meet(state, &key.peer).supply.wait(Instant::now());
+    }
+
+    /// The other end has come so far, and reads no more from a connection: what is behind that is pushed.
+    pub(super) fn lost_there(&self, state: &mut State, key: &Key, has: u64, rest: &[u8]) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let Some(number) = parse_number(rest) else { return };
+        connection.offered.take_if(|connected| connected.number() == number);
+        match connection.lost_socket(number, has) {
+            None => {}
+            Some(Ok(counted)) => {
+                state.wakers.extend(connection.writer.take());
+                let sent = &mut state.figures.of(&key.peer).bytes_sent;
+                *sent = (*sent + has).saturating_sub(counted);
+                self.meet(state, &key.peer).supply.wait(Instant::now());
+                self.send_waiting(state, key);
+            }
+            Some(Err(reason)) => self.fail(state, key, &Error::unavailable(&key.peer, reason)),
+        }
+    }
+
+    /// Something has happened to the connection of a stream: it is over, or all has come.
+    pub(super) fn look_at_socket(&self, state: &mut State, key: &Key) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        if let Some(number) = connection.direct.writer_broke() {
+            self.push(state, key, Kind::Broken(number), &[]);
+        }
+        self.look_for_finish(state, key);
+    }
+
+    /// Looks whether all has come that the other end has written, where it has said how much that is and some came by a connection.
+    pub(super) fn look_for_finish(&self, state: &mut State, key: &Key) {
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        let Some(finish_at) = connection.finish_at else { return };
+        let is_over = connection.direct.reader_is_over();
+        let came = connection.direct.came();
+        match connection.incoming.finish(finish_at, came) {
+            Ok(true) => {
+                connection.finish_at = None;
+                connection.end.came_whole();
+                state.wakers.extend(connection.reader.take());
+                self.tell(state, key, Word::Taken(finish_at));
+                self.settle_rest(state, key, "");
+            }
+            // It says so again behind what it pushes.
+            Ok(false) if is_over => {
+                connection.finish_at = None;
+                self.lose_socket(state, key);
+            }
+            Ok(false) => connection.direct.wait_for_end(&self.socket_bell(key)),
+            Err(reason) => self.fail(state, key, &Error::unavailable(&key.peer, reason)),
+        }
+    }
+}
+
+impl State {
+    /// Tells the daemon what of a stream went by connections, now and then; it shows that next to its own.
+    pub(super) fn tell_moved(&mut self, key: &Key, task: &Task) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let (sent, received) = connection.direct.moved();
+        let is_due = sent + received >= MOVED_BYTES
+            || sent + received > 0 && connection.moved_told.is_none_or(|told| told.elapsed() >= MOVED_INTERVAL);
+        if is_due {
+            connection.moved_told = Some(Instant::now());
+            connection.tell_moved(key, task);
+        }
+    }
+
+    /// Connections may be asked for at once, though the last one broke.
+    #[cfg(feature = "fuzzing")]
+    pub(in crate::stream) fn asks_at_once(&mut self, key: &Key) {
+        if let Some(peer) = self.peers.get_mut(&key.peer) {
+            peer.supply = Supply { is_impatient: true, ..Supply::default() };
+        }
+    }
+}
+
+impl Connection {
+    /// Tells the daemon what went by connections.
+    pub(super) fn tell_moved(&self, key: &Key, task: &Task) {
+        let (sent, received) = self.direct.take_moved();
+        for (direction, bytes) in [(Direction::Sent, sent), (Direction::Received, received)] {
+            if bytes > 0 {
+                task.note_elsewhere(&key.peer, direction, 0, bytes);
+            }
+        }
+    }
+
+    fn may_have_socket(&self) -> bool {
+        let has_window = self.incoming.window().min(self.outgoing.window) >= STREAM_RING_WINDOW_MIN;
+        let is_alive = self.end.is_open() && !self.end.is_failed() && !self.end.is_left();
+        has_window && is_alive && self.offered.is_none() && self.direct.is_unused()
+    }
+}
+
+/// Asks the daemon for one connection after the other, as long as there are any to ask for.
+fn open_all(hub: &Weak<Hub>) {
+    loop {
+        let Some(at) = hub.upgrade() else { return };
+        let next = at.with(|state| {
+            let next = state.openings.wanted.pop_front();
+            state.openings.openers -= usize::from(next.is_none());
+            next
+        });
+        let Some(opening) = next else { return };
+        let (task, bell) = (at.task.clone(), at.socket_bell(&opening.key));
+        drop(at);
+        let given = task.stream_connection(&opening.key.peer, opening.number);
+        drop(task);
+        let connected = given.and_then(|(number, socket)| {
+            let failed = |error: std::io::Error| Error::full("the system's descriptors", error.to_string());
+            Connected::new(number, socket, bell).map_err(failed)
+        });
+        let Some(at) = hub.upgrade() else { return };
+        at.with(|state| at.opened_socket(state, &opening, connected));
+    }
+}

@@ -1,0 +1,245 @@
+//! A stream by a TCP socket of its own: what two tasks of two hosts have once the daemons have made the connection and given each task its
+//! end (`hub/sockets.rs`). The kernel's buffers are the window, and its acknowledgements say what a broken connection may have lost, which
+//! is kept until then ([`kept`]) and leaves another way. Each direction has a writer here and a reader there; each under a lock of its
+//! own, without the hub's.
+
+mod kept;
+mod poller;
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    task::Waker,
+};
+
+use sealane_transport::byte_socket::ByteSocket;
+
+use self::{
+    kept::Kept,
+    poller::{For, Watched},
+};
+use crate::limits::{SOCKET_BUFFER_BYTES, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES};
+
+/// A connection that one stream has.
+pub(super) struct Connected {
+    number: u64,
+    socket: ByteSocket,
+    watched: Arc<Watched>,
+}
+
+impl Connected {
+    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is over.
+    ///
+    /// # Errors
+    /// It is none, or the system has no room for it.
+    pub(super) fn new(number: u64, socket: OwnedFd, at_break: Waker) -> io::Result<Arc<Connected>> {
+        let other = socket.try_clone()?;
+        let socket = ByteSocket::new(socket, SOCKET_BUFFER_BYTES)?;
+        let watched = Watched::add(other, at_break)?;
+        Ok(Arc::new(Connected { number, socket, watched }))
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// True if the other host's kernel may not have all that was sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.socket.unacknowledged().is_ok_and(|count| count > 0)
+    }
+
+    /// Breaks the connection, for tests of what comes of that.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn break_off(&self) {
+        self.socket.break_off();
+    }
+}
+
+impl AsFd for Connected {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The end that writes.
+pub(super) struct SocketWriter {
+    connected: Arc<Connected>,
+    written: u64,
+    /// Of these, the daemon was told.
+    pub(super) counted: u64,
+    kept: Kept,
+    is_broken: bool,
+    /// And the other end was asked what it has.
+    is_told: bool,
+}
+
+impl SocketWriter {
+    pub(super) fn new(connected: Arc<Connected>) -> SocketWriter {
+        let buffer = connected.socket.send_buffer_bytes().unwrap_or(SOCKET_BUFFER_BYTES);
+        SocketWriter {
+            connected,
+            written: 0,
+            counted: 0,
+            kept: Kept::new(buffer + SOCKET_SLACK_BYTES),
+            is_broken: false,
+            is_told: false,
+        }
+    }
+
+    pub(super) fn connected(&self) -> &Arc<Connected> {
+        &self.connected
+    }
+
+    /// Bytes that were written.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// It takes nothing any more: what it took and the other end does not have is to leave another way.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Nothing more is given to a connection that is over, unless all was and has come.
+    pub(super) fn give_up_if_cut(&mut self, is_finished: bool) {
+        self.is_broken |= self.connected.watched.is_over() && !(is_finished && !self.connected.has_unsent());
+    }
+
+    /// Its number, once, when the other end is to be asked what it has.
+    pub(super) fn take_break(&mut self) -> Option<u64> {
+        let is_news = self.is_broken && !std::mem::replace(&mut self.is_told, self.is_broken);
+        is_news.then(|| self.connected.number())
+    }
+
+    /// Takes as many bytes as the kernel has room for; how many.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
+        let mut taken = 0;
+        while taken < bytes.len().min(SOCKET_BYTES_AT_ONCE) && !self.is_broken {
+            let piece = &bytes[taken..bytes.len().min(taken + SOCKET_PIECE_BYTES)];
+            if self.kept.room() < piece.len() {
+                match self.connected.socket.unacknowledged() {
+                    Ok(count) => self.kept.keep_last(count),
+                    Err(_) => self.is_broken = true,
+                }
+            }
+            let piece = &piece[..piece.len().min(self.kept.room())];
+            let sent = match self.connected.socket.send(piece) {
+                Ok(sent) => sent.unwrap_or(0),
+                Err(_) => {
+                    self.is_broken = true;
+                    0
+                }
+            };
+            self.kept.keep(&piece[..sent]);
+            taken += sent;
+            if sent < SOCKET_PIECE_BYTES {
+                break;
+            }
+        }
+        self.written += taken as u64;
+        taken
+    }
+
+    /// Has somebody woken when there may be room.
+    pub(super) fn wait(&self, waker: &Waker) {
+        self.connected.watched.wait(For::Room, waker);
+    }
+
+    /// Nothing more is written: the other end hears when all has come.
+    pub(super) fn finish(&self) {
+        self.connected.socket.finish();
+    }
+
+    /// The bytes behind the first so many that were written; `None` if they are not here any more, or were not written.
+    pub(super) fn behind(&self, first: u64) -> Option<Vec<u8>> {
+        self.kept.behind(first)
+    }
+}
+
+/// The end that reads.
+pub(super) struct SocketReader {
+    connected: Arc<Connected>,
+    read: u64,
+    /// Of these, the daemon was told.
+    pub(super) counted: u64,
+    /// The other end sends nothing more by it.
+    is_at_end: bool,
+}
+
+/// What a read came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Came {
+    Bytes(usize),
+    Nothing,
+    /// Nothing more comes, for the other end has finished, or the connection broke there.
+    End,
+    Broken,
+}
+
+impl Came {
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Came::Bytes(count) => count,
+            Came::Nothing | Came::End | Came::Broken => 0,
+        }
+    }
+}
+
+impl SocketReader {
+    pub(super) fn new(connected: Arc<Connected>) -> SocketReader {
+        SocketReader { connected, read: 0, counted: 0, is_at_end: false }
+    }
+
+    pub(super) fn connected(&self) -> &Arc<Connected> {
+        &self.connected
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.is_at_end
+    }
+
+    /// No more comes than has: the other end has finished, or the connection is broken.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_at_end || self.connected.watched.has_end()
+    }
+
+    /// Bytes that were read.
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.read
+    }
+
+    /// Bytes that have come and were not read: they can be, whatever becomes of the connection.
+    pub(super) fn unread(&self) -> u64 {
+        self.connected.socket.unread().unwrap_or(0)
+    }
+
+    /// Moves what has come into `into`.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> Came {
+        if self.is_at_end || into.is_empty() {
+            return if self.is_at_end { Came::End } else { Came::Nothing };
+        }
+        match self.connected.socket.receive(into) {
+            Ok(Some(0)) => {
+                self.is_at_end = true;
+                Came::End
+            }
+            Ok(Some(count)) => {
+                self.read += count as u64;
+                Came::Bytes(count)
+            }
+            Ok(None) => Came::Nothing,
+            Err(_) => Came::Broken,
+        }
+    }
+
+    /// Has somebody woken when something may have come.
+    pub(super) fn wait(&self, waker: &Waker) {
+        self.connected.watched.wait(For::Bytes, waker);
+    }
+
+    /// Has somebody woken when all has come, or the connection is broken.
+    pub(super) fn wait_for_end(&self, waker: &Waker) {
+        self.connected.watched.wait(For::End, waker);
+    }
+}

@@ -1,0 +1,209 @@
+//! A connected TCP socket for the bytes of one stream each way, and nothing else. Never blocks; any thread.
+//!
+//! Two counts of the kernel's say what became of bytes. Those that it calls *unacknowledged* may be lost with the connection; all others
+//! that were sent are in the queue of the other host's kernel, where they can be read also when the connection has been reset. So who keeps
+//! the unacknowledged ones can send them again another way, once the other end says how many it has.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_int,
+    io::{self, ErrorKind},
+    net::Shutdown,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use socket2::{Socket, Type};
+
+/// See the module.
+#[derive(Debug)]
+pub struct ByteSocket(Socket);
+
+impl ByteSocket {
+    /// Takes over a connected socket. One that has no buffer size of its own is given one of so many bytes for what is sent, or as many as
+    /// the system allows.
+    ///
+    /// # Errors
+    /// It is no connected stream socket, or the system refuses an option.
+    pub fn new(socket: OwnedFd, send_buffer_bytes: usize) -> io::Result<ByteSocket> {
+        let socket = Socket::from(socket);
+        if socket.r#type()? != Type::STREAM {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        socket.peer_addr()?;
+        socket.set_nonblocking(true)?;
+        socket.set_send_buffer_size(send_buffer_bytes)?;
+        Ok(ByteSocket(socket))
+    }
+
+    /// Most bytes that the kernel keeps of what was sent.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn send_buffer_bytes(&self) -> io::Result<usize> {
+        self.0.send_buffer_size()
+    }
+
+    /// Gives the kernel bytes to send; how many it has taken, `None` if it has no room.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        loop {
+            return match self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) {
+                Ok(count) => Ok(Some(count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    /// Reads what has come; how many bytes, `None` if nothing has, 0 if the other end sends no more (or `into` is empty).
+    ///
+    /// # Errors
+    /// The connection is broken, and all that had come was read.
+    pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            let received = nix::sys::socket::recv(self.0.as_raw_fd(), into, nix::sys::socket::MsgFlags::MSG_DONTWAIT);
+            return match received.map_err(io::Error::from) {
+                Ok(count) => Ok(Some(count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    /// Nothing more is sent: the other end reads to the end.
+    pub fn finish(&self) {
+        // A connection that is broken has ended anyway.
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+
+    /// Bytes that were sent and that the other host's kernel has not acknowledged.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn unacknowledged(&self) -> io::Result<u64> {
+        self.count(libc::TIOCOUTQ)
+    }
+
+    /// Bytes that have come and were not read.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn unread(&self) -> io::Result<u64> {
+        self.count(libc::FIONREAD)
+    }
+
+    fn count(&self, of: libc::Ioctl) -> io::Result<u64> {
+        let mut count: c_int = 0;
+        // SAFETY: the descriptor is open, and both requests write one int to where they are pointed, which outlives the call.
+        let asked = unsafe { libc::ioctl(self.0.as_raw_fd(), of, &raw mut count) };
+        if asked < 0 { Err(io::Error::last_os_error()) } else { Ok(u64::try_from(count).unwrap_or(0)) }
+    }
+
+    /// Ends both ways at once, as a connection that breaks: what comes from now on is not acknowledged.
+    pub fn break_off(&self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+impl AsFd for ByteSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{TcpListener, TcpStream},
+        os::unix::net::UnixDatagram,
+    };
+
+    use super::*;
+
+    fn pair() -> (ByteSocket, ByteSocket) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (one, other) = (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0);
+        (ByteSocket::new(one.into(), 64 << 10).unwrap(), ByteSocket::new(other.into(), 64 << 10).unwrap())
+    }
+
+    /// Waits until the kernel has taken note of what the other end did.
+    fn until(mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_read_after_the_connection_was_reset() {
+        let (writer, reader) = pair();
+        let mut sent = 0;
+        while let Some(count) = writer.send(&[7; 10_000]).unwrap() {
+            sent += count as u64;
+        }
+        // What the reader's kernel has no room for is not acknowledged.
+        until(|| writer.unacknowledged().unwrap() + reader.unread().unwrap() == sent);
+        let (acknowledged, lost) = (reader.unread().unwrap(), writer.unacknowledged().unwrap());
+        assert!(acknowledged > 0 && lost > 0);
+        writer.0.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+        drop(writer);
+        until(|| reader.send(&[0]).is_err());
+        assert_eq!(reader.unread().unwrap(), acknowledged);
+        let (mut read, mut into) = (0, [0; 4096]);
+        let error = loop {
+            match reader.receive(&mut into) {
+                Ok(count) => read += count.expect("it is there already") as u64,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+        assert_eq!(read, acknowledged);
+    }
+
+    #[test]
+    fn an_end_that_breaks_off_reads_what_it_has_acknowledged_and_no_more() {
+        let (writer, reader) = pair();
+        assert_eq!(writer.send(b"abc").unwrap(), Some(3));
+        until(|| reader.unread().unwrap() == 3 && writer.unacknowledged().unwrap() == 0);
+        reader.break_off();
+        assert!(reader.send(b"x").is_err());
+        let mut sent = 0;
+        until(|| match writer.send(b"defg") {
+            Ok(count) => {
+                sent += count.unwrap_or(0) as u64;
+                false
+            }
+            Err(_) => true,
+        });
+        assert_eq!(writer.unacknowledged().unwrap().min(sent), sent);
+        let mut into = [0; 8];
+        assert_eq!((reader.receive(&mut into).unwrap(), &into[..3]), (Some(3), &b"abc"[..]));
+        assert_eq!((reader.receive(&mut into).unwrap(), reader.unread().unwrap()), (Some(0), 0));
+    }
+
+    #[test]
+    fn an_end_that_has_finished_still_reads() {
+        let (one, other) = pair();
+        let mut into = [0; 8];
+        assert_eq!(one.receive(&mut into).unwrap(), None);
+        assert_eq!(one.send(b"abc").unwrap(), Some(3));
+        one.finish();
+        until(|| other.unread().unwrap() == 3);
+        assert_eq!((other.receive(&mut into).unwrap(), &into[..3]), (Some(3), &b"abc"[..]));
+        until(|| other.receive(&mut into).unwrap() == Some(0));
+        assert_eq!(other.send(b"de").unwrap(), Some(2));
+        until(|| one.unread().unwrap() == 2);
+        assert_eq!((one.receive(&mut into).unwrap(), &into[..2]), (Some(2), &b"de"[..]));
+        until(|| other.unacknowledged().unwrap() == 0);
+    }
+
+    #[test]
+    fn what_is_no_connected_stream_socket_is_refused() {
+        assert!(ByteSocket::new(UnixDatagram::unbound().unwrap().into(), 1).is_err());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(ByteSocket::new(listener.into(), 1).is_err());
+    }
+}

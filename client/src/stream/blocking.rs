@@ -65,7 +65,7 @@ impl Stream {
             let is_awake = self.hub.waiter().may_spin();
             return is_awake.then(|| self.direct.read_soon(into).unwrap_or(0)).filter(|count| *count > 0);
         }
-        let (begun, spinning) = (Instant::now(), self.hub.spinning());
+        let (begun, spinning) = (Instant::now(), &self.spinning);
         let time = match spinning.polling() {
             Polling::Park => return None,
             Polling::SpinThenPark { idle_spin } => idle_spin,
@@ -98,7 +98,7 @@ impl Stream {
                 return Err(io_error(late(self.timeout)));
             }
             // Who spins for ever does not sleep.
-            let spins = matches!(self.hub.spinning(), Spinning::Always(Polling::Spin));
+            let spins = matches!(self.spinning, Spinning::Always(Polling::Spin));
             let left = if spins { Some(Duration::ZERO) } else { left };
             let mut polled = [PollFd::new(socket.as_fd(), interest), PollFd::new(bell.0.as_fd(), PollFlags::POLLIN)];
             match ppoll(&mut polled, left.map(TimeSpec::from_duration), None) {

@@ -43,7 +43,6 @@ use crate::{
     AcceptOptions, Accepted, Acceptor, Task, Waiter,
     acceptor::Watch,
     attachment::{RingReader, at_once},
-    in_process::Spinning,
     limits::{
         STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
         STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
@@ -122,7 +121,6 @@ pub(super) struct Hub {
     task: Task,
     acceptor: Acceptor,
     waiter: Waiter,
-    spinning: Spinning,
     /// Memory that bytes leave from.
     source: Source,
     state: Mutex<State>,
@@ -181,7 +179,6 @@ impl Hub {
         let hub = Arc::new_cyclic(|itself| Hub {
             task: task.clone(),
             waiter: task.waiter(),
-            spinning: task.waiter().spinning(),
             source: Source::of(task, 2 * share as u64),
             acceptor: task.acceptor(QUEUE, AcceptOptions { bytes_max: share, ..AcceptOptions::default() }),
             state: Mutex::new(state),
@@ -204,11 +201,6 @@ impl Hub {
     /// What a thread waits with for its streams.
     pub(super) fn waiter(&self) -> &Waiter {
         &self.waiter
-    }
-
-    /// How long a thread that waits for a socket looks before it sleeps.
-    pub(super) fn spinning(&self) -> &Spinning {
-        &self.spinning
     }
 
     /// Ready unless its daemon is being restarted.

@@ -29,10 +29,12 @@ use std::{
     time::Duration,
 };
 
+use sealane_runtime::Polling;
 use sealane_transport::Error;
 
 use crate::{
     Task,
+    in_process::Spinning,
     limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES_MAX},
 };
 use blocking::block_on;
@@ -88,11 +90,14 @@ pub struct StreamOptions {
     /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
     /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.
     pub timeout: Option<Duration>,
+    /// What a thread does that waits in a read for bytes which come by a connection of their own, before it sleeps. Default none: as the
+    /// task says, or else it learns whether to spin pays.
+    pub polling: Option<Polling>,
 }
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { window_bytes: STREAM_WINDOW_BYTES, timeout: None }
+        Self { window_bytes: STREAM_WINDOW_BYTES, timeout: None, polling: None }
     }
 }
 
@@ -119,8 +124,7 @@ impl Streams {
     pub fn listen(&self, name: &str, options: StreamOptions) -> Result<StreamListener, Error> {
         options.check()?;
         self.0.listen(name, options)?;
-        let (hub, timeout) = (self.0.clone(), options.timeout);
-        Ok(StreamListener { hub, name: name.into(), timeout, is_closed: AtomicBool::new(false) })
+        Ok(StreamListener { hub: self.0.clone(), name: name.into(), options, is_closed: AtomicBool::new(false) })
     }
 
     /// Dials the listener of that name at `peer`.
@@ -150,7 +154,7 @@ impl Streams {
 pub struct StreamListener {
     hub: Arc<Hub>,
     name: Box<str>,
-    timeout: Option<Duration>,
+    options: StreamOptions,
     is_closed: AtomicBool,
 }
 
@@ -169,7 +173,7 @@ impl StreamListener {
             return Poll::Ready(Err(Error::invalid(format!("the listener of '{}' was closed", self.name))));
         }
         let accepted = self.hub.poll_accept(&self.name, context);
-        accepted.map_ok(|key| Stream::new(key, &self.hub, self.timeout))
+        accepted.map_ok(|key| Stream::new(key, &self.hub, self.options))
     }
 }
 
@@ -199,7 +203,7 @@ impl AcceptingStream<'_> {
     /// # Errors
     /// As [`StreamListener::poll_accept`]; DeadlineExceeded after [`StreamOptions::timeout`].
     pub fn wait(self) -> Result<Stream, Error> {
-        block_on(&self.0.hub, self.0.timeout, |context| self.0.poll_accept(context))
+        block_on(&self.0.hub, self.0.options.timeout, |context| self.0.poll_accept(context))
     }
 }
 
@@ -229,7 +233,7 @@ impl Dial {
     fn begin(&mut self, context: &Context<'_>) -> Result<(), Error> {
         if self.stream.is_none() && self.hub.poll_daemon(context).is_ready() {
             let key = self.hub.dial(&self.peer, &self.name, self.options)?;
-            self.stream = Some(Stream::new(key, &self.hub, self.options.timeout));
+            self.stream = Some(Stream::new(key, &self.hub, self.options));
         }
         Ok(())
     }
@@ -272,11 +276,13 @@ pub struct Stream {
     hub: Arc<Hub>,
     direct: Arc<Direct>,
     timeout: Option<Duration>,
+    spinning: Spinning,
 }
 
 impl Stream {
-    fn new(key: Key, hub: &Arc<Hub>, timeout: Option<Duration>) -> Stream {
-        Stream { direct: hub.direct_of(&key), key, hub: hub.clone(), timeout }
+    fn new(key: Key, hub: &Arc<Hub>, StreamOptions { timeout, polling, .. }: StreamOptions) -> Stream {
+        let spinning = polling.map_or_else(|| hub.waiter().spinning(), Spinning::Always);
+        Stream { direct: hub.direct_of(&key), key, hub: hub.clone(), timeout, spinning }
     }
 
     /// The task at the other end.

@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// What waits longer has failed.
-const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG) };
+const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG), polling: None };
 /// Too narrow for a ring.
-const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: Some(LONG) };
+const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: Some(LONG), polling: None };
 
 /// Two tasks with a direct lane, the first of which dials the second.
 struct Neighbours {

@@ -14,7 +14,7 @@ use crate::two;
 
 /// What waits longer has failed.
 const LONG: Duration = Duration::from_secs(20);
-const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG) };
+const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG), polling: None };
 
 struct Ends {
     tasks: [Task; 2],

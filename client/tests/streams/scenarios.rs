@@ -10,9 +10,9 @@ use std::{
 use sealane::{Buffer, Code, DType, Stream, StreamListener, StreamOptions, Streams, Task, Tensor, TensorMeta};
 
 /// Too narrow for a ring in shared memory; and wide enough, where there are such.
-pub const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: None };
+pub const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: None, polling: None };
 #[allow(dead_code, reason = "where there are none")]
-pub const WIDE: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: None };
+pub const WIDE: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: None, polling: None };
 
 /// Bytes that are like no others of the stream, or of another with its own seed.
 fn bytes(len: usize, seed: u8) -> Vec<u8> {

@@ -14,7 +14,8 @@ use super::{Actor, name, number};
 const LISTENER: &str = "bytes";
 
 /// What one call of a stream may take; an accept, and a piece of a longer wait.
-const CALL: StreamOptions = StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)) };
+const CALL: StreamOptions =
+    StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)), polling: None };
 const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
 
 /// How long bytes are written; and what that may take with a dial that is tried so long, and the calls that are under way by then.

@@ -45,7 +45,7 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
         let device = opened.and_then(|opened| opened.get().cloned());
         let system = if is_stream {
             let task = Task::from(engine.task(WORKER).map_err(BenchError::sealane("start"))?);
-            streams::dial(&plan, &task, Some(engine))?
+            streams::dial(&job.plan, &task, Some(engine))?
         } else {
             let name = job.system.as_str();
             System::new(name, variant(&plan), &plan, Sealane::new(name, &plan, engine)?)
@@ -103,7 +103,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     if job.system == SystemName::Stream {
         let task = Task::from(engine.task(PS).map_err(BenchError::sealane("start"))?);
         announce(&[port])?;
-        return streams::serve_dialer(&plan, &task);
+        return streams::serve_dialer(&job.plan, &task);
     }
     producer::start(&engine, &plan)?;
     announce(&[port])?;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use ::sealane::{Stream, StreamOptions, Streams, Task};
 use sealane_fusion::{Code, Engine};
+use sealane_runtime::Polling;
 
 use super::engine::{Measured, PS};
 use crate::error::BenchError;
@@ -59,14 +60,15 @@ fn is_direct(plan: &Plan) -> bool {
     plan.link == Link::Shm || plan.link == Link::Tcp && plan.security != Security::Tls
 }
 
-fn options() -> StreamOptions {
-    StreamOptions { timeout: Some(STALL_LIMIT), ..StreamOptions::default() }
+fn options(plan: &Plan) -> StreamOptions {
+    let polling = if plan.polling { Polling::Spin } else { Polling::Park };
+    StreamOptions { timeout: Some(STALL_LIMIT), polling: Some(polling), ..StreamOptions::default() }
 }
 
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
     let (streams, begun) = (Streams::of(task), Instant::now());
     let mut stream = loop {
-        match streams.connect(PS, LISTENER, options()).wait() {
+        match streams.connect(PS, LISTENER, options(plan)).wait() {
             // The producer has streams by now, and is about to listen.
             Err(error) if error.code() == Code::NotFound && begun.elapsed() < STALL_LIMIT => std::thread::yield_now(),
             stream => break stream.map_err(BenchError::sealane("dial a stream"))?,
@@ -82,7 +84,7 @@ pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<S
 
 /// Answers the consumer's stream until it ends.
 pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
-    let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options() });
+    let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options(plan) });
     let mut stream =
         listener.and_then(|listener| listener.accept().wait()).map_err(BenchError::sealane("accept a stream"))?;
     if is_direct(plan) {

@@ -36,8 +36,8 @@ pub(crate) const RING_PIECE_BYTES: usize = 32 << 10;
 /// Bytes that one call moves into a ring or out of it at most, while the other end keeps up: others may wait for its lock.
 pub(crate) const RING_BYTES_AT_ONCE: usize = 1 << 20;
 
-/// What is asked of the kernel as a buffer for what a stream sends by a socket of its own.
-pub(crate) const SOCKET_BUFFER_BYTES: usize = 256 << 10;
+/// Bytes that are kept of what a stream has sent by a socket of its own, at most, however large the kernel's buffer is.
+pub(crate) const SOCKET_BUFFER_BYTES_MAX: usize = 64 << 20;
 
 /// Bytes that are kept of what was sent, beyond those that fit into that buffer: of one piece that the kernel takes over its limit.
 pub(crate) const SOCKET_SLACK_BYTES: usize = 2 * SOCKET_PIECE_BYTES;

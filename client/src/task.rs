@@ -216,14 +216,25 @@ impl Task {
         }
     }
 
-    /// Blocks until there is a connection for a stream with `peer`: a new one, or that of `number`, which the peer has.
-    ///
-    /// # Errors
-    /// PermissionDenied where streams with that peer go by the daemon; else as a dial's.
-    pub(crate) fn stream_connection(&self, peer: &str, number: Option<u64>) -> Result<(u64, OwnedFd), Error> {
+    /// So many bytes of streams were sent to and received from a peer past the daemon, which is to count them.
+    pub(crate) fn note_streamed(&self, peer: &str, sent: u64, received: u64) {
+        if let Engine::Daemon(attached) = &self.0 {
+            attached.0.note_streamed(peer, sent, received);
+        }
+    }
+
+    /// What blocks until there is a connection for a stream with a peer: a new one, or that of a number, which the peer has. It does not
+    /// keep the task attached. PermissionDenied where streams with that peer go by the daemon; else it fails as a dial does.
+    pub(crate) fn opener(&self) -> Box<dyn FnOnce(&str, Option<u64>) -> Result<(u64, OwnedFd), Error>> {
         match &self.0 {
-            Engine::Daemon(attached) => attached.0.stream_connection(peer, number),
-            Engine::InProcess(task) => task.stream_connection(peer, number),
+            Engine::Daemon(attached) => {
+                let attachment = attached.0.clone();
+                Box::new(move |peer, number| attachment.stream_connection(peer, number))
+            }
+            Engine::InProcess(task) => {
+                let task = task.clone();
+                Box::new(move |peer, number| task.stream_connection(peer, number))
+            }
         }
     }
 

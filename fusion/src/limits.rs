@@ -288,6 +288,10 @@ pub(crate) const HANDED_PER_TURN: usize = 256;
 /// Connections for streams that other engines have made and whose tasks have not asked for them: they do within a round trip.
 pub(crate) const STREAM_CONNECTIONS_MAX: usize = 256;
 
+/// The kernel's buffer for what a stream sends by a connection of its own, unless the settings say: the task keeps as much, in case the
+/// connection breaks. On a network of 100 Gbit/s it is sent in 20 us.
+pub(crate) const STREAM_SEND_BUFFER_BYTES: usize = 256 << 10;
+
 /// How long each of them waits.
 pub(crate) const STREAM_CONNECTION_WAITS: Duration = Duration::from_secs(10);
 

@@ -10,28 +10,35 @@ use std::{
     io::{self, ErrorKind},
     net::Shutdown,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
-use socket2::{Socket, Type};
+use socket2::{Socket, TcpKeepalive, Type};
+
+/// After so much silence the kernel asks the other host whether it is there; one that does not answer for as long again is not.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// See the module.
 #[derive(Debug)]
 pub struct ByteSocket(Socket);
 
 impl ByteSocket {
-    /// Takes over a connected socket. One that has no buffer size of its own is given one of so many bytes for what is sent, or as many as
-    /// the system allows.
+    /// Takes over a connected socket. The kernel finds out by itself whether the other host is there.
     ///
     /// # Errors
     /// It is no connected stream socket, or the system refuses an option.
-    pub fn new(socket: OwnedFd, send_buffer_bytes: usize) -> io::Result<ByteSocket> {
+    pub fn new(socket: OwnedFd) -> io::Result<ByteSocket> {
         let socket = Socket::from(socket);
         if socket.r#type()? != Type::STREAM {
             return Err(ErrorKind::InvalidInput.into());
         }
         socket.peer_addr()?;
         socket.set_nonblocking(true)?;
-        socket.set_send_buffer_size(send_buffer_bytes)?;
+        let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 4).with_retries(4);
+        socket.set_tcp_keepalive(&keepalive)?;
+        if socket.tcp_user_timeout()?.is_none() {
+            socket.set_tcp_user_timeout(Some(2 * SILENCE))?;
+        }
         Ok(ByteSocket(socket))
     }
 
@@ -107,6 +114,19 @@ impl ByteSocket {
     pub fn break_off(&self) {
         let _ = self.0.shutdown(Shutdown::Both);
     }
+
+    /// The connection is no more: both ways have ended, or it broke.
+    pub fn is_closed(&self) -> bool {
+        /// TCP_CLOSE in the kernel's net/tcp_states.h.
+        const CLOSED: u8 = 7;
+        let (mut state, mut size): (u8, libc::socklen_t) = (0, 1);
+        // SAFETY: the descriptor is open; the kernel writes as many bytes as `size` says: one, the first of its tcp_info, into `state`.
+        let got = unsafe {
+            let state: *mut u8 = &raw mut state;
+            libc::getsockopt(self.0.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, state.cast(), &raw mut size)
+        };
+        got < 0 || state == CLOSED
+    }
 }
 
 impl AsFd for ByteSocket {
@@ -127,7 +147,7 @@ mod tests {
     fn pair() -> (ByteSocket, ByteSocket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (one, other) = (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0);
-        (ByteSocket::new(one.into(), 64 << 10).unwrap(), ByteSocket::new(other.into(), 64 << 10).unwrap())
+        (ByteSocket::new(one.into()).unwrap(), ByteSocket::new(other.into()).unwrap())
     }
 
     /// Waits until the kernel has taken note of what the other end did.
@@ -160,7 +180,7 @@ mod tests {
             }
         };
         assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
-        assert_eq!(read, acknowledged);
+        assert_eq!((read, reader.is_closed()), (acknowledged, true));
     }
 
     #[test]
@@ -198,12 +218,16 @@ mod tests {
         until(|| one.unread().unwrap() == 2);
         assert_eq!((one.receive(&mut into).unwrap(), &into[..2]), (Some(2), &b"de"[..]));
         until(|| other.unacknowledged().unwrap() == 0);
+        assert!(!one.is_closed() && !other.is_closed());
+        other.finish();
+        // Who has finished last waits for nothing.
+        until(|| other.is_closed() && other.unacknowledged().unwrap() == 0);
     }
 
     #[test]
     fn what_is_no_connected_stream_socket_is_refused() {
-        assert!(ByteSocket::new(UnixDatagram::unbound().unwrap().into(), 1).is_err());
+        assert!(ByteSocket::new(UnixDatagram::unbound().unwrap().into()).is_err());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(ByteSocket::new(listener.into(), 1).is_err());
+        assert!(ByteSocket::new(listener.into()).is_err());
     }
 }

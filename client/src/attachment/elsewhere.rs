@@ -1,5 +1,6 @@
-//! Tensors that the program moved over another transport: added up here, and reported to the daemon at most once per
-//! `ELSEWHERE_INTERVAL`, which shows them next to its own. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
+//! What the daemon cannot count: tensors that the program moved over another transport, which it shows next to its own, and bytes of
+//! streams that went by connections of their own, which it counts among its own. Added up here, and reported at most once per
+//! `ELSEWHERE_INTERVAL`. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
 
 use hashbrown::HashMap;
 use sealane_transport::shm::{Moved, Submission};
@@ -26,6 +27,8 @@ pub(super) struct Elsewhere {
 struct Sums {
     sent: Moved,
     received: Moved,
+    /// Bytes of streams.
+    streamed: (u64, u64),
 }
 
 impl Sums {
@@ -40,15 +43,13 @@ impl Sums {
 }
 
 impl Elsewhere {
-    fn add(&mut self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
-        let has_room = self.peers.len() < ELSEWHERE_PEERS_MAX;
-        let sums = match self.peers.get_mut(peer) {
-            Some(sums) => sums,
-            None if has_room => self.peers.entry(peer.into()).or_default(),
-            None => &mut self.others,
-        };
-        sums.add(direction, tensors, bytes);
+    fn of(&mut self, peer: &str) -> &mut Sums {
         self.is_new = true;
+        let has_room = self.peers.len() < ELSEWHERE_PEERS_MAX;
+        match self.peers.contains_key(peer) || has_room {
+            true => self.peers.entry(peer.into()).or_default(),
+            false => &mut self.others,
+        }
     }
 }
 
@@ -60,7 +61,18 @@ impl Attachment {
             return;
         }
         let mut held = self.lock();
-        held.elsewhere.add(peer, direction, tensors, bytes);
+        held.elsewhere.of(peer).add(direction, tensors, bytes);
+        held.tell_elsewhere(false);
+    }
+
+    /// So many bytes of streams were sent to and received from a peer past the daemon.
+    pub(crate) fn note_streamed(&self, peer: &str, sent: u64, received: u64) {
+        if self.check_fork().is_err() {
+            return;
+        }
+        let mut held = self.lock();
+        let streamed = &mut held.elsewhere.of(peer).streamed;
+        *streamed = (streamed.0 + sent, streamed.1 + received);
         held.tell_elsewhere(false);
     }
 }
@@ -84,8 +96,15 @@ impl Held<'_> {
         let told = all.into_iter().try_for_each(|(peer, sums)| {
             let peer = peer.map(|peer| link.peer(task, peer)).transpose()?;
             let (segment, peer) = peer.map_or((0, None), |peer| (peer.segment, Some(peer.number)));
-            let Sums { sent, received } = *sums;
-            link.submit(segment, &Submission::Elsewhere { peer, sent, received })?;
+            let Sums { sent, received, streamed } = *sums;
+            if let (Some(peer), (1.., _) | (_, 1..)) = (peer, streamed) {
+                let [sent, received] = [streamed.0, streamed.1].map(|bytes| Moved { tensors: 0, bytes });
+                link.submit(segment, &Submission::Direct { peer, sent, received })?;
+                sums.streamed = (0, 0);
+            }
+            if (sent, received) != Default::default() {
+                link.submit(segment, &Submission::Elsewhere { peer, sent, received })?;
+            }
             *sums = Sums::default();
             Ok(())
         });

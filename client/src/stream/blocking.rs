@@ -1,10 +1,10 @@
 //! Streams for threads that wait: `std::io`.
 
 use std::{
-    cell::OnceCell,
+    cell::RefCell,
     future::poll_fn,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::AsFd,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
@@ -24,6 +24,7 @@ use sealane_transport::{Code, Error};
 use super::{
     Hub, Stream,
     direct::{Direct, Waits},
+    socket::Connected,
 };
 use crate::{Attach, in_process::Spinning};
 
@@ -76,15 +77,15 @@ impl Stream {
         (count > 0).then_some(count)
     }
 
-    /// Waits in this thread until `poll` is ready: for the socket that `descriptor` gives, if there is one, and for what else may happen
+    /// Waits in this thread until `poll` is ready: for the socket that `socket_of` gives, if there is one, and for what else may happen
     /// to the stream.
     fn block_on<T>(
         &self,
         interest: PollFlags,
-        descriptor: impl Fn(&Direct) -> Option<OwnedFd>,
+        socket_of: impl Fn(&Direct) -> Option<Arc<Connected>>,
         mut poll: impl FnMut(&mut Context<'_>, Waits) -> Poll<Result<T, Error>>,
     ) -> io::Result<T> {
-        let Some(mut socket) = descriptor(&self.direct) else {
+        let Some(mut socket) = socket_of(&self.direct) else {
             return block_on(&self.hub, self.timeout, |context| poll(context, Waits::Waker)).map_err(io_error);
         };
         let bell = Bell::of_thread()?;
@@ -97,15 +98,15 @@ impl Stream {
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(io_error(late(self.timeout)));
             }
-            // Who spins for ever does not sleep.
-            let spins = matches!(self.spinning, Spinning::Always(Polling::Spin));
+            // Who reads and spins for ever does not sleep. Who writes does: the kernel wakes it for more room than the first that there is.
+            let spins = interest == PollFlags::POLLIN && matches!(self.spinning, Spinning::Always(Polling::Spin));
             let left = if spins { Some(Duration::ZERO) } else { left };
             let mut polled = [PollFd::new(socket.as_fd(), interest), PollFd::new(bell.0.as_fd(), PollFlags::POLLIN)];
             match ppoll(&mut polled, left.map(TimeSpec::from_duration), None) {
                 Ok(_) | Err(Errno::EINTR) => bell.clear(),
                 Err(error) => return Err(error.into()),
             }
-            match descriptor(&self.direct) {
+            match socket_of(&self.direct) {
                 Some(another) => socket = another,
                 None => {
                     let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
@@ -120,18 +121,21 @@ impl Stream {
 struct Bell(EventFd);
 
 impl Bell {
-    /// That of this thread: it waits for one thing at a time.
+    /// That of this thread, which waits for one thing at a time. A forked child has its own.
     fn of_thread() -> io::Result<Arc<Bell>> {
         thread_local! {
-            static BELL: OnceCell<Arc<Bell>> = const { OnceCell::new() };
+            static BELL: RefCell<Option<(u32, Arc<Bell>)>> = const { RefCell::new(None) };
         }
-        BELL.with(|bell| {
-            if let Some(bell) = bell.get() {
+        BELL.with_borrow_mut(|known| {
+            let process = std::process::id();
+            if let Some((of, bell)) = known
+                && *of == process
+            {
                 bell.clear();
                 return Ok(bell.clone());
             }
             let made = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-            Ok(bell.get_or_init(|| Arc::new(Bell(made))).clone())
+            Ok(known.insert((process, Arc::new(Bell(made)))).1.clone())
         })
     }
 
@@ -158,7 +162,7 @@ impl io::Read for &Stream {
             return Ok(count);
         }
         let poll = |context: &mut Context<'_>, waits| self.poll_read_as(into, context, waits);
-        self.block_on(PollFlags::POLLIN, Direct::descriptor_read, poll)
+        self.block_on(PollFlags::POLLIN, Direct::to_read, poll)
     }
 }
 
@@ -170,7 +174,7 @@ impl io::Write for &Stream {
             return Ok(count);
         }
         let poll = |context: &mut Context<'_>, waits| self.poll_write_as(bytes, context, waits);
-        self.block_on(PollFlags::POLLOUT, Direct::descriptor_written, poll)
+        self.block_on(PollFlags::POLLOUT, Direct::to_write, poll)
     }
 
     fn flush(&mut self) -> io::Result<()> {

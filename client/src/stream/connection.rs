@@ -102,10 +102,13 @@ pub(super) struct Connection {
     pub(super) moved_told: Option<Instant>,
     /// How much has gone by the daemon: a small write counts as much as some bytes.
     pub(super) by_daemon: u32,
-    /// A connection of its own, to be used when all has left that was written before.
-    pub(super) offered: Option<Arc<Connected>>,
-    /// The daemon is asked for one.
+    /// The daemon is asked for a connection of its own.
     pub(super) is_asked_for: bool,
+    /// A connection that is offered to the other end, which does not have it yet.
+    pub(super) offered: Option<Arc<Connected>>,
+    /// The last one that both ends have, and whether it may be written to when all has left that was written before.
+    pub(super) connected: Option<Arc<Connected>>,
+    pub(super) may_write: bool,
     /// Sockets that were written to, one after the other, and that the other end has written to.
     pub(super) sockets_written: u64,
     pub(super) sockets_read: u64,
@@ -133,7 +136,7 @@ impl Connection {
         match kind {
             // What goes past the daemon is its own matter.
             Kind::Open(_) | Kind::Reset(_) | Kind::Ring(_) => {}
-            Kind::Socket(_) | Kind::Broken(_) | Kind::Lost(_) => {}
+            Kind::Offer(_) | Kind::Have(_) | Kind::Socket(_) | Kind::Broken(_) | Kind::Lost(_) => {}
             Kind::Accept(window) => {
                 self.end.open();
                 self.outgoing.allow(window);
@@ -181,6 +184,26 @@ impl Connection {
         let direct = (self.direct.written(), self.direct.came());
         let counted = std::mem::replace(&mut self.counted, direct);
         (direct.0.saturating_sub(counted.0), direct.1.saturating_sub(counted.1))
+    }
+
+    /// Both ends have this connection.
+    pub(super) fn has(&mut self, connected: Arc<Connected>) {
+        (self.connected, self.may_write) = (Some(connected), true);
+    }
+
+    /// The connection of that number, which both ends have.
+    pub(super) fn numbered(&mut self, number: u64) -> Option<Arc<Connected>> {
+        // The other end may use it before it has said that it has it, for that may have been refused.
+        if let Some(offered) = self.offered.take_if(|offered| offered.number() == number) {
+            self.has(offered);
+        }
+        self.connected.clone().filter(|connected| connected.number() == number)
+    }
+
+    /// The connection of that number is broken one way at least: the other is not begun. True if it had been offered.
+    pub(super) fn is_broken(&mut self, number: u64) -> bool {
+        self.may_write &= self.connected.as_ref().is_none_or(|connected| connected.number() != number);
+        self.offered.take_if(|offered| offered.number() == number).is_some()
     }
 
     /// The socket that is read is of no more use: where it ends, its number, and how many of its bytes were not counted.

@@ -2,7 +2,6 @@
 //! Read and written without the hub's lock, which is held for all else; each under a lock of its own.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -40,8 +39,6 @@ enum Reader {
     /// With where it is, as the other end has said.
     Ring(RingReader, Box<[u8]>),
     Socket(SocketReader),
-    /// The socket of that number, which the daemon is asked for.
-    Awaited(u64),
 }
 
 /// What a write came to.
@@ -207,13 +204,9 @@ impl Direct {
         self.begin_reading(Reader::Ring(ring, place.into()))
     }
 
-    /// The same of the socket of that number, whose other end writes: this end's, if it has it.
-    pub(super) fn read_from_socket(&self, number: u64, connected: Option<&Arc<Connected>>) -> bool {
-        let own = match &*lock(&self.writer) {
-            Some(Writer::Socket(socket)) if socket.connected().number() == number => Some(socket.connected().clone()),
-            _ => connected.cloned(),
-        };
-        self.begin_reading(own.map_or(Reader::Awaited(number), |own| Reader::Socket(SocketReader::new(own))))
+    /// The same of a socket.
+    pub(super) fn read_from_socket(&self, connected: Arc<Connected>) -> bool {
+        self.begin_reading(Reader::Socket(SocketReader::new(connected)))
     }
 
     fn begin_reading(&self, from: Reader) -> bool {
@@ -226,47 +219,31 @@ impl Direct {
         is_first
     }
 
-    /// The socket that was awaited is there; false if it is not awaited any more.
-    pub(super) fn has_come(&self, connected: &Arc<Connected>) -> bool {
-        let mut reader = lock(&self.reader);
-        let is_awaited = matches!(&*reader, Some(Reader::Awaited(number)) if *number == connected.number());
-        if is_awaited {
-            *reader = Some(Reader::Socket(SocketReader::new(connected.clone())));
-        }
-        is_awaited
-    }
-
     /// True if what comes is read there.
     pub(super) fn is_read_at(&self, place: &[u8]) -> bool {
         matches!(&*lock(&self.reader), Some(Reader::Ring(_, known)) if **known == *place)
     }
 
-    /// The socket that is read, or awaited.
+    /// The socket that is read.
     pub(super) fn socket_read(&self) -> Option<u64> {
         match &*lock(&self.reader) {
             Some(Reader::Socket(socket)) => Some(socket.connected().number()),
-            Some(Reader::Awaited(number)) => Some(*number),
             _ => None,
         }
     }
 
-    /// That has not come yet.
-    pub(super) fn is_awaited(&self) -> bool {
-        matches!(&*lock(&self.reader), Some(Reader::Awaited(_)))
-    }
-
-    /// A descriptor of the socket that is read, for who waits for it himself.
-    pub(super) fn descriptor_read(&self) -> Option<OwnedFd> {
+    /// The socket that is read, for who waits for it himself.
+    pub(super) fn to_read(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.reader) {
-            Some(Reader::Socket(socket)) if !socket.is_at_end() => socket.connected().as_fd().try_clone_to_owned().ok(),
+            Some(Reader::Socket(socket)) if !socket.is_at_end() => Some(socket.connected().clone()),
             _ => None,
         }
     }
 
     /// The same of the one that is written.
-    pub(super) fn descriptor_written(&self) -> Option<OwnedFd> {
+    pub(super) fn to_write(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.writer) {
-            Some(Writer::Socket(socket)) if !socket.is_broken() => socket.connected().as_fd().try_clone_to_owned().ok(),
+            Some(Writer::Socket(socket)) if !socket.is_broken() => Some(socket.connected().clone()),
             _ => None,
         }
     }
@@ -281,10 +258,12 @@ impl Direct {
             return Ok(0);
         }
         match &mut *lock(&self.reader) {
+            // Another may have taken its place.
+            _ if !self.is_read.load(Ordering::Relaxed) => Ok(0),
             Some(Reader::Ring(ring, _)) => ring.read(into),
             // What else it came to is looked at under the hub's lock.
             Some(Reader::Socket(socket)) => Ok(socket.read(into).bytes()),
-            Some(Reader::Awaited(_)) | None => Ok(0),
+            None => Ok(0),
         }
     }
 
@@ -319,9 +298,13 @@ impl Direct {
         if into.is_empty() || !self.is_read.load(Ordering::Acquire) {
             return None;
         }
-        let mut reader = lock(&self.reader);
-        let Some(Reader::Socket(socket)) = &mut *reader else { return None };
         loop {
+            // Others want the lock for a moment.
+            let mut reader = lock(&self.reader);
+            let Some(Reader::Socket(socket)) = &mut *reader else { return None };
+            if !self.is_read.load(Ordering::Relaxed) {
+                return None;
+            }
             for _ in 0..LOOKS_PER_CLOCK {
                 match socket.read(into) {
                     Came::Nothing => {}
@@ -357,7 +340,7 @@ impl Direct {
                 }
                 Ok(came)
             }
-            Some(Reader::Awaited(_)) | None => Ok(Came::Nothing),
+            None => Ok(Came::Nothing),
         }
     }
 
@@ -378,7 +361,6 @@ impl Direct {
         match &mut *lock(&self.reader) {
             Some(Reader::Ring(ring, _)) => ring.written(),
             Some(Reader::Socket(socket)) => socket.read_bytes() + socket.unread(),
-            Some(Reader::Awaited(_)) => 0,
             None => self.came.load(Ordering::Relaxed),
         }
     }
@@ -393,7 +375,7 @@ impl Direct {
         }
     }
 
-    /// The socket that is read is of no more use, or does not come: what is left of it. What comes by pushes is behind that.
+    /// The socket that is read is of no more use: what is left of it. What comes by pushes is behind that.
     pub(super) fn take_reader(&self) -> Option<Left> {
         let mut reader = lock(&self.reader);
         let left = match reader.take() {
@@ -401,7 +383,6 @@ impl Direct {
                 let (number, read, unread) = (socket.connected().number(), socket.read_bytes(), socket.unread());
                 Left { number, read, rest: (unread > 0).then_some((socket, unread)) }
             }
-            Some(Reader::Awaited(number)) => Left { number, read: 0, rest: None },
             other => {
                 *reader = other;
                 return None;

@@ -128,7 +128,8 @@ impl End {
     /// # Errors
     /// They are not.
     pub(super) fn taken(&mut self, bytes: u64, sent: u64) -> Result<(), &'static str> {
-        if self.writing < Writing::Told || bytes != sent {
+        // Some may be on their way once more that have come.
+        if self.writing < Writing::Finished || bytes != sent {
             return Err("it has acknowledged an end that there was not");
         }
         self.writing = Writing::Delivered;
@@ -177,8 +178,8 @@ impl End {
 pub(super) fn is_answered(kind: Kind) -> bool {
     match kind {
         Kind::Accept(_) | Kind::Data(_) | Kind::Window(_) | Kind::Finish(_) | Kind::Ring(_) => true,
-        Kind::Socket(_) | Kind::Broken(_) => true,
-        Kind::Open(_) | Kind::Taken(_) | Kind::Reset(_) | Kind::Lost(_) => false,
+        Kind::Socket(_) | Kind::Broken(_) | Kind::Lost(_) | Kind::Offer(_) | Kind::Have(_) => true,
+        Kind::Open(_) | Kind::Taken(_) | Kind::Reset(_) => false,
     }
 }
 

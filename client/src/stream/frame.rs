@@ -25,9 +25,13 @@ pub(super) enum Kind {
     Taken(u64),
     /// The bytes that are written behind so many come by a ring of a direct lane, whose [place](place_to_bytes) follows.
     Ring(u64),
+    /// The sender's daemon has made the connection of that number for the stream: the other end is to ask its own daemon for it.
+    Offer(u64),
+    /// The sender has its end of the connection of that number.
+    Have(u64),
     /// The bytes that are written behind so many come by a connection of the two tasks, of which [follows](socket_to_bytes) which it is.
     Socket(u64),
-    /// The connection of that number is broken for who writes to it: the other end is to say what it has.
+    /// The connection of that number cannot be had, or is broken for who writes to it: the other end is to say what came by it.
     Broken(u64),
     /// What was written behind so many did not come by the connection whose number follows, which is not read any more.
     Lost(u64),
@@ -124,6 +128,8 @@ impl Frame {
             Kind::Socket(value) => (8, value),
             Kind::Broken(value) => (9, value),
             Kind::Lost(value) => (10, value),
+            Kind::Offer(value) => (11, value),
+            Kind::Have(value) => (12, value),
         };
         let mut bytes = [0; Frame::BYTES];
         (bytes[0], bytes[1]) = (kind, self.is_from_dialer.into());
@@ -149,6 +155,8 @@ impl Frame {
             8 => Kind::Socket(value),
             9 => Kind::Broken(value),
             10 => Kind::Lost(value),
+            11 => Kind::Offer(value),
+            12 => Kind::Have(value),
             _ => return None,
         };
         let is_from_dialer = match head[1] {
@@ -188,7 +196,7 @@ mod tests {
     #[test]
     fn a_frame_is_read_as_it_was_written_and_nothing_else_is_one() {
         let first = [Kind::Open, Kind::Accept, Kind::Data, Kind::Window];
-        let kinds = first.into_iter().chain([
+        let kinds = first.into_iter().chain([Kind::Offer, Kind::Have]).chain([
             Kind::Finish,
             Kind::Reset,
             Kind::Taken,
@@ -203,7 +211,7 @@ mod tests {
             bytes.extend(b"rest");
             assert_eq!(Frame::parse(&bytes), Some((frame, &b"rest"[..])));
             assert_eq!(Frame::parse(&bytes[..Frame::BYTES - 1]), None);
-            for (at, byte) in [(0, 11), (1, 2), (2, 1), (7, 255)] {
+            for (at, byte) in [(0, 13), (1, 2), (2, 1), (7, 255)] {
                 let before = std::mem::replace(&mut bytes[at], byte);
                 assert_eq!(Frame::parse(&bytes), None);
                 bytes[at] = before;

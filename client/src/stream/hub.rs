@@ -313,6 +313,8 @@ impl Hub {
         match frame.kind {
             Kind::Ring(from) => return self.goes_on_by_ring(state, &key, from, rest),
             Kind::Socket(from) => return self.goes_on_by_socket(state, &key, from, rest),
+            Kind::Offer(number) => return self.offered_socket(state, &key, number),
+            Kind::Have(number) => return self.had_there(state, &key, number),
             Kind::Broken(number) => return self.broke_there(state, &key, number),
             Kind::Lost(has) => return self.lost_there(state, &key, has, rest),
             Kind::Data(_) => self.task.came_by_daemon(&key.peer, rest.len()),

@@ -22,7 +22,7 @@ use sealane_fusion::{
 };
 use sealane_runtime::Pin;
 use sealane_transport::shm::attach::{
-    Request, accept, credentials, give_lane, listen, read_request, refuse, show_arena,
+    Request, accept, credentials, give_connection, give_lane, listen, read_request, refuse, show_arena,
 };
 use tempfile::TempDir;
 
@@ -192,6 +192,20 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
             // One that does not wait any more, or is gone, hears nothing.
             let _ = match given {
                 Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)),
+                Err(error) => refuse(socket, &error),
+            };
+            return;
+        }
+        let connection = match &request {
+            Some(Request::Connect { task, peer, .. }) => Some(engine.connect_for_stream(task, peer)),
+            Some(Request::Connection { task, peer, number, .. }) => {
+                Some(engine.stream_connection(task, peer, *number).map(|connection| (*number, connection)))
+            }
+            _ => None,
+        };
+        if let Some(given) = connection {
+            let _ = match given {
+                Ok((number, connection)) => give_connection(socket, number, &connection),
                 Err(error) => refuse(socket, &error),
             };
             return;

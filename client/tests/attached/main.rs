@@ -21,6 +21,7 @@ mod restarted;
 mod rings;
 mod rows;
 mod sliced;
+mod sockets;
 mod stopped;
 mod streams;
 mod threads;

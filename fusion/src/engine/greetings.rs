@@ -90,9 +90,7 @@ impl Greetings {
         if !self.pending.is_empty() {
             work += self.expire(now);
         }
-        if self.engine.stream_connections.next_timeout().is_some_and(|timeout| timeout <= now) {
-            self.engine.stream_connections.expire(now);
-        }
+        self.engine.close_unclaimed(now);
         self.mind_listeners(now);
         self.mind_the_end(now);
         work
@@ -547,7 +545,7 @@ impl Source for Greetings {
         let listeners = self.engine.listeners.borrow();
         let pauses = listeners.iter().filter_map(Listener::next_timeout);
         let end = self.engine.look_at_end.get().filter(|_| self.engine.listens_for_all());
-        let connections = self.engine.stream_connections.next_timeout().filter(|_| self.engine.listens_for_all());
+        let connections = self.engine.close_unclaimed_at.get();
         self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).chain(end).chain(connections).min()
     }
 

@@ -68,6 +68,8 @@ pub(super) struct ShardEngine {
     pub(super) listeners: RefCell<Vec<Listener>>,
     /// What callers of these have made for streams.
     pub(super) stream_connections: Arc<StreamConnections>,
+    /// When the next of them is closed that nobody has asked for.
+    pub(super) close_unclaimed_at: Cell<Option<Instant>>,
     /// Connections to dial and to drop, from the node to the handshakes.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
@@ -156,6 +158,7 @@ impl ShardEngine {
             clients_failed: Cell::new(0),
             listeners: RefCell::default(),
             stream_connections,
+            close_unclaimed_at: Cell::default(),
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });

@@ -16,7 +16,7 @@ use socket2::Socket;
 
 use super::shard::ShardEngine;
 use super::{Engine, stopped};
-use crate::limits::{STREAM_CONNECTION_WAITS, STREAM_CONNECTIONS_MAX};
+use crate::limits::{STREAM_CONNECTION_WAITS, STREAM_CONNECTIONS_MAX, STREAM_SEND_BUFFER_BYTES};
 
 /// The called task, the caller's, and the number that the caller has drawn.
 type Name = (Box<str>, Box<str>, u64);
@@ -63,6 +63,15 @@ impl StreamConnections {
     }
 }
 
+/// Gives a socket a buffer for what is sent whose size is known, where the settings leave it to the kernel: its task keeps as much.
+fn with_buffer(socket: &Socket, set: usize) {
+    if set == 0
+        && let Err(error) = socket.set_send_buffer_size(STREAM_SEND_BUFFER_BYTES)
+    {
+        tracing::warn!(%error, "the connection of a stream keeps its own send buffer");
+    }
+}
+
 impl ShardEngine {
     /// Welcomes a caller that wants a connection for streams, and keeps that for its task.
     pub(super) fn keep_for_streams(&self, caller: Call, via: u16) {
@@ -82,15 +91,30 @@ impl ShardEngine {
         let introduction = self.borrow_node(|node| node.introduction(via));
         let (name, mut caller) = ((to.into(), from.into(), number), Some(caller));
         let welcome = || match caller.take()?.hand_over(introduction) {
-            Ok(socket) => Some(socket),
+            Ok(socket) => {
+                with_buffer(&socket, self.settings.tcp.send_buffer_bytes);
+                Some(socket)
+            }
             Err(error) => {
                 tracing::debug!(%error, "a caller that wanted a connection for streams has gone");
                 None
             }
         };
         let kept = self.stream_connections.keep(name, self.shard.now(), welcome);
+        self.close_unclaimed_at.set(self.stream_connections.next_timeout());
         if let (Err(reason), Some(caller)) = (kept, caller) {
             caller.reject(RejectCode::Full, reason);
+        }
+    }
+}
+
+impl ShardEngine {
+    /// Closes connections for streams that nobody has asked for in time, where callers come.
+    #[inline]
+    pub(super) fn close_unclaimed(&self, now: Instant) {
+        if self.close_unclaimed_at.get().is_some_and(|at| at <= now) {
+            self.stream_connections.expire(now);
+            self.close_unclaimed_at.set(self.stream_connections.next_timeout());
         }
     }
 }
@@ -130,7 +154,9 @@ impl Engine {
         let settings = &self.0.settings;
         let called = call((&address, &hello), &settings.tcp, &authentication, settings.handshake_timeout);
         let made = called.and_then(|dialed| dialed.link.into_socket().map_err(DialError::from));
-        made.map(|socket| (number, socket.into())).map_err(|error| Error::unavailable(peer, error.to_string()))
+        let socket = made.map_err(|error| Error::unavailable(peer, error.to_string()))?;
+        with_buffer(&socket, settings.tcp.send_buffer_bytes);
+        Ok((number, socket.into()))
     }
 
     /// The connection of that number which the engine of `peer` has made for a stream with `task`.

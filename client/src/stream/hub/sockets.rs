@@ -1,16 +1,18 @@
 //! When a stream gets a TCP connection of its own, and what becomes of it when that breaks.
 //!
-//! The end that has dialed the stream asks its daemon for one; the other hears of it by the stream, and asks its own daemon for the other
-//! end. From then on each direction goes by it as soon as all has left that was written before: its writer says behind which byte
-//! ([`Kind::Socket`]). A direction is never given up by one end alone. The writer that finds the connection broken says so
-//! ([`Kind::Broken`]), and writes nothing until the reader has said how far it came ([`Kind::Lost`]), which it does as well when it finds that
-//! out first; what is behind that is pushed, out of what was kept.
+//! The end that has dialed the stream asks its daemon for one, and offers it to the other ([`Kind::Offer`]), which asks its own daemon for
+//! the other end of it ([`Kind::Have`]). Nothing goes by it before both have it: what is in the kernel of a host has come. Then each direction
+//! goes by it as soon as all has left that was written before: its writer says behind which byte ([`Kind::Socket`]). A direction is never
+//! given up by one end alone. The writer that finds the connection broken says so ([`Kind::Broken`]), and writes nothing until the reader
+//! has said how far it came ([`Kind::Lost`]), which that does as well when it finds out first; what is behind that is pushed, out of what
+//! was kept.
 //!
-//! Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`] and
-//! [`SOCKET_OPENERS_MAX`].
+//! Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`],
+//! [`SOCKET_OPENERS_MAX`], and one question for each stream.
 
 use std::{
     collections::VecDeque,
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
     task::{Wake, Waker},
     time::{Duration, Instant},
@@ -21,13 +23,13 @@ use sealane_transport::{Code, Error};
 use super::{
     super::{
         frame::{number_to_bytes, parse_number, parse_socket, socket_to_bytes},
-        socket::Connected,
+        socket::{Connected, Poller},
         untold::Word,
     },
     Connection, Hub, Key, Kind, State, lock,
 };
 use crate::{
-    Direction, Task,
+    Task,
     limits::{
         DIRECT_AFTER, MOVED_BYTES, MOVED_INTERVAL, SOCKET_OPENERS_MAX, SOCKET_RETRY, SOCKET_RETRY_MAX, SOCKETS_MAX,
         STREAM_RING_WINDOW_MIN,
@@ -62,9 +64,9 @@ impl Supply {
         !self.is_never && self.not_before.is_none_or(|at| at <= now)
     }
 
-    /// There is none for now, or the last one broke.
+    /// There is none for now, or the last one broke, as both directions of several streams may say.
     fn wait(&mut self, now: Instant) {
-        if self.is_impatient {
+        if self.is_impatient || !self.may_ask(now) {
             return;
         }
         let is_late = self.not_before.is_some_and(|at| now.saturating_duration_since(at) > SOCKET_RETRY_MAX);
@@ -98,6 +100,8 @@ impl Wake for SocketBell {
 /// The sockets that there are.
 #[derive(Default)]
 pub(super) struct Sockets {
+    /// Waits for them, with the first.
+    poller: Option<Poller>,
     open: Vec<Weak<Connected>>,
     /// Of streams that are no more: until the other host has what was sent, which a socket that is closed may keep from it.
     lingering: Vec<Arc<Connected>>,
@@ -110,10 +114,25 @@ impl Sockets {
         self.open.len()
     }
 
+    /// Takes over the socket that a daemon has given.
+    fn add(&mut self, number: u64, socket: OwnedFd, at_break: Waker) -> Result<Arc<Connected>, Error> {
+        let failed = |error: std::io::Error| Error::full("the system's descriptors", error.to_string());
+        if self.poller.is_none() {
+            self.poller = Some(Poller::start().map_err(failed)?);
+        }
+        let poller = self.poller.as_ref().expect("just made");
+        let connected = Connected::new(number, socket, at_break, poller).map_err(failed)?;
+        self.count();
+        self.open.push(Arc::downgrade(&connected));
+        Ok(connected)
+    }
+
     /// A stream is no more.
     pub(super) fn let_go(&mut self, connection: &Connection) {
         self.lingering.retain(|connected| connected.has_unsent());
-        self.lingering.extend(connection.direct.unacknowledged());
+        if self.lingering.len() < SOCKETS_MAX && !connection.end.is_failed() {
+            self.lingering.extend(connection.direct.unacknowledged());
+        }
     }
 }
 
@@ -155,36 +174,65 @@ impl Hub {
     }
 
     /// A daemon has given a connection, or not.
-    fn opened_socket(&self, state: &mut State, opening: &Opening, given: Result<Arc<Connected>, Error>) {
-        let Opening { key, number } = opening;
-        let now = Instant::now();
+    fn opened_socket(
+        &self,
+        state: &mut State,
+        Opening { key, number }: &Opening,
+        given: Result<(u64, OwnedFd), Error>,
+    ) {
+        let bell = self.socket_bell(key);
         let Some(connection) = state.connections.get_mut(key) else { return };
-        connection.is_asked_for &= number.is_some();
-        match (given, number) {
-            (Ok(connected), _) => {
-                let is_read = connection.direct.has_come(&connected);
-                if is_read || number.is_none() {
-                    state.sockets.open.push(Arc::downgrade(&connected));
-                    connection.offered = Some(connected);
-                    state.wakers.extend(connection.reader.take());
-                    self.write_by_socket(state, key);
-                    self.look_for_finish(state, key);
-                }
+        connection.is_asked_for = false;
+        if connection.end.is_failed() {
+            return;
+        }
+        match (given.and_then(|(number, socket)| state.sockets.add(number, socket, bell)), number) {
+            (Ok(connected), None) => {
+                let number = connected.number();
+                connection.offered = Some(connected);
+                self.push(state, key, Kind::Offer(number), &[]);
             }
-            (Err(error), None) => self.meet(state, &key.peer).supply.refused(error.code(), now),
-            (Err(_), Some(number)) if connection.direct.socket_read() == Some(*number) => self.lose_socket(state, key),
-            (Err(_), Some(_)) => {}
+            (Ok(connected), Some(number)) => {
+                connection.has(connected);
+                self.push(state, key, Kind::Have(*number), &[]);
+                self.write_by_socket(state, key);
+            }
+            (Err(error), None) => self.meet(state, &key.peer).supply.refused(error.code(), Instant::now()),
+            (Err(_), Some(number)) => self.push(state, key, Kind::Broken(*number), &[]),
+        }
+    }
+
+    /// The other end has a connection for the stream.
+    pub(super) fn offered_socket(&self, state: &mut State, key: &Key, number: u64) {
+        let count = state.sockets.count();
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        if key.is_dialed || connection.end.is_left() || count >= SOCKETS_MAX {
+            return self.push(state, key, Kind::Broken(number), &[]);
+        }
+        // It offers another when it has heard of this one.
+        if !std::mem::replace(&mut connection.is_asked_for, true) {
+            self.open(state, Opening { key: key.clone(), number: Some(number) });
+        }
+    }
+
+    /// The other end has the connection of that number.
+    pub(super) fn had_there(&self, state: &mut State, key: &Key, number: u64) {
+        if let Some(connection) = state.connections.get_mut(key)
+            && connection.numbered(number).is_some()
+        {
+            self.write_by_socket(state, key);
         }
     }
 
     /// Has what is written from now on go by a connection, where there is one and all that was written before has left.
     pub(super) fn write_by_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        let Some(connected) = connection.offered.clone() else { return };
-        if connection.is_next() && !connection.end.is_finished() && !connection.direct.are_written() {
+        let Some(connected) = connection.connected.clone().filter(|_| connection.may_write) else { return };
+        let is_open = !connection.end.is_finished() && !connection.end.is_failed();
+        if is_open && connection.is_next() && !connection.direct.are_written() {
             connection.sockets_written += 1;
-            let place = socket_to_bytes(connected.number(), connection.sockets_written);
-            let from = connection.outgoing.sent;
+            let (from, serial) = (connection.outgoing.sent, connection.sockets_written);
+            let place = socket_to_bytes(connected.number(), serial);
             connection.direct.write_by_socket(connected);
             state.wakers.extend(connection.writer.take());
             self.push(state, key, Kind::Socket(from), &place);
@@ -199,22 +247,21 @@ impl Hub {
             // Something before it was refused, and all behind that are pushed again.
             return;
         }
-        let offered = connection.offered.as_ref().filter(|connected| connected.number() == number);
         match connection.incoming.goes_on_directly(from) {
-            Ok(true) if connection.direct.read_from_socket(number, offered) => {
+            Ok(true) => {
                 connection.sockets_read = serial;
+                let is_read = match connection.numbered(number) {
+                    Some(connected) if connection.direct.read_from_socket(connected.clone()) => Ok(()),
+                    Some(_) => Err("it writes to two connections"),
+                    None => Err("its bytes come by a connection that this process does not have"),
+                };
                 state.wakers.extend(connection.reader.take());
-                if connection.direct.is_awaited() {
-                    self.open(state, Opening { key: key.clone(), number: Some(number) });
+                if let Err(reason) = is_read {
+                    self.fail(state, key, &Error::unavailable(&key.peer, reason));
                 }
             }
-            Ok(true) => self.fail(state, key, &Error::unavailable(&key.peer, "it writes to two connections")),
-            Ok(false) if connection.incoming.is_discarded() => {
-                connection.sockets_read = serial;
-                let came = connection.came();
-                self.push(state, key, Kind::Lost(came), &number_to_bytes(number));
-            }
-            // It comes again.
+            // Nobody reads what comes; or it comes again.
+            Ok(false) if connection.incoming.is_discarded() => connection.sockets_read = serial,
             Ok(false) => {}
             Err(reason) => self.fail(state, key, &Error::unavailable(&key.peer, reason)),
         }
@@ -223,8 +270,11 @@ impl Hub {
     /// The other end can write no more to a connection.
     pub(super) fn broke_there(&self, state: &mut State, key: &Key, number: u64) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        connection.offered.take_if(|connected| connected.number() == number);
-        if connection.direct.socket_read() == Some(number) {
+        let is_read = connection.direct.socket_read() == Some(number);
+        if connection.is_broken(number) {
+            self.meet(state, &key.peer).supply.wait(Instant::now());
+        }
+        if is_read {
             self.lose_socket(state, key);
         }
     }
@@ -232,8 +282,13 @@ impl Hub {
     /// The connection by which a stream comes is of no more use: the other end is told what has come.
     pub(super) fn lose_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
+        if connection.end.is_failed() || connection.end.has_all() {
+            return;
+        }
+        connection.tell_moved(key, &self.task);
         let Some((came, number, uncounted)) = connection.leave_socket() else { return };
-        connection.offered.take_if(|connected| connected.number() == number);
+        connection.is_broken(number);
+        connection.finish_at = None;
         let allowed = connection.incoming.allow_anew();
         state.wakers.extend(connection.reader.take());
         state.figures.of(&key.peer).bytes_received += uncounted;
@@ -246,7 +301,8 @@ impl Hub {
     pub(super) fn lost_there(&self, state: &mut State, key: &Key, has: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some(number) = parse_number(rest) else { return };
-        connection.offered.take_if(|connected| connected.number() == number);
+        connection.is_broken(number);
+        connection.tell_moved(key, &self.task);
         match connection.lost_socket(number, has) {
             None => {}
             Some(Ok(counted)) => {
@@ -263,7 +319,9 @@ impl Hub {
     /// Something has happened to the connection of a stream: it is over, or all has come.
     pub(super) fn look_at_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        if let Some(number) = connection.direct.writer_broke() {
+        if let Some(number) = connection.direct.writer_broke()
+            && !connection.end.is_failed()
+        {
             self.push(state, key, Kind::Broken(number), &[]);
         }
         self.look_for_finish(state, key);
@@ -285,7 +343,6 @@ impl Hub {
             }
             // It says so again behind what it pushes.
             Ok(false) if is_over => {
-                connection.finish_at = None;
                 self.lose_socket(state, key);
             }
             Ok(false) => connection.direct.wait_for_end(&self.socket_bell(key)),
@@ -295,7 +352,7 @@ impl Hub {
 }
 
 impl State {
-    /// Tells the daemon what of a stream went by connections, now and then; it shows that next to its own.
+    /// Tells the daemon what of a stream went by connections, now and then.
     pub(super) fn tell_moved(&mut self, key: &Key, task: &Task) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let (sent, received) = connection.direct.moved();
@@ -320,17 +377,15 @@ impl Connection {
     /// Tells the daemon what went by connections.
     pub(super) fn tell_moved(&self, key: &Key, task: &Task) {
         let (sent, received) = self.direct.take_moved();
-        for (direction, bytes) in [(Direction::Sent, sent), (Direction::Received, received)] {
-            if bytes > 0 {
-                task.note_elsewhere(&key.peer, direction, 0, bytes);
-            }
+        if sent + received > 0 {
+            task.note_streamed(&key.peer, sent, received);
         }
     }
 
     fn may_have_socket(&self) -> bool {
         let has_window = self.incoming.window().min(self.outgoing.window) >= STREAM_RING_WINDOW_MIN;
         let is_alive = self.end.is_open() && !self.end.is_failed() && !self.end.is_left();
-        has_window && is_alive && self.offered.is_none() && self.direct.is_unused()
+        has_window && is_alive && self.offered.is_none() && !self.may_write && self.direct.is_unused()
     }
 }
 
@@ -344,15 +399,11 @@ fn open_all(hub: &Weak<Hub>) {
             next
         });
         let Some(opening) = next else { return };
-        let (task, bell) = (at.task.clone(), at.socket_bell(&opening.key));
+        // Neither the hub nor the task is kept meanwhile: who drops them does not wait.
+        let ask = at.task.opener();
         drop(at);
-        let given = task.stream_connection(&opening.key.peer, opening.number);
-        drop(task);
-        let connected = given.and_then(|(number, socket)| {
-            let failed = |error: std::io::Error| Error::full("the system's descriptors", error.to_string());
-            Connected::new(number, socket, bell).map_err(failed)
-        });
+        let given = ask(&opening.key.peer, opening.number);
         let Some(at) = hub.upgrade() else { return };
-        at.with(|state| at.opened_socket(state, &opening, connected));
+        at.with(|state| at.opened_socket(state, &opening, given));
     }
 }

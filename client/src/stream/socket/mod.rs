@@ -13,52 +13,54 @@ use std::{
     task::Waker,
 };
 
-use sealane_transport::byte_socket::ByteSocket;
-
+pub(super) use self::poller::Poller;
 use self::{
     kept::Kept,
     poller::{For, Watched},
 };
-use crate::limits::{SOCKET_BUFFER_BYTES, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES};
+use crate::limits::{SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES};
 
 /// A connection that one stream has.
 pub(super) struct Connected {
     number: u64,
-    socket: ByteSocket,
     watched: Arc<Watched>,
 }
 
 impl Connected {
-    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is over.
+    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is no more.
     ///
     /// # Errors
     /// It is none, or the system has no room for it.
-    pub(super) fn new(number: u64, socket: OwnedFd, at_break: Waker) -> io::Result<Arc<Connected>> {
-        let other = socket.try_clone()?;
-        let socket = ByteSocket::new(socket, SOCKET_BUFFER_BYTES)?;
-        let watched = Watched::add(other, at_break)?;
-        Ok(Arc::new(Connected { number, socket, watched }))
+    pub(super) fn new(number: u64, socket: OwnedFd, at_break: Waker, poller: &Poller) -> io::Result<Arc<Connected>> {
+        Ok(Arc::new(Connected { number, watched: Watched::add(socket, at_break, poller)? }))
     }
 
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// True if the other host's kernel may not have all that was sent.
+    /// True if the other host's kernel does not have all that was sent, and may get it.
     pub(super) fn has_unsent(&self) -> bool {
-        self.socket.unacknowledged().is_ok_and(|count| count > 0)
+        let socket = self.watched.socket();
+        socket.unacknowledged().is_ok_and(|count| count > 0) && !socket.is_closed()
+    }
+
+    /// True if the connection is no more, and the other host's kernel may not have all that was sent or was to be.
+    fn is_cut(&self, is_finished: bool) -> bool {
+        let socket = self.watched.socket();
+        socket.is_closed() && !(is_finished && socket.unacknowledged().is_ok_and(|count| count == 0))
     }
 
     /// Breaks the connection, for tests of what comes of that.
     #[cfg(feature = "fuzzing")]
     pub(super) fn break_off(&self) {
-        self.socket.break_off();
+        self.watched.socket().break_off();
     }
 }
 
 impl AsFd for Connected {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.watched.socket().as_fd()
     }
 }
 
@@ -76,7 +78,7 @@ pub(super) struct SocketWriter {
 
 impl SocketWriter {
     pub(super) fn new(connected: Arc<Connected>) -> SocketWriter {
-        let buffer = connected.socket.send_buffer_bytes().unwrap_or(SOCKET_BUFFER_BYTES);
+        let buffer = connected.watched.socket().send_buffer_bytes().unwrap_or(0).clamp(1, SOCKET_BUFFER_BYTES_MAX);
         SocketWriter {
             connected,
             written: 0,
@@ -103,7 +105,7 @@ impl SocketWriter {
 
     /// Nothing more is given to a connection that is over, unless all was and has come.
     pub(super) fn give_up_if_cut(&mut self, is_finished: bool) {
-        self.is_broken |= self.connected.watched.is_over() && !(is_finished && !self.connected.has_unsent());
+        self.is_broken |= self.connected.is_cut(is_finished);
     }
 
     /// Its number, once, when the other end is to be asked what it has.
@@ -118,13 +120,13 @@ impl SocketWriter {
         while taken < bytes.len().min(SOCKET_BYTES_AT_ONCE) && !self.is_broken {
             let piece = &bytes[taken..bytes.len().min(taken + SOCKET_PIECE_BYTES)];
             if self.kept.room() < piece.len() {
-                match self.connected.socket.unacknowledged() {
+                match self.connected.watched.socket().unacknowledged() {
                     Ok(count) => self.kept.keep_last(count),
                     Err(_) => self.is_broken = true,
                 }
             }
             let piece = &piece[..piece.len().min(self.kept.room())];
-            let sent = match self.connected.socket.send(piece) {
+            let sent = match self.connected.watched.socket().send(piece) {
                 Ok(sent) => sent.unwrap_or(0),
                 Err(_) => {
                     self.is_broken = true;
@@ -148,7 +150,7 @@ impl SocketWriter {
 
     /// Nothing more is written: the other end hears when all has come.
     pub(super) fn finish(&self) {
-        self.connected.socket.finish();
+        self.connected.watched.socket().finish();
     }
 
     /// The bytes behind the first so many that were written; `None` if they are not here any more, or were not written.
@@ -211,7 +213,7 @@ impl SocketReader {
 
     /// Bytes that have come and were not read: they can be, whatever becomes of the connection.
     pub(super) fn unread(&self) -> u64 {
-        self.connected.socket.unread().unwrap_or(0)
+        self.connected.watched.socket().unread().unwrap_or(0)
     }
 
     /// Moves what has come into `into`.
@@ -219,7 +221,7 @@ impl SocketReader {
         if self.is_at_end || into.is_empty() {
             return if self.is_at_end { Came::End } else { Came::Nothing };
         }
-        match self.connected.socket.receive(into) {
+        match self.connected.watched.socket().receive(into) {
             Ok(Some(0)) => {
                 self.is_at_end = true;
                 Came::End

@@ -1,24 +1,39 @@
-//! The one thread of a process that waits for the sockets of all streams, on behalf of executors: threads that block wait themselves.
-//! Bounded by the sockets that there are; started by the first that is waited for.
+//! The thread of a task that waits for the sockets of its streams, on behalf of executors: threads that block wait themselves.
+//! Bounded by the sockets that there are; started with the first.
 
 use std::{
     collections::HashMap,
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
+    time::Duration,
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    eventfd::{EfdFlags, EventFd},
+};
+use sealane_transport::byte_socket::ByteSocket;
 
 /// Events that are taken from the kernel at once.
 const EVENTS_AT_ONCE: usize = 64;
 
-struct Poller {
+/// How often connections are looked at that have ended both ways and may break before all has come: the kernel does not tell.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The event that ends the thread.
+const END: u64 = 0;
+
+/// See the module. Its thread ends when it is dropped.
+pub(in crate::stream) struct Poller(Arc<Set>);
+
+struct Set {
     epoll: Epoll,
+    end: EventFd,
     waiting: Mutex<Waiting>,
 }
 
@@ -35,7 +50,7 @@ struct Wakers {
     writer: Option<Waker>,
     /// For the end of what comes.
     at_end: Option<Waker>,
-    /// For the end of the connection, always.
+    /// For a connection that is no more, always.
     at_break: Option<Waker>,
 }
 
@@ -49,7 +64,7 @@ pub(super) enum For {
 
 impl Wakers {
     fn is_waited_for(&self) -> bool {
-        self.reader.is_some() || self.writer.is_some() || self.at_end.is_some() || self.at_break.is_some()
+        self.reader.is_some() || self.writer.is_some() || self.at_end.is_some()
     }
 
     fn flags(&self) -> EpollFlags {
@@ -73,20 +88,18 @@ impl Wakers {
         wake(&mut self.reader, has_end || event.contains(EpollFlags::EPOLLIN));
         wake(&mut self.writer, is_over || event.contains(EpollFlags::EPOLLOUT));
         wake(&mut self.at_end, has_end);
-        wake(&mut self.at_break, is_over);
         woken
     }
 }
 
-/// A socket that may be waited for. By a descriptor of its own, which keeps the connection open.
+/// A socket that may be waited for.
 pub(super) struct Watched {
     number: u64,
-    socket: OwnedFd,
+    socket: ByteSocket,
     wakers: Mutex<Wakers>,
-    /// The kernel has said that no more comes, and that nothing more can be sent either.
+    /// The kernel has said that no more comes.
     has_end: AtomicBool,
-    is_over: AtomicBool,
-    poller: &'static Poller,
+    set: Arc<Set>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,27 +107,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Watched {
-    /// Adds a socket; `at_break` is woken once when the connection has ended both ways.
+    /// Adds a socket; `at_break` is woken once when the connection is no more.
     ///
     /// # Errors
-    /// The system has no descriptor, memory or thread left.
-    pub(super) fn add(socket: OwnedFd, at_break: Waker) -> io::Result<Arc<Watched>> {
-        let poller = Poller::of_process()?;
-        let mut waiting = lock(&poller.waiting);
+    /// It is no connected socket, or the system has no memory left.
+    pub(super) fn add(socket: OwnedFd, at_break: Waker, to: &Poller) -> io::Result<Arc<Watched>> {
+        let (set, socket) = (to.0.clone(), ByteSocket::new(socket)?);
+        let mut waiting = lock(&set.waiting);
         waiting.last += 1;
         let number = waiting.last;
-        poller.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLONESHOT, number))?;
-        let wakers = Wakers { at_break: Some(at_break), ..Wakers::default() };
-        let watched = Arc::new(Watched {
-            number,
-            socket,
-            wakers: Mutex::new(wakers),
-            has_end: AtomicBool::new(false),
-            is_over: AtomicBool::new(false),
-            poller,
-        });
+        set.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLONESHOT, number))?;
+        let wakers = Mutex::new(Wakers { at_break: Some(at_break), ..Wakers::default() });
+        let watched = Arc::new(Watched { number, socket, wakers, has_end: AtomicBool::new(false), set: set.clone() });
         waiting.by_number.insert(number, Arc::downgrade(&watched));
         Ok(watched)
+    }
+
+    pub(super) fn socket(&self) -> &ByteSocket {
+        &self.socket
     }
 
     /// Has somebody woken for that, in place of who waited before; at once if it is so already.
@@ -131,75 +141,98 @@ impl Watched {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Has the kernel tell of what is waited for, once. If it does not, whoever waits looks again.
-    fn arm(&self, wakers: &mut Wakers) -> Vec<Waker> {
-        match self.poller.epoll.modify(&self.socket, &mut EpollEvent::new(wakers.flags(), self.number)) {
-            Ok(()) => Vec::new(),
-            Err(_) => wakers.of(EpollFlags::EPOLLERR),
-        }
-    }
-
     /// No more comes than has.
     pub(super) fn has_end(&self) -> bool {
         self.has_end.load(Ordering::Acquire)
     }
 
-    /// And nothing more can be sent.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+    /// Has the kernel tell of what is waited for, once. If it does not, whoever waits looks again.
+    fn arm(&self, wakers: &mut Wakers) -> Vec<Waker> {
+        match self.set.epoll.modify(&self.socket, &mut EpollEvent::new(wakers.flags(), self.number)) {
+            Ok(()) => Vec::new(),
+            Err(_) => wakers.of(EpollFlags::EPOLLERR),
+        }
     }
 
-    fn happened(&self, event: EpollFlags) {
+    /// True if it is to be looked at again: it has ended both ways, and what was sent may not have come.
+    fn happened(&self, event: EpollFlags) -> bool {
         let is_over = event.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         if is_over || event.contains(EpollFlags::EPOLLRDHUP) {
             self.has_end.store(true, Ordering::Release);
         }
-        if is_over {
-            self.is_over.store(true, Ordering::Release);
-        }
         let mut wakers = lock(&self.wakers);
         let mut woken = wakers.of(event);
-        if wakers.is_waited_for() {
+        // Who waits then is told at once, and the end of the connection otherwise.
+        if wakers.is_waited_for() || !is_over {
             woken.extend(self.arm(&mut wakers));
         }
         drop(wakers);
         woken.into_iter().for_each(Waker::wake);
+        is_over && self.is_doubtful()
+    }
+
+    /// True until the connection is no more, or all has come that was sent.
+    fn is_doubtful(&self) -> bool {
+        if !self.socket.is_closed() && self.socket.unacknowledged().is_ok_and(|count| count > 0) {
+            return true;
+        }
+        let at_break = lock(&self.wakers).at_break.take();
+        at_break.into_iter().for_each(Waker::wake);
+        false
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        lock(&self.poller.waiting).by_number.remove(&self.number);
-        // Others may have the connection still.
-        let _ = self.poller.epoll.delete(&self.socket);
+        lock(&self.set.waiting).by_number.remove(&self.number);
     }
 }
 
 impl Poller {
-    /// That of this process.
-    fn of_process() -> io::Result<&'static Poller> {
-        static POLLER: OnceLock<Poller> = OnceLock::new();
-        static STARTING: Mutex<()> = Mutex::new(());
-        let _starting = lock(&STARTING);
-        if let Some(poller) = POLLER.get() {
-            return Ok(poller);
-        }
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        std::thread::Builder::new().name("sealane-streams".into()).spawn(|| POLLER.wait().run())?;
-        Ok(POLLER.get_or_init(|| Poller { epoll, waiting: Mutex::default() }))
+    /// One with its thread.
+    ///
+    /// # Errors
+    /// The system has no descriptor or thread left.
+    pub(in crate::stream) fn start() -> io::Result<Poller> {
+        let end = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let set = Set { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, end, waiting: Mutex::default() };
+        set.epoll.add(&set.end, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
+        let set = Arc::new(set);
+        let polled = set.clone();
+        std::thread::Builder::new().name("sealane-streams".into()).spawn(move || polled.run())?;
+        Ok(Poller(set))
     }
+}
 
+impl Drop for Poller {
+    fn drop(&mut self) {
+        // One that was not rung for has room.
+        let _ = self.0.end.write(1);
+    }
+}
+
+impl Set {
     fn run(&self) {
         let mut events = [EpollEvent::empty(); EVENTS_AT_ONCE];
+        let mut doubtful: Vec<Weak<Watched>> = Vec::new();
         loop {
+            let timeout =
+                if doubtful.is_empty() { EpollTimeout::NONE } else { EpollTimeout::from(LOOK.as_millis() as u8) };
             // Interrupted, nothing has happened.
-            let count = self.epoll.wait(&mut events, EpollTimeout::NONE).unwrap_or(0);
+            let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
             for event in &events[..count] {
+                if event.data() == END {
+                    return;
+                }
                 let watched = lock(&self.waiting).by_number.get(&event.data()).and_then(Weak::upgrade);
-                if let Some(watched) = watched {
-                    watched.happened(event.events());
+                if let Some(watched) = watched
+                    && watched.happened(event.events())
+                    && !doubtful.iter().any(|other| other.as_ptr() == Arc::as_ptr(&watched))
+                {
+                    doubtful.push(Arc::downgrade(&watched));
                 }
             }
+            doubtful.retain(|watched| watched.upgrade().is_some_and(|watched| watched.is_doubtful()));
         }
     }
 }

@@ -23,7 +23,7 @@ fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
     let runtime = Runtime::start(settings.runtime.clone()).unwrap();
     let done = runtime.on_shard(0, async move |shard| {
         let node = settings.node(&["127.0.0.1:7000".parse().unwrap()], 0, 1);
-        ShardEngine::start(&shard, (node, Default::default()), settings).unwrap();
+        ShardEngine::start(&shard, node, Default::default(), settings).unwrap();
         test(&ShardEngine::current().unwrap());
     });
     done.wait().unwrap();

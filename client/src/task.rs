@@ -98,6 +98,9 @@ impl Drop for Attached {
     }
 }
 
+/// See [`Task::opener`].
+type Opener = Box<dyn FnOnce(&str, Option<u64>) -> Result<(u64, OwnedFd), Error>>;
+
 impl Task {
     pub(crate) fn of(attachment: Arc<Attachment>) -> Task {
         Task(Engine::Daemon(Arc::new(Attached(attachment, Goodbye::Said))))
@@ -201,6 +204,11 @@ impl Task {
         }
     }
 
+    /// True if streams with this peer may go by memory that the two share.
+    pub(crate) fn is_neighbour(&self, peer: &str) -> bool {
+        matches!(&self.0, Engine::Daemon(attached) if attached.0.is_neighbour(peer))
+    }
+
     /// So many bytes of a stream have come by the daemon.
     pub(crate) fn came_by_daemon(&self, peer: &str, bytes: usize) {
         if let Engine::Daemon(attached) = &self.0 {
@@ -225,7 +233,7 @@ impl Task {
 
     /// What blocks until there is a connection for a stream with a peer: a new one, or that of a number, which the peer has. It does not
     /// keep the task attached. PermissionDenied where streams with that peer go by the daemon; else it fails as a dial does.
-    pub(crate) fn opener(&self) -> Box<dyn FnOnce(&str, Option<u64>) -> Result<(u64, OwnedFd), Error>> {
+    pub(crate) fn opener(&self) -> Opener {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let attachment = attached.0.clone();

@@ -151,8 +151,11 @@ mod tests {
     }
 
     /// Waits until the kernel has taken note of what the other end did.
+    #[track_caller]
     fn until(mut is_so: impl FnMut() -> bool) {
+        let begun = std::time::Instant::now();
         while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it does not come to that");
             std::thread::yield_now();
         }
     }
@@ -173,13 +176,10 @@ mod tests {
         until(|| reader.send(&[0]).is_err());
         assert_eq!(reader.unread().unwrap(), acknowledged);
         let (mut read, mut into) = (0, [0; 4096]);
-        let error = loop {
-            match reader.receive(&mut into) {
-                Ok(count) => read += count.expect("it is there already") as u64,
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+        // The write before has taken the error: what follows is an end.
+        while let Ok(Some(count @ 1..)) = reader.receive(&mut into) {
+            read += count as u64;
+        }
         assert_eq!((read, reader.is_closed()), (acknowledged, true));
     }
 
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(writer.unacknowledged().unwrap().min(sent), sent);
         let mut into = [0; 8];
         assert_eq!((reader.receive(&mut into).unwrap(), &into[..3]), (Some(3), &b"abc"[..]));
-        assert_eq!((reader.receive(&mut into).unwrap(), reader.unread().unwrap()), (Some(0), 0));
+        assert!(matches!(reader.receive(&mut into), Ok(Some(0)) | Err(_)) && reader.unread().unwrap() == 0);
     }
 
     #[test]

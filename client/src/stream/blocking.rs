@@ -94,17 +94,22 @@ impl Stream {
             if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker), Waits::Itself) {
                 return outcome.map_err(io_error);
             }
-            let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Err(io_error(late(self.timeout)));
-            }
-            // Who reads and spins for ever does not sleep. Who writes does: the kernel wakes it for more room than the first that there is.
-            let spins = interest == PollFlags::POLLIN && matches!(self.spinning, Spinning::Always(Polling::Spin));
-            let left = if spins { Some(Duration::ZERO) } else { left };
-            let mut polled = [PollFd::new(socket.as_fd(), interest), PollFd::new(bell.0.as_fd(), PollFlags::POLLIN)];
-            match ppoll(&mut polled, left.map(TimeSpec::from_duration), None) {
-                Ok(_) | Err(Errno::EINTR) => bell.clear(),
-                Err(error) => return Err(error.into()),
+            // Also who spins for ever asks the kernel: it says when there is more room than the first that is free.
+            loop {
+                let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Err(io_error(late(self.timeout)));
+                }
+                let sleeps = !matches!(self.spinning, Spinning::Always(Polling::Spin));
+                let left = if sleeps { left } else { Some(Duration::ZERO) };
+                let mut polled =
+                    [PollFd::new(socket.as_fd(), interest), PollFd::new(bell.0.as_fd(), PollFlags::POLLIN)];
+                match ppoll(&mut polled, left.map(TimeSpec::from_duration), None) {
+                    Ok(0) => {}
+                    Ok(_) => break bell.clear(),
+                    Err(Errno::EINTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             match socket_of(&self.direct) {
                 Some(another) => socket = another,

@@ -21,6 +21,7 @@ use super::{
     frame::{Frame, Kind},
     hub::Refused,
     socket::{Came, Connected, SocketReader},
+    switch::Switch,
 };
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS_AHEAD, STREAM_CHUNKS_LENT, STREAM_LENT_MIN};
 
@@ -102,16 +103,10 @@ pub(super) struct Connection {
     pub(super) moved_told: Option<Instant>,
     /// How much has gone by the daemon: a small write counts as much as some bytes.
     pub(super) by_daemon: u32,
-    /// The daemon is asked for a connection of its own.
-    pub(super) is_asked_for: bool,
-    /// A connection that is offered to the other end, which does not have it yet.
-    pub(super) offered: Option<Arc<Connected>>,
-    /// The last one that both ends have, and whether it may be written to when all has left that was written before.
+    /// Which connection of its own each direction goes by.
+    pub(super) switch: Switch,
+    /// The last one that the daemon has given.
     pub(super) connected: Option<Arc<Connected>>,
-    pub(super) may_write: bool,
-    /// Sockets that were written to, one after the other, and that the other end has written to.
-    pub(super) sockets_written: u64,
-    pub(super) sockets_read: u64,
     /// How many bytes there are, where the other end has said so and some are on their way by a socket.
     pub(super) finish_at: Option<u64>,
 }
@@ -147,7 +142,7 @@ impl Connection {
                 true => self.end.came_whole(),
                 false => {
                     self.end.came_in_part();
-                    self.finish_at = self.direct.socket_read().map(|_| bytes);
+                    self.finish_at = self.switch.reads().map(|_| bytes);
                 }
             },
             Kind::Taken(bytes) => self.end.taken(bytes, self.sent())?,
@@ -186,29 +181,15 @@ impl Connection {
         (direct.0.saturating_sub(counted.0), direct.1.saturating_sub(counted.1))
     }
 
-    /// Both ends have this connection.
-    pub(super) fn has(&mut self, connected: Arc<Connected>) {
-        (self.connected, self.may_write) = (Some(connected), true);
-    }
-
-    /// The connection of that number, which both ends have.
-    pub(super) fn numbered(&mut self, number: u64) -> Option<Arc<Connected>> {
-        // The other end may use it before it has said that it has it, for that may have been refused.
-        if let Some(offered) = self.offered.take_if(|offered| offered.number() == number) {
-            self.has(offered);
-        }
+    /// The connection of that number.
+    pub(super) fn numbered(&self, number: u64) -> Option<Arc<Connected>> {
         self.connected.clone().filter(|connected| connected.number() == number)
-    }
-
-    /// The connection of that number is broken one way at least: the other is not begun. True if it had been offered.
-    pub(super) fn is_broken(&mut self, number: u64) -> bool {
-        self.may_write &= self.connected.as_ref().is_none_or(|connected| connected.number() != number);
-        self.offered.take_if(|offered| offered.number() == number).is_some()
     }
 
     /// The socket that is read is of no more use: where it ends, its number, and how many of its bytes were not counted.
     pub(super) fn leave_socket(&mut self) -> Option<(u64, u64, u64)> {
-        let Left { number, read, rest } = self.direct.take_reader()?;
+        let number = self.switch.give_up()?;
+        let Left { read, rest } = self.direct.take_reader()?;
         let came = read + rest.as_ref().map_or(0, |(_, unread)| *unread);
         let uncounted = came.saturating_sub(std::mem::take(&mut self.counted.1));
         self.incoming.leave_socket(read, rest);
@@ -221,11 +202,11 @@ impl Connection {
     /// # Errors
     /// That cannot be, or they are lost.
     pub(super) fn lost_socket(&mut self, number: u64, has: u64) -> Option<Result<u64, &'static str>> {
-        if self.direct.socket_written() != Some(number) {
+        if !self.switch.is_given_up(number) {
             return None;
         }
         let behind = match has.checked_sub(self.outgoing.sent) {
-            Some(has) => self.direct.take_writer(number, has)?,
+            Some(has) => self.direct.take_writer(has)?,
             None => Err("the other end has less than was pushed to it"),
         };
         Some(behind.map(|behind| {

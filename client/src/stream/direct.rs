@@ -52,7 +52,6 @@ pub(super) enum Written {
 
 /// What a direction went by that has ended: the stream goes on another way.
 pub(super) struct Left {
-    pub(super) number: u64,
     /// Bytes that were read.
     pub(super) read: u64,
     /// Bytes that have come and are still to be read there.
@@ -167,14 +166,6 @@ impl Direct {
         }
     }
 
-    /// The socket that is written.
-    pub(super) fn socket_written(&self) -> Option<u64> {
-        match &*lock(&self.writer) {
-            Some(Writer::Socket(socket)) => Some(socket.connected().number()),
-            _ => None,
-        }
-    }
-
     /// The connection of the socket that is written, if the other host may not have all that was.
     pub(super) fn unacknowledged(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.writer) {
@@ -183,17 +174,14 @@ impl Direct {
         }
     }
 
-    /// The other end has read the first so many bytes that were written to the socket of that number, and takes no more from it: those
-    /// behind them, which are to leave another way. `None` if nothing is written there.
+    /// The other end has read the first so many bytes that were written to the socket, and takes no more from it: those behind them, which
+    /// are to leave another way. `None` if none is written.
     ///
     /// # Errors
     /// They are not here any more, or more than were written.
-    pub(super) fn take_writer(&self, number: u64, has: u64) -> Option<Result<Vec<u8>, &'static str>> {
+    pub(super) fn take_writer(&self, has: u64) -> Option<Result<Vec<u8>, &'static str>> {
         let mut writer = lock(&self.writer);
         let Some(Writer::Socket(socket)) = &*writer else { return None };
-        if socket.connected().number() != number {
-            return None;
-        }
         let behind = socket.behind(has).ok_or("bytes were lost with the connection that they went by");
         *writer = None;
         Some(behind)
@@ -222,14 +210,6 @@ impl Direct {
     /// True if what comes is read there.
     pub(super) fn is_read_at(&self, place: &[u8]) -> bool {
         matches!(&*lock(&self.reader), Some(Reader::Ring(_, known)) if **known == *place)
-    }
-
-    /// The socket that is read.
-    pub(super) fn socket_read(&self) -> Option<u64> {
-        match &*lock(&self.reader) {
-            Some(Reader::Socket(socket)) => Some(socket.connected().number()),
-            _ => None,
-        }
     }
 
     /// The socket that is read, for who waits for it himself.
@@ -380,8 +360,8 @@ impl Direct {
         let mut reader = lock(&self.reader);
         let left = match reader.take() {
             Some(Reader::Socket(socket)) => {
-                let (number, read, unread) = (socket.connected().number(), socket.read_bytes(), socket.unread());
-                Left { number, read, rest: (unread > 0).then_some((socket, unread)) }
+                let (read, unread) = (socket.read_bytes(), socket.unread());
+                Left { read, rest: (unread > 0).then_some((socket, unread)) }
             }
             other => {
                 *reader = other;

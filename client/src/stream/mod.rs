@@ -16,6 +16,7 @@ mod grpc;
 mod hub;
 mod memory;
 mod socket;
+mod switch;
 mod untold;
 
 use std::{

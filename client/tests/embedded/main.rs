@@ -14,6 +14,11 @@ use sealane::{
 
 /// Two tasks of two engines, as on two hosts.
 fn two() -> (Task, Task) {
+    two_with(|_| {})
+}
+
+/// The same, whose engines have other settings.
+fn two_with(change: impl Fn(&mut EngineSettings)) -> (Task, Task) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
     let map = format!("ps0:2222={}\nworker0:2222={}\n", ports[0], ports[1]);
@@ -22,6 +27,7 @@ fn two() -> (Task, Task) {
         let name = names.next().unwrap();
         let mut settings = EngineSettings::new(EndpointMap::parse(&map, "test").unwrap(), &[name]).unwrap();
         settings.listeners = vec![listener];
+        change(&mut settings);
         Task::from(Engine::start(settings).unwrap().task(name).unwrap())
     });
     (ps, worker)

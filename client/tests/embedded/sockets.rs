@@ -10,7 +10,7 @@ use std::{
 
 use sealane::{Code, Error, Stream, StreamListener, StreamOptions, Streams, Task};
 
-use crate::two;
+use crate::{two, two_with};
 
 /// What waits longer has failed.
 const LONG: Duration = Duration::from_secs(20);
@@ -24,7 +24,10 @@ struct Ends {
 
 impl Ends {
     fn new() -> Ends {
-        let (ps, worker) = two();
+        Ends::of(two())
+    }
+
+    fn of((ps, worker): (Task, Task)) -> Ends {
         let tasks = [worker, ps];
         let streams = tasks.each_ref().map(Streams::of);
         let listener = streams[1].listen("bytes", PATIENT).unwrap();
@@ -125,8 +128,16 @@ fn all_bytes_pass_and_are_counted() {
 
 #[test]
 fn a_connection_that_breaks_loses_nothing_and_another_takes_its_place() {
-    let ends = Ends::new();
-    for round in 0..8 {
+    until_it_has_broken_often(&Ends::new());
+}
+
+#[test]
+fn nor_does_one_that_breaks_where_what_is_pushed_again_finds_no_room() {
+    until_it_has_broken_often(&Ends::of(two_with(|settings| settings.slab_receive_bytes = 1 << 20)));
+}
+
+fn until_it_has_broken_often(ends: &Ends) {
+    for round in 0..6 {
         let mut streams = ends.direct_stream();
         let before = ends.streams[0].figures()[0].1;
         let len = 24 << 20;
@@ -217,9 +228,8 @@ fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
         let reading = scope.spawn(|| (&one).read(&mut [0]).unwrap_err());
         let writing = scope.spawn(|| {
             loop {
-                match (&one).write(&[0; 100_000]) {
-                    Ok(_) => {}
-                    Err(error) => break error,
+                if let Err(error) = (&one).write_all(&[0; 100_000]) {
+                    break error;
                 }
             }
         });
@@ -244,9 +254,8 @@ fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
     let deadline = Instant::now() + LONG;
     let error = loop {
         assert!(Instant::now() < deadline);
-        match streams[0].read(&mut [0; 10]) {
-            Ok(_) => {}
-            Err(error) => break error,
+        if let Err(error) = streams[0].read_exact(&mut [0]) {
+            break error;
         }
     };
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);

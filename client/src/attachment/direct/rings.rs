@@ -268,6 +268,11 @@ impl Attachment {
         self.lock().lane_for_bytes(peer, bytes);
     }
 
+    /// True if the two may have a lane.
+    pub(crate) fn is_neighbour(&self, peer: &str) -> bool {
+        matches!(&self.lock().line, Line::Up(link) if link.direct.neighbours.contains_key(peer))
+    }
+
     /// A ring for bytes to a peer, of which so many are to be sent now; `None` if the two have no lane, or it has no ring left.
     pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
         let mut held = self.lock();

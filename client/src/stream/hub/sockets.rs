@@ -7,7 +7,7 @@
 //! has said how far it came ([`Kind::Lost`]), which that does as well when it finds out first; what is behind that is pushed, out of what
 //! was kept.
 //!
-//! Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`],
+//! What is known of that at each end is [`Switch`](super::super::switch::Switch). Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`],
 //! [`SOCKET_OPENERS_MAX`], and one question for each stream.
 
 use std::{
@@ -24,6 +24,7 @@ use super::{
     super::{
         frame::{number_to_bytes, parse_number, parse_socket, socket_to_bytes},
         socket::{Connected, Poller},
+        switch::Coming,
         untold::Word,
     },
     Connection, Hub, Key, Kind, State, lock,
@@ -147,12 +148,12 @@ impl Hub {
         const BYTES_PER_PUSH: usize = 4096;
         let Some(connection) = state.connections.get_mut(key) else { return };
         connection.by_daemon = connection.by_daemon.saturating_add(1 + (bytes / BYTES_PER_PUSH) as u32);
-        let is_wanted = key.is_dialed && connection.by_daemon >= DIRECT_AFTER;
-        if !is_wanted || connection.is_asked_for || !connection.may_have_socket() {
+        let is_wanted = key.is_dialed && connection.by_daemon >= DIRECT_AFTER && connection.may_have_socket();
+        if !is_wanted || self.task.is_neighbour(&key.peer) || state.sockets.count() >= SOCKETS_MAX {
             return;
         }
-        if state.sockets.count() < SOCKETS_MAX && self.meet(state, &key.peer).supply.may_ask(Instant::now()) {
-            super::connection_of(state, key).is_asked_for = true;
+        if self.meet(state, &key.peer).supply.may_ask(Instant::now()) {
+            super::connection_of(state, key).switch.ask();
             self.open(state, Opening { key: key.clone(), number: None });
         }
     }
@@ -182,23 +183,29 @@ impl Hub {
     ) {
         let bell = self.socket_bell(key);
         let Some(connection) = state.connections.get_mut(key) else { return };
-        connection.is_asked_for = false;
         if connection.end.is_failed() {
             return;
         }
-        match (given.and_then(|(number, socket)| state.sockets.add(number, socket, bell)), number) {
-            (Ok(connected), None) => {
-                let number = connected.number();
-                connection.offered = Some(connected);
+        let given = given.and_then(|(number, socket)| state.sockets.add(number, socket, bell));
+        let given = given.inspect(|connected| connection.connected = Some(connected.clone()));
+        match (given.map(|connected| connected.number()), *number) {
+            (Ok(number), None) => {
+                connection.switch.offers(number);
                 self.push(state, key, Kind::Offer(number), &[]);
             }
-            (Ok(connected), Some(number)) => {
-                connection.has(connected);
-                self.push(state, key, Kind::Have(*number), &[]);
+            (Ok(number), Some(_)) => {
+                connection.switch.has(number);
+                self.push(state, key, Kind::Have(number), &[]);
                 self.write_by_socket(state, key);
             }
-            (Err(error), None) => self.meet(state, &key.peer).supply.refused(error.code(), Instant::now()),
-            (Err(_), Some(number)) => self.push(state, key, Kind::Broken(*number), &[]),
+            (Err(error), None) => {
+                connection.switch.is_refused();
+                self.meet(state, &key.peer).supply.refused(error.code(), Instant::now());
+            }
+            (Err(_), Some(number)) => {
+                connection.switch.is_refused();
+                self.push(state, key, Kind::Broken(number), &[]);
+            }
         }
     }
 
@@ -210,29 +217,28 @@ impl Hub {
             return self.push(state, key, Kind::Broken(number), &[]);
         }
         // It offers another when it has heard of this one.
-        if !std::mem::replace(&mut connection.is_asked_for, true) {
+        if connection.switch.ask() {
             self.open(state, Opening { key: key.clone(), number: Some(number) });
         }
     }
 
     /// The other end has the connection of that number.
     pub(super) fn had_there(&self, state: &mut State, key: &Key, number: u64) {
-        if let Some(connection) = state.connections.get_mut(key)
-            && connection.numbered(number).is_some()
-        {
-            self.write_by_socket(state, key);
-        }
+        let Some(connection) = state.connections.get_mut(key) else { return };
+        connection.switch.is_taken(number);
+        self.write_by_socket(state, key);
     }
 
     /// Has what is written from now on go by a connection, where there is one and all that was written before has left.
     pub(super) fn write_by_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        let Some(connected) = connection.connected.clone().filter(|_| connection.may_write) else { return };
-        let is_open = !connection.end.is_finished() && !connection.end.is_failed();
-        if is_open && connection.is_next() && !connection.direct.are_written() {
-            connection.sockets_written += 1;
-            let (from, serial) = (connection.outgoing.sent, connection.sockets_written);
-            let place = socket_to_bytes(connected.number(), serial);
+        let is_open = !connection.end.is_finished() && !connection.end.is_failed() && connection.is_next();
+        if is_open
+            && !connection.direct.are_written()
+            && let Some((number, serial)) = connection.switch.take_up()
+            && let Some(connected) = connection.numbered(number)
+        {
+            let (from, place) = (connection.outgoing.sent, socket_to_bytes(number, serial));
             connection.direct.write_by_socket(connected);
             state.wakers.extend(connection.writer.take());
             self.push(state, key, Kind::Socket(from), &place);
@@ -243,37 +249,33 @@ impl Hub {
     pub(super) fn goes_on_by_socket(&self, state: &mut State, key: &Key, from: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some((number, serial)) = parse_socket(rest) else { return };
-        if serial <= connection.sockets_read {
-            // Something before it was refused, and all behind that are pushed again.
+        let is_read = !connection.incoming.is_discarded();
+        // Something before it was refused, and all behind that are pushed again.
+        if is_read && from > connection.incoming.came() {
             return;
         }
-        match connection.incoming.goes_on_directly(from) {
-            Ok(true) => {
-                connection.sockets_read = serial;
-                let is_read = match connection.numbered(number) {
-                    Some(connected) if connection.direct.read_from_socket(connected.clone()) => Ok(()),
-                    Some(_) => Err("it writes to two connections"),
-                    None => Err("its bytes come by a connection that this process does not have"),
-                };
-                state.wakers.extend(connection.reader.take());
-                if let Err(reason) = is_read {
-                    self.fail(state, key, &Error::unavailable(&key.peer, reason));
-                }
-            }
-            // Nobody reads what comes; or it comes again.
-            Ok(false) if connection.incoming.is_discarded() => connection.sockets_read = serial,
-            Ok(false) => {}
-            Err(reason) => self.fail(state, key, &Error::unavailable(&key.peer, reason)),
+        let begun = match connection.switch.comes_by(number, serial, is_read) {
+            Coming::Again => return,
+            // It stays where it is.
+            Coming::Begins if !is_read => return,
+            Coming::Begins => connection.incoming.goes_on_directly(from).and_then(|_| {
+                let connected = connection.numbered(number).ok_or("its bytes come by a connection that has gone")?;
+                let is_first = connection.direct.read_from_socket(connected);
+                is_first.then_some(()).ok_or("it writes to a ring, too")
+            }),
+            Coming::Wrong => Err("its bytes come by a connection that this process does not have, or by two"),
+        };
+        state.wakers.extend(connection.reader.take());
+        if let Err(reason) = begun {
+            self.fail(state, key, &Error::unavailable(&key.peer, reason));
         }
     }
 
     /// The other end can write no more to a connection.
     pub(super) fn broke_there(&self, state: &mut State, key: &Key, number: u64) {
         let Some(connection) = state.connections.get_mut(key) else { return };
-        let is_read = connection.direct.socket_read() == Some(number);
-        if connection.is_broken(number) {
-            self.meet(state, &key.peer).supply.wait(Instant::now());
-        }
+        let is_read = connection.switch.is_broken_there(number);
+        self.meet(state, &key.peer).supply.wait(Instant::now());
         if is_read {
             self.lose_socket(state, key);
         }
@@ -287,7 +289,6 @@ impl Hub {
         }
         connection.tell_moved(key, &self.task);
         let Some((came, number, uncounted)) = connection.leave_socket() else { return };
-        connection.is_broken(number);
         connection.finish_at = None;
         let allowed = connection.incoming.allow_anew();
         state.wakers.extend(connection.reader.take());
@@ -301,7 +302,6 @@ impl Hub {
     pub(super) fn lost_there(&self, state: &mut State, key: &Key, has: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some(number) = parse_number(rest) else { return };
-        connection.is_broken(number);
         connection.tell_moved(key, &self.task);
         match connection.lost_socket(number, has) {
             None => {}
@@ -385,7 +385,7 @@ impl Connection {
     fn may_have_socket(&self) -> bool {
         let has_window = self.incoming.window().min(self.outgoing.window) >= STREAM_RING_WINDOW_MIN;
         let is_alive = self.end.is_open() && !self.end.is_failed() && !self.end.is_left();
-        has_window && is_alive && self.offered.is_none() && !self.may_write && self.direct.is_unused()
+        has_window && is_alive && self.switch.wants() && self.direct.is_unused()
     }
 }
 

@@ -231,7 +231,10 @@ impl SocketReader {
                 Came::Bytes(count)
             }
             Ok(None) => Came::Nothing,
-            Err(_) => Came::Broken,
+            Err(_) => {
+                self.is_at_end = true;
+                Came::Broken
+            }
         }
     }
 

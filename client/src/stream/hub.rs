@@ -1,5 +1,5 @@
-//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go past
-//! the daemon ([`super::direct`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
+//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go past the daemon
+//! ([`super::direct`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
 //! restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read its ring they wait in this
 //! process, with those that time a pause.
 //!

@@ -1,14 +1,14 @@
 //! When a stream gets a TCP connection of its own, and what becomes of it when that breaks.
 //!
 //! The end that has dialed the stream asks its daemon for one, and offers it to the other ([`Kind::Offer`]), which asks its own daemon for
-//! the other end of it ([`Kind::Have`]). Nothing goes by it before both have it: what is in the kernel of a host has come. Then each direction
-//! goes by it as soon as all has left that was written before: its writer says behind which byte ([`Kind::Socket`]). A direction is never
-//! given up by one end alone. The writer that finds the connection broken says so ([`Kind::Broken`]), and writes nothing until the reader
-//! has said how far it came ([`Kind::Lost`]), which that does as well when it finds out first; what is behind that is pushed, out of what
-//! was kept.
+//! the other end of it ([`Kind::Have`]). Nothing goes by it before both have it: what is in the kernel of a host has come. Then each
+//! direction goes by it as soon as all has left that was written before: its writer says behind which byte ([`Kind::Socket`]). A direction
+//! is never given up by one end alone. The writer that finds the connection broken says so ([`Kind::Broken`]), and writes nothing until
+//! the reader has said how far it came ([`Kind::Lost`]), which that does as well when it finds out first; what is behind that is pushed,
+//! out of what was kept.
 //!
-//! What is known of that at each end is [`Switch`](super::super::switch::Switch). Daemons are asked on threads of their own, for they answer after a round trip or later. Bounded by [`SOCKETS_MAX`],
-//! [`SOCKET_OPENERS_MAX`], and one question for each stream.
+//! What is known of that at each end is [`Switch`](super::super::switch::Switch). Daemons are asked on threads of their own, for they
+//! answer after a round trip or later. Bounded by [`SOCKETS_MAX`], [`SOCKET_OPENERS_MAX`], and one question for each stream.
 
 use std::{
     collections::VecDeque,

@@ -15,7 +15,7 @@ use std::{
 
 use socket2::{Socket, TcpKeepalive, Type};
 
-/// After so much silence the kernel asks the other host whether it is there; one that does not answer for as long again is not.
+/// After so much silence the kernel asks the other host whether it is there; one that does not answer for as long again is gone.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// See the module.
@@ -36,9 +36,9 @@ impl ByteSocket {
         socket.set_nonblocking(true)?;
         let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 4).with_retries(4);
         socket.set_tcp_keepalive(&keepalive)?;
-        if socket.tcp_user_timeout()?.is_none() {
-            socket.set_tcp_user_timeout(Some(2 * SILENCE))?;
-        }
+        // A reader that pauses is no reason to end it, which a user timeout would be. What is not acknowledged at all is sent again for as
+        // long as the kernel does.
+        socket.set_tcp_user_timeout(None)?;
         Ok(ByteSocket(socket))
     }
 
@@ -48,6 +48,15 @@ impl ByteSocket {
     /// The system's.
     pub fn send_buffer_bytes(&self) -> io::Result<usize> {
         self.0.send_buffer_size()
+    }
+
+    /// Has the kernel keep no more of what was sent than so many bytes.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn limit_send_buffer(&self, most: usize) -> io::Result<()> {
+        // The kernel doubles what it is told.
+        if self.send_buffer_bytes()? > most { self.0.set_send_buffer_size(most / 2) } else { Ok(()) }
     }
 
     /// Gives the kernel bytes to send; how many it has taken, `None` if it has no room.

@@ -105,8 +105,8 @@ pub(super) struct Connection {
     pub(super) by_daemon: u32,
     /// Which connection of its own each direction goes by.
     pub(super) switch: Switch,
-    /// The last one that the daemon has given.
-    pub(super) connected: Option<Arc<Connected>>,
+    /// Those that the daemon has given, as far as they may be used.
+    pub(super) connected: Vec<Arc<Connected>>,
     /// How many bytes there are, where the other end has said so and some are on their way by a socket.
     pub(super) finish_at: Option<u64>,
 }
@@ -158,6 +158,16 @@ impl Connection {
         self.end.reset_there(has_taken_all && is_closed)
     }
 
+    /// The other end has written all, and some of it is on its way by a socket.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.finish_at.is_some() && self.switch.reads().is_some() && !self.direct.reader_is_over()
+    }
+
+    /// All that was written has left, and how much it is.
+    pub(super) fn has_left(&self) -> bool {
+        self.refused.is_over() && self.outgoing.waiting.is_empty() && !self.end.is_to_tell()
+    }
+
     /// What is written now leaves at once.
     pub(super) fn is_next(&self) -> bool {
         let Connection { outgoing, refused, end, .. } = self;
@@ -183,7 +193,13 @@ impl Connection {
 
     /// The connection of that number.
     pub(super) fn numbered(&self, number: u64) -> Option<Arc<Connected>> {
-        self.connected.clone().filter(|connected| connected.number() == number)
+        self.connected.iter().find(|connected| connected.number() == number).cloned()
+    }
+
+    /// Lets go of connections that are of no use any more.
+    pub(super) fn keep_what_is_used(&mut self) {
+        let Connection { connected, switch, .. } = self;
+        connected.retain(|connected| switch.uses(connected.number()));
     }
 
     /// The socket that is read is of no more use: where it ends, its number, and how many of its bytes were not counted.

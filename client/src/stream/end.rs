@@ -42,6 +42,8 @@ pub(super) struct End {
     /// The other end knows of it.
     is_open: bool,
     writing: Writing,
+    /// The other end was told before how many bytes there are, some of which are on their way once more.
+    was_told: bool,
     /// The other end writes no more, and all that it wrote has come.
     has_all: bool,
     /// It has ended, here or there, before both ends had finished.
@@ -109,7 +111,7 @@ impl End {
     /// Some of the bytes are on their way once more: how many there are is to be told behind them.
     pub(super) fn untold(&mut self) {
         if self.writing == Writing::Told {
-            self.writing = Writing::Finished;
+            (self.writing, self.was_told) = (Writing::Finished, true);
         }
     }
 
@@ -163,6 +165,13 @@ impl End {
     pub(super) fn rest(&self) -> Rest {
         match self.writing {
             _ if self.is_failed => Rest::Nothing,
+            Writing::Finished if self.was_told => {
+                if self.is_unread {
+                    Rest::Close
+                } else {
+                    Rest::Delivery
+                }
+            }
             Writing::Open | Writing::Finished => Rest::Reset,
             // Neither end waits for the other to take in what nobody reads. What was written here comes before that word.
             Writing::Told if self.is_unread => Rest::Close,

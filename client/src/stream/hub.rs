@@ -555,7 +555,7 @@ impl Hub {
         let (code, reason) = match rest {
             Rest::Delivery => return,
             // What it wrote comes before that, and a push of it may have been refused.
-            Rest::Close if !connection.end.is_delivered() && !connection.refused.is_over() => {
+            Rest::Close if !connection.end.is_delivered() && !connection.has_left() => {
                 return self.meet(state, &key.peer).await_all();
             }
             Rest::Nothing => (None, ""),

@@ -1,6 +1,6 @@
 //! Which connection each direction of a stream goes by, as one of its two ends knows it. A state machine without I/O and without the bytes.
 //!
-//! Each end hears of the other by pushes, of which some may be made again, and of a connection that breaks by itself, sooner or later than
+//! Each end hears of the other by pushes, of which some may be made again and be overtaken meanwhile, and of a connection that breaks by itself, sooner or later than
 //! the other. So four rules hold. A connection carries nothing before both ends have it. A direction is taken up by its writer and given
 //! up by its reader, who says how far it came; a writer that finds it broken asks for that. A connection that is broken one way is not
 //! taken up the other. The words that begin a direction are numbered: one that comes again is known.
@@ -55,16 +55,26 @@ impl Switch {
         (self.is_asking, self.offered) = (false, Some(number));
     }
 
-    /// It has given the one that the other end has offered: both have it.
-    pub(super) fn has(&mut self, number: u64) {
+    /// It has given the one that the other end has offered: both have it. False if that is of no use: this end has not yet heard how the
+    /// last one ended.
+    pub(super) fn has(&mut self, number: u64) -> bool {
         self.is_asking = false;
-        (self.shared, self.may_write) = (Some(number), true);
+        let is_free = self.writes.is_none() && self.reads.is_none();
+        if is_free {
+            (self.shared, self.may_write) = (Some(number), true);
+        }
+        is_free
+    }
+
+    /// The one of that number is used, or may be.
+    pub(super) fn uses(&self, number: u64) -> bool {
+        [self.offered, self.shared, self.writes, self.reads].contains(&Some(number))
     }
 
     /// The other end has the one that was offered to it.
     pub(super) fn is_taken(&mut self, number: u64) {
         if self.offered.take_if(|offered| *offered == number).is_some() {
-            self.has(number);
+            (self.shared, self.may_write) = (Some(number), true);
         }
     }
 

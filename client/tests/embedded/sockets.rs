@@ -208,6 +208,40 @@ fn what_was_written_before_a_break_comes_though_nobody_writes_or_reads_meanwhile
 }
 
 #[test]
+fn what_was_finished_and_let_go_comes_whole_though_its_connection_breaks() {
+    // Less than what comes by a connection and is not read.
+    let narrow = StreamOptions { window_bytes: 128 << 10, ..PATIENT };
+    let ends = Ends::new();
+    let listener = ends.streams[1].listen("narrow", narrow).unwrap();
+    for breaker in [0, 1] {
+        let dialed = ends.streams[0].connect(ends.tasks[1].name(), "narrow", narrow).wait().unwrap();
+        let mut streams = [dialed, listener.accept().wait().unwrap()];
+        until_direct(&mut streams);
+        let [one, other] = streams;
+        // As much as both kernels take.
+        let (mut written, mut full) = (0, 0);
+        while full < 1000 {
+            let bytes: Vec<u8> = (written..written + 60_000).map(|at| byte(at, 5)).collect();
+            match one.poll_write(&bytes, &mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(count) => (written, full) = (written + count.unwrap() as u64, 0),
+                Poll::Pending => {
+                    full += 1;
+                    thread::yield_now();
+                }
+            }
+        }
+        assert!(one.poll_finish(&mut Context::from_waker(Waker::noop())).is_pending());
+        match breaker {
+            0 => one.break_off(),
+            _ => other.break_off(),
+        }
+        drop(one);
+        read_all(&other, written, 5);
+        other.finish().wait().unwrap();
+    }
+}
+
+#[test]
 fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
     let ends = Ends::new();
     // By bytes.

@@ -85,22 +85,21 @@ impl Hub {
                     return Poll::Ready(Ok(count));
                 }
                 // All that was pushed was read.
+                let has_all = connection.end.has_all();
                 match connection.direct.read_or_wait(into, context.waker(), waits) {
                     Ok(Came::Bytes(count)) => return Poll::Ready(Ok(count)),
-                    Ok(Came::Broken) => {
-                        self.lose_socket(state, key);
-                        continue;
-                    }
-                    Ok(Came::End | Came::Nothing) => self.look_for_finish(state, key),
-                    Err(error) if !connection.end.has_all() => self.fail(state, key, &error),
+                    Ok(Came::Broken) if self.lose_socket(state, key) => continue,
+                    Ok(Came::Broken | Came::End | Came::Nothing) => self.look_for_finish(state, key),
+                    Err(error) if !has_all => self.fail(state, key, &error),
                     Err(_) => {}
                 }
                 state.tell_moved(key, &self.task);
                 let connection = connection_of(state, key);
                 return match &connection.error {
                     _ if connection.end.has_all() => Poll::Ready(Ok(0)),
-                    Some(error) => Poll::Ready(Err(error.clone())),
-                    None => {
+                    // The word that the other end has closed it may have overtaken its last bytes.
+                    Some(error) if !connection.is_arriving() => Poll::Ready(Err(error.clone())),
+                    _ => {
                         connection.reader = Some(context.waker().clone());
                         Poll::Pending
                     }

@@ -118,12 +118,14 @@ impl Sockets {
     /// Takes over the socket that a daemon has given.
     fn add(&mut self, number: u64, socket: OwnedFd, at_break: Waker) -> Result<Arc<Connected>, Error> {
         let failed = |error: std::io::Error| Error::full("the system's descriptors", error.to_string());
+        if self.count() >= SOCKETS_MAX {
+            return Err(Error::full("connections of streams", format!("a task has {SOCKETS_MAX}")));
+        }
         if self.poller.is_none() {
             self.poller = Some(Poller::start().map_err(failed)?);
         }
         let poller = self.poller.as_ref().expect("just made");
         let connected = Connected::new(number, socket, at_break, poller).map_err(failed)?;
-        self.count();
         self.open.push(Arc::downgrade(&connected));
         Ok(connected)
     }
@@ -187,15 +189,20 @@ impl Hub {
             return;
         }
         let given = given.and_then(|(number, socket)| state.sockets.add(number, socket, bell));
-        let given = given.inspect(|connected| connection.connected = Some(connected.clone()));
-        match (given.map(|connected| connected.number()), *number) {
+        let given = given.map(|connected| {
+            connection.connected.push(connected.clone());
+            connected.number()
+        });
+        match (given, *number) {
             (Ok(number), None) => {
                 connection.switch.offers(number);
+                connection.keep_what_is_used();
                 self.push(state, key, Kind::Offer(number), &[]);
             }
             (Ok(number), Some(_)) => {
-                connection.switch.has(number);
-                self.push(state, key, Kind::Have(number), &[]);
+                let is_of_use = connection.switch.has(number);
+                connection.keep_what_is_used();
+                self.push(state, key, if is_of_use { Kind::Have(number) } else { Kind::Broken(number) }, &[]);
                 self.write_by_socket(state, key);
             }
             (Err(error), None) => {
@@ -282,13 +289,15 @@ impl Hub {
     }
 
     /// The connection by which a stream comes is of no more use: the other end is told what has come.
-    pub(super) fn lose_socket(&self, state: &mut State, key: &Key) {
-        let Some(connection) = state.connections.get_mut(key) else { return };
+    /// False if it does not matter, or none is read.
+    pub(super) fn lose_socket(&self, state: &mut State, key: &Key) -> bool {
+        let Some(connection) = state.connections.get_mut(key) else { return false };
         if connection.end.is_failed() || connection.end.has_all() {
-            return;
+            state.wakers.extend(connection.reader.take());
+            return false;
         }
         connection.tell_moved(key, &self.task);
-        let Some((came, number, uncounted)) = connection.leave_socket() else { return };
+        let Some((came, number, uncounted)) = connection.leave_socket() else { return false };
         connection.finish_at = None;
         let allowed = connection.incoming.allow_anew();
         state.wakers.extend(connection.reader.take());
@@ -296,6 +305,7 @@ impl Hub {
         self.push(state, key, Kind::Lost(came), &number_to_bytes(number));
         self.push(state, key, Kind::Window(allowed), &[]);
         self.meet(state, &key.peer).supply.wait(Instant::now());
+        true
     }
 
     /// The other end has come so far, and reads no more from a connection: what is behind that is pushed.

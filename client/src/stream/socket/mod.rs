@@ -32,7 +32,9 @@ impl Connected {
     /// # Errors
     /// It is none, or the system has no room for it.
     pub(super) fn new(number: u64, socket: OwnedFd, at_break: Waker, poller: &Poller) -> io::Result<Arc<Connected>> {
-        Ok(Arc::new(Connected { number, watched: Watched::add(socket, at_break, poller)? }))
+        let watched = Watched::add(socket, at_break, poller)?;
+        watched.socket().limit_send_buffer(SOCKET_BUFFER_BYTES_MAX)?;
+        Ok(Arc::new(Connected { number, watched }))
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -78,7 +80,7 @@ pub(super) struct SocketWriter {
 
 impl SocketWriter {
     pub(super) fn new(connected: Arc<Connected>) -> SocketWriter {
-        let buffer = connected.watched.socket().send_buffer_bytes().unwrap_or(0).clamp(1, SOCKET_BUFFER_BYTES_MAX);
+        let buffer = connected.watched.socket().send_buffer_bytes().unwrap_or(SOCKET_BUFFER_BYTES_MAX);
         SocketWriter {
             connected,
             written: 0,
@@ -165,8 +167,9 @@ pub(super) struct SocketReader {
     read: u64,
     /// Of these, the daemon was told.
     pub(super) counted: u64,
-    /// The other end sends nothing more by it.
+    /// The other end sends nothing more by it, for it is broken.
     is_at_end: bool,
+    is_broken: bool,
 }
 
 /// What a read came to.
@@ -190,7 +193,7 @@ impl Came {
 
 impl SocketReader {
     pub(super) fn new(connected: Arc<Connected>) -> SocketReader {
-        SocketReader { connected, read: 0, counted: 0, is_at_end: false }
+        SocketReader { connected, read: 0, counted: 0, is_at_end: false, is_broken: false }
     }
 
     pub(super) fn connected(&self) -> &Arc<Connected> {
@@ -218,8 +221,11 @@ impl SocketReader {
 
     /// Moves what has come into `into`.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Came {
-        if self.is_at_end || into.is_empty() {
-            return if self.is_at_end { Came::End } else { Came::Nothing };
+        match (self.is_broken, self.is_at_end) {
+            (true, _) => return Came::Broken,
+            (false, true) => return Came::End,
+            _ if into.is_empty() => return Came::Nothing,
+            _ => {}
         }
         match self.connected.watched.socket().receive(into) {
             Ok(Some(0)) => {
@@ -232,7 +238,8 @@ impl SocketReader {
             }
             Ok(None) => Came::Nothing,
             Err(_) => {
-                self.is_at_end = true;
+                // Whoever looks next hears it, too: not everyone can do something about it.
+                (self.is_at_end, self.is_broken) = (true, true);
                 Came::Broken
             }
         }

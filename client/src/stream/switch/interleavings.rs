@@ -67,6 +67,14 @@ impl End {
         self.may_push() && self.sent == self.written
     }
 
+    /// What does not carry bytes does not wait for what was refused.
+    fn push_now(&mut self, push: Push) {
+        match self.holds {
+            0 => self.pushes.push_back(push),
+            _ => self.pushes.push_front(push),
+        }
+    }
+
     fn take_up(&mut self) {
         if self.is_next()
             && let Some((number, serial)) = self.switch.take_up()
@@ -89,8 +97,7 @@ impl Both {
         let end = &mut self.ends[at];
         let Some(number) = end.switch.give_up() else { return };
         end.came += arrived;
-        let lost = Push::Lost { has: end.came, number };
-        end.pushes.push_back(lost);
+        end.push_now(Push::Lost { has: end.came, number });
     }
 
     /// An end takes what the other has pushed.
@@ -161,22 +168,25 @@ impl Both {
                         let (number, end) = (both.made, &mut both.ends[at]);
                         end.asks = None;
                         end.switch.offers(number);
-                        end.pushes.push_back(Push::Offer(number));
+                        end.push_now(Push::Offer(number));
                     });
                 }
                 Some(Some(number)) => {
                     may(&|both| {
                         let end = &mut both.ends[at];
                         end.asks = None;
-                        end.switch.has(number);
-                        end.pushes.push_back(Push::Have(number));
-                        end.take_up();
+                        if end.switch.has(number) {
+                            end.push_now(Push::Have(number));
+                            end.take_up();
+                        } else {
+                            end.push_now(Push::Broken(number));
+                        }
                     });
                     may(&|both| {
                         let end = &mut both.ends[at];
                         end.asks = None;
                         end.switch.is_refused();
-                        end.pushes.push_back(Push::Broken(number));
+                        end.push_now(Push::Broken(number));
                     });
                 }
                 None => {}
@@ -226,7 +236,8 @@ impl Both {
                 may(&|both| {
                     let end = &mut both.ends[at];
                     let push = end.pushes.pop_front().unwrap();
-                    end.holds = end.holds.saturating_sub(1);
+                    // Those that were pushed meanwhile are not among them.
+                    end.holds = end.holds.min(end.pushes.len());
                     if end.holds == 0 {
                         end.take_up();
                     }

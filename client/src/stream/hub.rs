@@ -11,6 +11,7 @@
 mod life;
 mod polls;
 mod pushes;
+mod rings;
 mod sockets;
 
 use std::{
@@ -35,14 +36,14 @@ use super::{
     direct::Direct,
     end::{Rest, is_answered},
     figures::{Figures, StreamFigures},
-    frame::{CLOSED, Frame, Kind, UNKNOWN, parse_place, parse_reset, text},
+    frame::{CLOSED, Frame, Kind, UNKNOWN, parse_reset, text},
     memory::Source,
     untold::Word,
 };
 use crate::{
     AcceptOptions, Accepted, Acceptor, Task, Waiter,
     acceptor::Watch,
-    attachment::{RingReader, at_once},
+    attachment::at_once,
     limits::{
         STREAM_ACCEPTORS_MAX, STREAM_ACCEPTS_IN_A_ROW, STREAM_ACCEPTS_PER_LOOK, STREAM_AREA_SHARE, STREAM_BACKLOG_MAX,
         STREAM_QUEUE_BYTES, STREAM_REASON_MAX, STREAM_UNACCEPTED_BYTES, STREAMS_MAX,
@@ -341,41 +342,6 @@ impl Hub {
         self.settle_rest(state, &key, "");
     }
 
-    /// What the other end writes from now on comes by a ring.
-    fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
-        let State { connections, wakers, .. } = state;
-        let Some(connection) = connections.get_mut(key) else { return };
-        if connection.direct.is_read_at(place) {
-            // Something before it was refused, and all behind that are pushed again.
-            return;
-        }
-        let taken_up = match connection.incoming.goes_on_directly(from) {
-            Ok(true) => {
-                match self.ring_of(&key.peer, place).map(|ring| connection.direct.read_from_ring(ring, place)) {
-                    Some(true) => Ok(()),
-                    Some(false) => Err("it writes to two rings"),
-                    None => Err("its bytes come by a direct lane that this process does not have"),
-                }
-            }
-            Ok(false) if connection.end.is_left() => {
-                // Its writer has it back.
-                drop(self.ring_of(&key.peer, place));
-                Ok(())
-            }
-            // It comes again.
-            Ok(false) => Ok(()),
-            Err(reason) => Err(reason),
-        };
-        wakers.extend(connection.reader.take());
-        if let Err(reason) = taken_up {
-            self.fail(state, key, &Error::unavailable(&key.peer, reason));
-        }
-    }
-
-    fn ring_of(&self, peer: &str, place: &[u8]) -> Option<RingReader> {
-        self.task.ring_from(peer, parse_place(place)?)
-    }
-
     /// A peer dials.
     fn opened(&self, state: &mut State, key: Key, name: &str, window: u64) {
         if let Some(connection) = state.connections.get(&key) {
@@ -569,6 +535,7 @@ impl Hub {
         if let Some(connection) = &removed {
             connection.tell_moved(key, &self.task);
             state.sockets.let_go(connection);
+            self.give_back_ring(connection, &key.peer);
         }
         let untold = removed.and_then(|connection| connection.refused.into_ring());
         state.figures.of(&key.peer).reset += u64::from(rest == Rest::Reset);

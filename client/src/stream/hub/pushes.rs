@@ -15,7 +15,7 @@ use sealane_transport::{
 
 use super::{
     super::{
-        frame::{place_to_bytes, reset_to_bytes},
+        frame::reset_to_bytes,
         untold::{Untold, Word},
     },
     Connection, Frame, Hub, Key, Kind, NEVER, QUEUE, State, connection_of,
@@ -24,10 +24,7 @@ use super::{
 };
 use crate::{
     Receiving, Sending,
-    limits::{
-        STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_RING_WINDOW_MIN,
-        STREAM_TELL_PAUSE,
-    },
+    limits::{STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_TELL_PAUSE},
 };
 
 /// A task that there are streams with, or that is to be told of some.
@@ -410,20 +407,6 @@ impl Hub {
         outgoing.is_queued = true;
         self.meet(state, &key.peer).queued.push_back(key.clone());
         self.serve(state, &key.peer);
-    }
-
-    /// Has what is written from now on go by a ring, where there is one and all that was written before has left.
-    pub(super) fn write_by_ring(&self, state: &mut State, key: &Key, bytes: usize) {
-        let connection = connection_of(state, key);
-        let Connection { outgoing, direct, .. } = &*connection;
-        if !connection.is_next() || outgoing.window < STREAM_RING_WINDOW_MIN || direct.are_written() {
-            return;
-        }
-        if let Some(ring) = self.task.ring_to(&key.peer, bytes) {
-            let (from, place) = (outgoing.sent, place_to_bytes(ring.place()));
-            direct.write_by_ring(ring);
-            self.push(state, key, Kind::Ring(from), &place);
-        }
     }
 
     /// Takes bytes to send: pushes them where the stream has its turn, else keeps them. How many; none where there is no room.

@@ -1,9 +1,9 @@
 //! Which connection each direction of a stream goes by, as one of its two ends knows it. A state machine without I/O and without the bytes.
 //!
-//! Each end hears of the other by pushes, of which some may be made again and be overtaken meanwhile, and of a connection that breaks by itself, sooner or later than
-//! the other. So four rules hold. A connection carries nothing before both ends have it. A direction is taken up by its writer and given
-//! up by its reader, who says how far it came; a writer that finds it broken asks for that. A connection that is broken one way is not
-//! taken up the other. The words that begin a direction are numbered: one that comes again is known.
+//! Each end hears of the other by pushes, of which some may be made again and be overtaken meanwhile, and of a connection that breaks by
+//! itself, sooner or later than the other. So four rules hold. A connection carries nothing before both ends have it. A direction is
+//! taken up by its writer and given up by its reader, who says how far it came; a writer that finds it broken asks for that. A connection
+//! that is broken one way is not taken up the other. The words that begin a direction are numbered: one that comes again is known.
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]

@@ -278,7 +278,9 @@ fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
     let brief = StreamOptions { timeout: Some(Duration::from_millis(20)), ..PATIENT };
     let dialed = ends.streams[0].connect(ends.tasks[1].name(), "bytes", brief).wait().unwrap();
     let mut streams = [dialed, ends.listener.accept().wait().unwrap()];
+    let deadline = Instant::now() + LONG;
     while !streams.iter().all(Stream::is_direct) {
+        assert!(Instant::now() < deadline, "there is no connection");
         // A loaded machine may be late.
         let _ = streams[0].write(b"x");
         let _ = streams[1].read(&mut [0; 10]);

@@ -116,6 +116,14 @@ impl Dial {
         !self.connected || self.authenticator.wants_write()
     }
 
+    /// **Blocks** until it may go on, at most for so long.
+    pub fn block(&self, left: Duration) {
+        let writable = if self.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
+        let mut polled = [PollFd::new(self.descriptor(), PollFlags::POLLIN | writable)];
+        // Interrupted or not: one that may go on does.
+        let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None);
+    }
+
     /// Blocks until it is over, at most until then.
     fn wait(mut self, until: Instant) -> Result<Dialed, DialError> {
         loop {
@@ -123,10 +131,7 @@ impl Dial {
             if left.is_zero() {
                 return Err(LinkError::io("greet", &ErrorKind::TimedOut.into()).into());
             }
-            let writable = if self.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
-            let mut polled = [PollFd::new(self.descriptor(), PollFlags::POLLIN | writable)];
-            // Interrupted or not: one that may go on does.
-            let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None);
+            self.block(left);
             match self.poll()? {
                 Progress::Done(dialed) => return Ok(dialed),
                 Progress::Pending(dial) => self = dial,

@@ -27,7 +27,7 @@ use super::{
         switch::Coming,
         untold::Word,
     },
-    Connection, Hub, Key, Kind, State, lock,
+    Connection, Hub, Key, Kind, State, connection_of, lock,
 };
 use crate::{
     Task,
@@ -62,7 +62,7 @@ pub(super) struct Supply {
 
 impl Supply {
     fn may_ask(&self, now: Instant) -> bool {
-        !self.is_never && self.not_before.is_none_or(|at| at <= now)
+        self.not_before.is_none_or(|at| at <= now)
     }
 
     /// There is none for now, or the last one broke, as both directions of several streams may say.
@@ -151,11 +151,15 @@ impl Hub {
         let Some(connection) = state.connections.get_mut(key) else { return };
         connection.by_daemon = connection.by_daemon.saturating_add(1 + (bytes / BYTES_PER_PUSH) as u32);
         let is_wanted = key.is_dialed && connection.by_daemon >= DIRECT_AFTER && connection.may_have_socket();
-        if !is_wanted || self.task.is_neighbour(&key.peer) || state.sockets.count() >= SOCKETS_MAX {
+        // Most often there is nothing to ask for, or no use in it.
+        let supply = if is_wanted { &mut self.meet(state, &key.peer).supply } else { return };
+        if supply.is_never || !supply.may_ask(Instant::now()) {
             return;
         }
-        if self.meet(state, &key.peer).supply.may_ask(Instant::now()) {
-            super::connection_of(state, key).switch.ask();
+        if self.task.is_neighbour(&key.peer) {
+            supply.is_never = true;
+        } else if state.sockets.count() < SOCKETS_MAX {
+            connection_of(state, key).switch.ask();
             self.open(state, Opening { key: key.clone(), number: None });
         }
     }
@@ -364,7 +368,10 @@ impl Hub {
 impl State {
     /// Tells the daemon what of a stream went by connections, now and then.
     pub(super) fn tell_moved(&mut self, key: &Key, task: &Task) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key).filter(|connection| !connection.connected.is_empty())
+        else {
+            return;
+        };
         let (sent, received) = connection.direct.moved();
         let is_due = sent + received >= MOVED_BYTES
             || sent + received > 0 && connection.moved_told.is_none_or(|told| told.elapsed() >= MOVED_INTERVAL);

@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane_transport::authentication::Certificate;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
@@ -85,7 +84,7 @@ fn call_at(at: SocketAddr, called: &TransportAddress, prober: &Prober<'_>) -> Re
         .map_err(|error| Unanswered::Failed(error.into()))?;
     let mut connected = None;
     loop {
-        wait(&dial, prober.patience.saturating_sub(begun.elapsed()));
+        dial.block(prober.patience.saturating_sub(begun.elapsed()));
         match dial.poll().map_err(Unanswered::Failed)? {
             Progress::Pending(pending) => {
                 dial = pending;
@@ -106,13 +105,4 @@ fn call_at(at: SocketAddr, called: &TransportAddress, prober: &Prober<'_>) -> Re
             }
         }
     }
-}
-
-/// Waits until a call may go on, or is late.
-fn wait(dial: &Dial, left: Duration) {
-    let writable = if dial.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
-    // A millisecond more, so that what is late is found to be late.
-    let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-    // Interrupted or not: a call that may go on does.
-    let _ = poll(&mut [PollFd::new(dial.descriptor(), PollFlags::POLLIN | writable)], timeout);
 }

@@ -63,12 +63,6 @@ pub(crate) const SOCKET_RETRY: Duration = Duration::from_secs(1);
 /// Most of that.
 pub(crate) const SOCKET_RETRY_MAX: Duration = Duration::from_secs(64);
 
-/// The daemon is told of bytes that streams have moved by sockets when there are as many, or after that time.
-pub(crate) const MOVED_BYTES: u64 = 16 << 20;
-
-/// See [`MOVED_BYTES`].
-pub(crate) const MOVED_INTERVAL: Duration = Duration::from_millis(100);
-
 /// Looks at a ring before a thread that reads it waits as for all else: some 2 us, in which another process that spins has answered.
 pub(crate) const RING_SPINS: usize = 40;
 
@@ -230,7 +224,7 @@ pub(crate) const FUTILE_SPINS_MAX: u32 = 4;
 /// Waits from one spin to the next, at most, where they do not pay: a spin then costs less than a microsecond a wait.
 pub(crate) const SPINS_SKIPPED_MAX: u32 = 64;
 
-/// How often the daemon is told of tensors that went another way.
+/// How often the daemon is told of what went past it.
 pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Peers of them that are distinguished: as many as the daemon shows. What is beyond counts as others'.

@@ -19,7 +19,7 @@ use crate::{
     acceptor::{AcceptOptions, Acceptor},
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, Lying, Purpose, RingPlace, RingReader, RingWriter, To, With, together},
+    attachment::{Attachment, Lying, Purpose, RingPlace, RingReader, RingWriter, Streamed, To, With, together},
     in_process::InProcess,
     memory::{OwnTable, TableState},
     plan::{Plan, Pulling, PullingMany, Pulls},
@@ -224,10 +224,11 @@ impl Task {
         }
     }
 
-    /// So many bytes of streams were sent to and received from a peer past the daemon, which is to count them.
-    pub(crate) fn note_streamed(&self, peer: &str, sent: u64, received: u64) {
-        if let Engine::Daemon(attached) = &self.0 {
-            attached.0.note_streamed(peer, sent, received);
+    /// Where bytes of streams with a peer are added up that go past the daemon, which is to count them.
+    pub(crate) fn streamed(&self, peer: &str) -> Arc<Streamed> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.streamed(peer),
+            Engine::InProcess(_) => Arc::default(),
         }
     }
 

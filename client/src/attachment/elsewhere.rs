@@ -2,6 +2,11 @@
 //! streams that went by connections of their own, which it counts among its own. Added up here, and reported at most once per
 //! `ELSEWHERE_INTERVAL`. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use hashbrown::HashMap;
 use sealane_transport::shm::{Moved, Submission};
 
@@ -19,16 +24,48 @@ pub(super) struct Elsewhere {
     /// Of peers beyond the limit.
     others: Sums,
     is_new: bool,
+    /// Of peers within the limit.
+    streamed: HashMap<Box<str>, Arc<Streamed>>,
     /// When it was told last.
     told: Option<Tick>,
+}
+
+/// Bytes of streams with one peer that the daemon is to be told of. Each connection adds to them, under no lock.
+#[derive(Default)]
+pub(crate) struct Streamed {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Streamed {
+    pub(crate) fn add_sent(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Sent and received.
+    fn bytes(&self) -> (u64, u64) {
+        (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+
+    fn is_new(&self) -> bool {
+        self.bytes() != (0, 0)
+    }
+
+    /// So many were told.
+    fn take(&self, told: (u64, u64)) {
+        self.sent.fetch_sub(told.0, Ordering::Relaxed);
+        self.received.fetch_sub(told.1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 struct Sums {
     sent: Moved,
     received: Moved,
-    /// Bytes of streams.
-    streamed: (u64, u64),
 }
 
 impl Sums {
@@ -65,15 +102,16 @@ impl Attachment {
         held.tell_elsewhere(false);
     }
 
-    /// So many bytes of streams were sent to and received from a peer past the daemon.
-    pub(crate) fn note_streamed(&self, peer: &str, sent: u64, received: u64) {
+    /// Where the bytes of streams with a peer are added up that go past the daemon; it hears of peers beyond the limit nothing.
+    pub(crate) fn streamed(&self, peer: &str) -> Arc<Streamed> {
         if self.check_fork().is_err() {
-            return;
+            return Arc::default();
         }
-        let mut held = self.lock();
-        let streamed = &mut held.elsewhere.of(peer).streamed;
-        *streamed = (streamed.0 + sent, streamed.1 + received);
-        held.tell_elsewhere(false);
+        let streamed = &mut self.lock().elsewhere.streamed;
+        if !streamed.contains_key(peer) && streamed.len() >= ELSEWHERE_PEERS_MAX {
+            return Arc::default();
+        }
+        streamed.entry(peer.into()).or_default().clone()
     }
 }
 
@@ -81,32 +119,36 @@ impl Held<'_> {
     /// Tells the daemon what is new, if it is time or `now`. What finds no room is told later.
     pub(super) fn tell_elsewhere(&mut self, now: bool) {
         let tick = Tick::now();
-        if !self.elsewhere.is_new
-            || !now && self.elsewhere.told.is_some_and(|told| tick < told.after(ELSEWHERE_INTERVAL))
-        {
+        if !now && self.elsewhere.told.is_some_and(|told| tick < told.after(ELSEWHERE_INTERVAL)) {
             return;
         }
         let task = self.attachment.task();
         let State { line: Line::Up(link), elsewhere, .. } = &mut **self else { return };
-        elsewhere.told = Some(tick);
-        let Elsewhere { peers, others, is_new, .. } = elsewhere;
-        let new = |sums: &Sums| *sums != Sums::default();
-        let named = peers.iter_mut().map(|(peer, sums)| (Some(&**peer), sums));
-        let all = named.chain([(None, others)]).filter(|(_, sums)| new(sums));
-        let told = all.into_iter().try_for_each(|(peer, sums)| {
-            let peer = peer.map(|peer| link.peer(task, peer)).transpose()?;
-            let (segment, peer) = peer.map_or((0, None), |peer| (peer.segment, Some(peer.number)));
-            let Sums { sent, received, streamed } = *sums;
-            if let (Some(peer), (1.., _) | (_, 1..)) = (peer, streamed) {
-                let [sent, received] = [streamed.0, streamed.1].map(|bytes| Moved { tensors: 0, bytes });
-                link.submit(segment, &Submission::Direct { peer, sent, received })?;
-                sums.streamed = (0, 0);
-            }
-            if (sent, received) != Default::default() {
-                link.submit(segment, &Submission::Elsewhere { peer, sent, received })?;
-            }
-            *sums = Sums::default();
+        let Elsewhere { peers, others, is_new, streamed, told } = elsewhere;
+        if !*is_new && !streamed.values().any(|streamed| streamed.is_new()) {
+            return;
+        }
+        *told = Some(tick);
+        let by_connections = streamed.iter().filter(|(_, streamed)| streamed.is_new());
+        let told = by_connections.into_iter().try_for_each(|(peer, streamed)| {
+            let peer = link.peer(task, peer)?;
+            let bytes = streamed.bytes();
+            let [sent, received] = [bytes.0, bytes.1].map(|bytes| Moved { tensors: 0, bytes });
+            link.submit(peer.segment, &Submission::Direct { peer: peer.number, sent, received })?;
+            streamed.take(bytes);
             Ok(())
+        });
+        let told = told.and_then(|()| {
+            let named = peers.iter_mut().map(|(peer, sums)| (Some(&**peer), sums));
+            let all = named.chain([(None, others)]).filter(|(_, sums)| **sums != Sums::default());
+            all.into_iter().try_for_each(|(peer, sums)| {
+                let peer = peer.map(|peer| link.peer(task, peer)).transpose()?;
+                let (segment, peer) = peer.map_or((0, None), |peer| (peer.segment, Some(peer.number)));
+                let Sums { sent, received } = *sums;
+                link.submit(segment, &Submission::Elsewhere { peer, sent, received })?;
+                *sums = Sums::default();
+                Ok(())
+            })
         });
         match told {
             Ok(()) => *is_new = false,

@@ -37,6 +37,7 @@ pub use self::direct::LaneDriver;
 pub(crate) use self::{
     calls::{Calls, Received},
     direct::{RingPlace, RingReader, RingWriter},
+    elsewhere::Streamed,
     held::together,
     loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},

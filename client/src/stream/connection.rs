@@ -9,7 +9,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::Waker,
-    time::Instant,
 };
 
 use sealane_runtime::Buffer;
@@ -101,8 +100,6 @@ pub(super) struct Connection {
     pub(super) ring_ahead: Option<Box<[u8]>>,
     /// Bytes that went past the daemon and were counted.
     counted: (u64, u64),
-    /// When the daemon was told how much that is, where it cannot know.
-    pub(super) moved_told: Option<Instant>,
     /// How much has gone by the daemon: a small write counts as much as some bytes.
     pub(super) by_daemon: u32,
     /// Which connection of its own each direction goes by.

@@ -372,31 +372,6 @@ impl Direct {
         Some(left)
     }
 
-    /// Bytes that were sent and received by sockets, since they were taken.
-    pub(super) fn moved(&self) -> (u64, u64) {
-        let sent = match &*lock(&self.writer) {
-            Some(Writer::Socket(socket)) => socket.written() - socket.counted,
-            _ => 0,
-        };
-        let received = match &*lock(&self.reader) {
-            Some(Reader::Socket(socket)) => socket.read_bytes() - socket.counted,
-            _ => 0,
-        };
-        (sent, received)
-    }
-
-    /// The same, and takes them.
-    pub(super) fn take_moved(&self) -> (u64, u64) {
-        let moved = self.moved();
-        if let Some(Writer::Socket(socket)) = &mut *lock(&self.writer) {
-            socket.counted += moved.0;
-        }
-        if let Some(Reader::Socket(socket)) = &mut *lock(&self.reader) {
-            socket.counted += moved.1;
-        }
-        moved
-    }
-
     /// Breaks its connections, for tests of what comes of that.
     #[cfg(feature = "fuzzing")]
     pub(super) fn break_off(&self) {

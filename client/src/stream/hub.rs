@@ -533,7 +533,6 @@ impl Hub {
         state.count_direct(key);
         let removed = state.connections.remove(key);
         if let Some(connection) = &removed {
-            connection.tell_moved(key, &self.task);
             state.sockets.let_go(connection);
             self.give_back_ring(connection, &key.peer);
         }

@@ -161,7 +161,8 @@ fn what_does_not_come_is_told_and_its_memory_comes_back() {
             _ => std::mem::forget(plan.pull(1)),
         }
         assert_eq!(plan.get(0).unwrap_err().code(), Code::InvalidArgument);
-        until_there_is_room(&task, 2 << 20);
+        // The forgotten pull's array is the plan's still, and may lie in the middle.
+        until_there_is_room(&task, 3 << 19);
     }
     publish(&tasks[..1], &owners, 1);
     plan.pull(1).wait().unwrap();

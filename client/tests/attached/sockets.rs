@@ -82,7 +82,7 @@ fn bytes_between_two_hosts_go_past_the_daemons_which_count_them() {
     for _ in 0..4 {
         there_and_back(ends.each_ref(), &bytes(LEN, 1));
     }
-    drop(ends);
+    // Streams that carry nothing more, and have not ended.
     for (daemon, known) in hosts.daemons.iter().zip(known) {
         for (counted, known) in counted.into_iter().zip(known) {
             daemon.until("it has heard", |daemon| daemon.sum(counted) >= known + 4 * LEN as u64);
@@ -90,6 +90,7 @@ fn bytes_between_two_hosts_go_past_the_daemons_which_count_them() {
             assert!(daemon.sum(counted) < known + 4 * LEN as u64 + 100_000);
         }
     }
+    drop(ends);
 }
 
 #[test]

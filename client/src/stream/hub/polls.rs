@@ -93,7 +93,6 @@ impl Hub {
                     Err(error) if !has_all => self.fail(state, key, &error),
                     Err(_) => {}
                 }
-                state.tell_moved(key, &self.task);
                 let connection = connection_of(state, key);
                 return match &connection.error {
                     _ if connection.end.has_all() => Poll::Ready(Ok(0)),
@@ -143,7 +142,6 @@ impl Hub {
                 },
                 false => self.write(state, key, bytes),
             };
-            state.tell_moved(key, &self.task);
             if count == 0 && !bytes.is_empty() {
                 connection_of(state, key).writer = Some(context.waker().clone());
                 return Poll::Pending;

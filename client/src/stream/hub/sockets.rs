@@ -30,11 +30,8 @@ use super::{
     Connection, Hub, Key, Kind, State, connection_of, lock,
 };
 use crate::{
-    Task,
-    limits::{
-        DIRECT_AFTER, MOVED_BYTES, MOVED_INTERVAL, SOCKET_OPENERS_MAX, SOCKET_RETRY, SOCKET_RETRY_MAX, SOCKETS_MAX,
-        STREAM_RING_WINDOW_MIN,
-    },
+    attachment::Streamed,
+    limits::{DIRECT_AFTER, SOCKET_OPENERS_MAX, SOCKET_RETRY, SOCKET_RETRY_MAX, SOCKETS_MAX, STREAM_RING_WINDOW_MIN},
 };
 
 /// Connections that daemons are asked for.
@@ -116,7 +113,12 @@ impl Sockets {
     }
 
     /// Takes over the socket that a daemon has given.
-    fn add(&mut self, number: u64, socket: OwnedFd, at_break: Waker) -> Result<Arc<Connected>, Error> {
+    fn add(
+        &mut self,
+        (number, socket): (u64, OwnedFd),
+        at_break: Waker,
+        streamed: Arc<Streamed>,
+    ) -> Result<Arc<Connected>, Error> {
         let failed = |error: std::io::Error| Error::full("the system's descriptors", error.to_string());
         if self.count() >= SOCKETS_MAX {
             return Err(Error::full("connections of streams", format!("a task has {SOCKETS_MAX}")));
@@ -125,7 +127,7 @@ impl Sockets {
             self.poller = Some(Poller::start().map_err(failed)?);
         }
         let poller = self.poller.as_ref().expect("just made");
-        let connected = Connected::new(number, socket, at_break, poller).map_err(failed)?;
+        let connected = Connected::new(number, socket, at_break, poller, streamed).map_err(failed)?;
         self.open.push(Arc::downgrade(&connected));
         Ok(connected)
     }
@@ -192,7 +194,7 @@ impl Hub {
         if connection.end.is_failed() {
             return;
         }
-        let given = given.and_then(|(number, socket)| state.sockets.add(number, socket, bell));
+        let given = given.and_then(|given| state.sockets.add(given, bell, self.task.streamed(&key.peer)));
         let given = given.map(|connected| {
             connection.connected.push(connected.clone());
             connected.number()
@@ -300,7 +302,6 @@ impl Hub {
             state.wakers.extend(connection.reader.take());
             return false;
         }
-        connection.tell_moved(key, &self.task);
         let Some((came, number, uncounted)) = connection.leave_socket() else { return false };
         connection.finish_at = None;
         let allowed = connection.incoming.allow_anew();
@@ -316,7 +317,6 @@ impl Hub {
     pub(super) fn lost_there(&self, state: &mut State, key: &Key, has: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some(number) = parse_number(rest) else { return };
-        connection.tell_moved(key, &self.task);
         match connection.lost_socket(number, has) {
             None => {}
             Some(Ok(counted)) => {
@@ -366,21 +366,6 @@ impl Hub {
 }
 
 impl State {
-    /// Tells the daemon what of a stream went by connections, now and then.
-    pub(super) fn tell_moved(&mut self, key: &Key, task: &Task) {
-        let Some(connection) = self.connections.get_mut(key).filter(|connection| !connection.connected.is_empty())
-        else {
-            return;
-        };
-        let (sent, received) = connection.direct.moved();
-        let is_due = sent + received >= MOVED_BYTES
-            || sent + received > 0 && connection.moved_told.is_none_or(|told| told.elapsed() >= MOVED_INTERVAL);
-        if is_due {
-            connection.moved_told = Some(Instant::now());
-            connection.tell_moved(key, task);
-        }
-    }
-
     /// Connections may be asked for at once, though the last one broke.
     #[cfg(feature = "fuzzing")]
     pub(in crate::stream) fn asks_at_once(&mut self, key: &Key) {
@@ -391,14 +376,6 @@ impl State {
 }
 
 impl Connection {
-    /// Tells the daemon what went by connections.
-    pub(super) fn tell_moved(&self, key: &Key, task: &Task) {
-        let (sent, received) = self.direct.take_moved();
-        if sent + received > 0 {
-            task.note_streamed(&key.peer, sent, received);
-        }
-    }
-
     fn may_have_socket(&self) -> bool {
         let has_window = self.incoming.window().min(self.outgoing.window) >= STREAM_RING_WINDOW_MIN;
         let is_alive = self.end.is_open() && !self.end.is_failed() && !self.end.is_left();

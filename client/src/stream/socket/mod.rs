@@ -18,23 +18,35 @@ use self::{
     kept::Kept,
     poller::{For, Watched},
 };
-use crate::limits::{SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES};
+use crate::{
+    attachment::Streamed,
+    limits::{SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES},
+};
 
 /// A connection that one stream has.
 pub(super) struct Connected {
     number: u64,
     watched: Arc<Watched>,
+    /// What went by it, for the daemon.
+    streamed: Arc<Streamed>,
 }
 
 impl Connected {
-    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is no more.
+    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is no more. What goes by it is
+    /// added to `streamed`.
     ///
     /// # Errors
     /// It is none, or the system has no room for it.
-    pub(super) fn new(number: u64, socket: OwnedFd, at_break: Waker, poller: &Poller) -> io::Result<Arc<Connected>> {
+    pub(super) fn new(
+        number: u64,
+        socket: OwnedFd,
+        at_break: Waker,
+        poller: &Poller,
+        streamed: Arc<Streamed>,
+    ) -> io::Result<Arc<Connected>> {
         let watched = Watched::add(socket, at_break, poller)?;
         watched.socket().limit_send_buffer(SOCKET_BUFFER_BYTES_MAX)?;
-        Ok(Arc::new(Connected { number, watched }))
+        Ok(Arc::new(Connected { number, watched, streamed }))
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -70,8 +82,6 @@ impl AsFd for Connected {
 pub(super) struct SocketWriter {
     connected: Arc<Connected>,
     written: u64,
-    /// Of these, the daemon was told.
-    pub(super) counted: u64,
     kept: Kept,
     is_broken: bool,
     /// And the other end was asked what it has.
@@ -84,7 +94,6 @@ impl SocketWriter {
         SocketWriter {
             connected,
             written: 0,
-            counted: 0,
             kept: Kept::new(buffer + SOCKET_SLACK_BYTES),
             is_broken: false,
             is_told: false,
@@ -142,6 +151,7 @@ impl SocketWriter {
             }
         }
         self.written += taken as u64;
+        self.connected.streamed.add_sent(taken as u64);
         taken
     }
 
@@ -165,8 +175,6 @@ impl SocketWriter {
 pub(super) struct SocketReader {
     connected: Arc<Connected>,
     read: u64,
-    /// Of these, the daemon was told.
-    pub(super) counted: u64,
     /// The other end sends nothing more by it, for it is broken.
     is_at_end: bool,
     is_broken: bool,
@@ -193,7 +201,7 @@ impl Came {
 
 impl SocketReader {
     pub(super) fn new(connected: Arc<Connected>) -> SocketReader {
-        SocketReader { connected, read: 0, counted: 0, is_at_end: false, is_broken: false }
+        SocketReader { connected, read: 0, is_at_end: false, is_broken: false }
     }
 
     pub(super) fn connected(&self) -> &Arc<Connected> {
@@ -234,6 +242,7 @@ impl SocketReader {
             }
             Ok(Some(count)) => {
                 self.read += count as u64;
+                self.connected.streamed.add_received(count as u64);
                 Came::Bytes(count)
             }
             Ok(None) => Came::Nothing,

@@ -39,11 +39,14 @@ pub(crate) const RING_BYTES_AT_ONCE: usize = 1 << 20;
 /// Bytes that are kept of what a stream has sent by a socket of its own, at most, however large the kernel's buffer is.
 pub(crate) const SOCKET_BUFFER_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes that are kept of what was sent, beyond those that fit into that buffer: of one piece that the kernel takes over its limit.
-pub(crate) const SOCKET_SLACK_BYTES: usize = 2 * SOCKET_PIECE_BYTES;
+/// Bytes that are kept of what was sent, beyond those that fit into that buffer: what the kernel may take over its limit.
+pub(crate) const SOCKET_SLACK_BYTES: usize = 256 << 10;
 
-/// Bytes that are given to a socket at once, and then kept, while they are in the cache.
-pub(crate) const SOCKET_PIECE_BYTES: usize = 128 << 10;
+/// Fewer bytes are kept sooner than the kernel is asked which of them have come.
+pub(crate) const SOCKET_ASK_BYTES: usize = 16 << 10;
+
+/// Bytes that are given to a socket at once.
+pub(crate) const SOCKET_PIECE_BYTES: usize = 1 << 20;
 
 /// Bytes that one call gives to a socket at most, while the kernel takes them: others may wait for its lock.
 pub(crate) const SOCKET_BYTES_AT_ONCE: usize = 4 << 20;

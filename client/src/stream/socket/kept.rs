@@ -1,19 +1,19 @@
 //! Bytes that were given to a socket, as far as the other host's kernel may not have them: should the connection break, they leave another
-//! way. A ring whose memory is taken with the first byte.
+//! way. A ring whose memory is taken as it is used.
 
 /// See the module.
 pub(super) struct Kept {
     ring: Vec<u8>,
     most: usize,
-    /// Bytes that were put in and that were let go of, since the connection is used.
-    kept: u64,
+    /// Bytes that were sent and that were let go of, since the connection is used.
+    sent: u64,
     released: u64,
 }
 
 impl Kept {
     /// Room for so many.
     pub(super) fn new(most: usize) -> Kept {
-        Kept { ring: Vec::new(), most, kept: 0, released: 0 }
+        Kept { ring: Vec::new(), most, sent: 0, released: 0 }
     }
 
     pub(super) fn room(&self) -> usize {
@@ -21,31 +21,42 @@ impl Kept {
     }
 
     fn len(&self) -> usize {
-        (self.kept - self.released) as usize
+        (self.sent - self.released) as usize
     }
 
-    /// Keeps bytes, for which there must be room.
-    pub(super) fn keep(&mut self, bytes: &[u8]) {
-        debug_assert!(bytes.len() <= self.room());
-        self.ring.resize(self.most, 0);
-        let at = (self.kept % self.most as u64) as usize;
-        let (now, later) = bytes.split_at(bytes.len().min(self.most - at));
-        self.ring[at..at + now.len()].copy_from_slice(now);
-        self.ring[..later.len()].copy_from_slice(later);
-        self.kept += bytes.len() as u64;
+    /// So many bytes were sent, for which there must be room: [`keep`](Self::keep) says which.
+    pub(super) fn note(&mut self, count: usize) {
+        debug_assert!(count <= self.room());
+        self.sent += count as u64;
     }
 
     /// Only the last so many may be wanted again.
     pub(super) fn keep_last(&mut self, count: u64) {
-        self.released = self.released.max(self.kept.saturating_sub(count));
+        self.released = self.released.max(self.sent.saturating_sub(count));
+    }
+
+    /// Keeps of the last bytes that were noted those that may be wanted again.
+    pub(super) fn keep(&mut self, last: &[u8]) {
+        let bytes = &last[last.len() - last.len().min(self.len())..];
+        if bytes.is_empty() {
+            return;
+        }
+        if self.ring.is_empty() {
+            // Pages that are never written take no memory.
+            self.ring = vec![0; self.most];
+        }
+        let at = ((self.sent - bytes.len() as u64) % self.most as u64) as usize;
+        let (now, later) = bytes.split_at(bytes.len().min(self.most - at));
+        self.ring[at..at + now.len()].copy_from_slice(now);
+        self.ring[..later.len()].copy_from_slice(later);
     }
 
     /// The bytes behind the first so many; `None` if not all of them are here.
     pub(super) fn behind(&self, first: u64) -> Option<Vec<u8>> {
-        if first < self.released || first > self.kept {
+        if first < self.released || first > self.sent {
             return None;
         }
-        let (at, len) = ((first % self.most as u64) as usize, (self.kept - first) as usize);
+        let (at, len) = ((first % self.most as u64) as usize, (self.sent - first) as usize);
         let now = len.min(self.most - at);
         // Without a byte there is no memory.
         Some(if len == 0 { Vec::new() } else { [&self.ring[at..at + now], &self.ring[..len - now]].concat() })
@@ -56,15 +67,20 @@ impl Kept {
 mod tests {
     use super::*;
 
+    fn keep(kept: &mut Kept, bytes: &[u8]) {
+        kept.note(bytes.len());
+        kept.keep(bytes);
+    }
+
     #[test]
     fn what_may_be_missing_there_is_kept_and_no_more() {
         let mut kept = Kept::new(8);
         assert_eq!((kept.room(), kept.behind(0), kept.behind(1), kept.ring.capacity()), (8, Some(Vec::new()), None, 0));
-        kept.keep(b"abcdef");
+        keep(&mut kept, b"abcdef");
         assert_eq!((kept.room(), kept.behind(2)), (2, Some(b"cdef".to_vec())));
         kept.keep_last(2);
         assert_eq!((kept.room(), kept.behind(4), kept.behind(3)), (6, Some(b"ef".to_vec()), None));
-        kept.keep(b"ghijkl");
+        keep(&mut kept, b"ghijkl");
         assert_eq!((kept.room(), kept.behind(4), kept.behind(12)), (0, Some(b"efghijkl".to_vec()), Some(Vec::new())));
         kept.keep_last(100);
         assert_eq!(kept.room(), 0, "what was let go of is gone");
@@ -73,12 +89,35 @@ mod tests {
     }
 
     #[test]
+    fn what_has_arrived_before_it_is_kept_is_not_copied() {
+        let mut kept = Kept::new(8);
+        // Twenty bytes by one call, of which the last three may be missing.
+        for count in [8, 8, 4] {
+            kept.keep_last(0);
+            kept.note(count);
+        }
+        kept.keep_last(3);
+        kept.keep(b"abcdefghijklmnopqrst");
+        assert_eq!((kept.room(), kept.behind(17), kept.behind(16)), (5, Some(b"rst".to_vec()), None));
+        // And some of an earlier call.
+        kept.note(4);
+        kept.keep_last(6);
+        kept.keep(b"uvwx");
+        assert_eq!(kept.behind(18), Some(b"stuvwx".to_vec()));
+        let mut unused = Kept::new(8);
+        unused.note(8);
+        unused.keep_last(0);
+        unused.keep(b"abcdefgh");
+        assert_eq!(unused.ring.capacity(), 0);
+    }
+
+    #[test]
     fn bytes_come_back_as_they_were_however_they_went() {
         let (mut kept, all): (_, Vec<u8>) = (Kept::new(13), (0..=255).cycle().take(1000).collect());
         let (mut at, mut step) = (0, 1);
         while at < all.len() {
             let count = step.min(kept.room()).min(all.len() - at);
-            kept.keep(&all[at..at + count]);
+            keep(&mut kept, &all[at..at + count]);
             at += count;
             for first in at - kept.len()..=at {
                 assert_eq!(kept.behind(first as u64).as_deref(), Some(&all[first..at]));

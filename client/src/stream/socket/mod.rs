@@ -20,7 +20,7 @@ use self::{
 };
 use crate::{
     attachment::Streamed,
-    limits::{SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES},
+    limits::{SOCKET_ASK_BYTES, SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES},
 };
 
 /// A connection that one stream has.
@@ -125,16 +125,13 @@ impl SocketWriter {
         is_news.then(|| self.connected.number())
     }
 
-    /// Takes as many bytes as the kernel has room for; how many.
+    /// Takes as many bytes as the kernel has room for; how many. Of many, those that the other host's kernel has by then are not copied.
     pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;
         while taken < bytes.len().min(SOCKET_BYTES_AT_ONCE) && !self.is_broken {
             let piece = &bytes[taken..bytes.len().min(taken + SOCKET_PIECE_BYTES)];
             if self.kept.room() < piece.len() {
-                match self.connected.watched.socket().unacknowledged() {
-                    Ok(count) => self.kept.keep_last(count),
-                    Err(_) => self.is_broken = true,
-                }
+                self.let_go_of_acknowledged();
             }
             let piece = &piece[..piece.len().min(self.kept.room())];
             let sent = match self.connected.watched.socket().send(piece) {
@@ -144,15 +141,26 @@ impl SocketWriter {
                     0
                 }
             };
-            self.kept.keep(&piece[..sent]);
+            self.kept.note(sent);
             taken += sent;
-            if sent < SOCKET_PIECE_BYTES {
+            if sent < piece.len() || sent == 0 {
                 break;
             }
         }
+        if taken >= SOCKET_ASK_BYTES {
+            self.let_go_of_acknowledged();
+        }
+        self.kept.keep(&bytes[..taken]);
         self.written += taken as u64;
         self.connected.streamed.add_sent(taken as u64);
         taken
+    }
+
+    fn let_go_of_acknowledged(&mut self) {
+        match self.connected.watched.socket().unacknowledged() {
+            Ok(count) => self.kept.keep_last(count),
+            Err(_) => self.is_broken = true,
+        }
     }
 
     /// Has somebody woken when there may be room.

@@ -271,7 +271,7 @@ impl Plan {
     fn offer(&self) -> Offer {
         use Fuse::{Off, Plan, Push, Receive, ReceiveWaitAll, Turn};
         use Link::{Loopback, Shm, Tcp, Verbs};
-        use SystemName::{Direct, Gloo, Grpc, GrpcStream, Open, Raw, Stream, Whole};
+        use SystemName::{Direct, Gloo, Grpc, GrpcConnector, GrpcStream, Open, Raw, Stream, Whole};
         let is_of_rows = !self.tables.is_empty();
         let links: &[Link] = match self.bench {
             Bench::Connect | Bench::FanIn | Bench::Restart => &[Tcp],
@@ -292,7 +292,8 @@ impl Plan {
             // What perftest has no program for.
             (Bench::Rate, Verbs) => &[Grpc, GrpcStream],
             (_, Loopback) => &[Raw, Grpc, GrpcStream, Open],
-            (Bench::Latency | Bench::Rate, Shm) => &[Raw, Grpc, GrpcStream, Stream, Direct, Open],
+            (Bench::Latency | Bench::Rate, Shm) => &[Raw, Grpc, GrpcConnector, GrpcStream, Stream, Direct, Open],
+            (Bench::Bandwidth, Shm) => &[Raw, Grpc, GrpcConnector, GrpcStream, Stream, Open],
             (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => &[Raw, Grpc, GrpcStream, Stream, Open],
         };
         let fuses: &[Fuse] = match (self.bench, self.link) {

@@ -55,7 +55,8 @@ Links:
     separate thread; the ps run on that engine's shard, so their calls cross no
     thread. Memory that is not reused is allocated from the client's arena each
     time. 64 workers at most; no --fuse turn, no baselines but whole.
-    grpc, grpc-stream: through tonic over a Unix socket.
+    grpc, grpc-stream: through tonic over a Unix socket. grpc-connector:
+    through tonic over a stream of the two clients.
     stream: as over tcp, between the two clients, by a direct lane.
     direct: a worker and a ps in two processes, on the two CPUs, and a direct
     lane between them, past the daemon. The worker asks for a tensor (latency)

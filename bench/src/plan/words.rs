@@ -88,6 +88,8 @@ pub enum SystemName {
     Grpc,
     /// The same by one bidirectional stream.
     GrpcStream,
+    /// The same unary calls, by connections that tonic's channel and server make of Sealane's streams.
+    GrpcConnector,
     /// Sealane between two clients of one daemon, past that.
     Direct,
     /// Sealane's streams of bytes.
@@ -108,6 +110,7 @@ impl SystemName {
             Self::Raw => "raw",
             Self::Grpc => "grpc",
             Self::GrpcStream => "grpc-stream",
+            Self::GrpcConnector => "grpc-connector",
             Self::Direct => "direct",
             Self::Stream => "stream",
             Self::Whole => "whole",

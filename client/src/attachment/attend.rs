@@ -11,8 +11,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Attachment, Line, nudge::Nudge, wait::Waiter};
+use super::{Attachment, Held, Line, nudge::Nudge, wait::Waiter};
 use crate::limits::SWEEP_INTERVAL;
+
+/// Who sleeps until the bell rings: the daemon and other clients are to ring.
+#[derive(Default)]
+pub(super) struct Listening {
+    /// A thread does, and others park.
+    pub(super) thread: bool,
+    /// A task of a runtime does.
+    pub(super) runtime: bool,
+    /// What has that look whether it still does.
+    pub(super) waker: Option<Waker>,
+    /// There is such a task.
+    pub(super) has_runtime: bool,
+}
+
+impl Listening {
+    pub(super) fn is_there(&self) -> bool {
+        self.thread || self.runtime
+    }
+
+    /// Nobody does any more: whom to tell.
+    pub(super) fn end(&mut self) -> Option<Waker> {
+        (self.thread, self.runtime) = (false, false);
+        self.waker.take()
+    }
+}
 
 /// A thread that waits for a future, and what wakes it.
 pub(super) struct Attendant {
@@ -80,12 +105,18 @@ struct Attending<'a>(&'a Attachment);
 
 impl Drop for Attending<'_> {
     fn drop(&mut self) {
-        let mut held = self.0.lock();
-        held.attending -= 1;
-        if held.attending == 0 && held.calls.watched() > 0 {
-            held.wake_driver();
+        self.0.lock().attends_no_more();
+    }
+}
+
+impl Held<'_> {
+    /// Somebody attends no more.
+    pub(super) fn attends_no_more(&mut self) {
+        self.attending -= 1;
+        if self.attending == 0 && self.calls.watched() > 0 {
+            self.wake_driver();
         }
-        held.hand_over();
+        self.hand_over();
     }
 }
 

@@ -323,7 +323,7 @@ impl Held<'_> {
         }
         self.note();
         self.wake_driver();
-        if self.listening {
+        if self.listening.is_there() {
             // It sleeps until the daemon rings, which it does not for this.
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);

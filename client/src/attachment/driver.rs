@@ -169,6 +169,14 @@ impl Attachment {
                 self.ask_for_lane();
                 continue;
             }
+            if held.listening.has_runtime {
+                // It looks, unless its runtime is kept busy.
+                held.driver.rests();
+                let due = held.lanes_due(Waiter::Driver).into_iter().chain([SWEEP_INTERVAL]).min();
+                drop(held);
+                thread::park_timeout(due.unwrap_or(SWEEP_INTERVAL));
+                continue;
+            }
             if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
                 held.driver.rests();
                 held.hand_over();

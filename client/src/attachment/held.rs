@@ -208,7 +208,7 @@ impl Held<'_> {
     /// If nobody listens, wakes one of those who sleep for want of their own bell.
     #[inline]
     pub(super) fn hand_over(&mut self) {
-        if !self.listening
+        if !self.listening.thread
             && let Some((_, waker)) = self.parked.last()
         {
             let waker = waker.clone();
@@ -267,7 +267,7 @@ impl Held<'_> {
         if self.extra.as_ref().is_some_and(|extra| extra.turn.is_some() || extra.attaches) {
             // What is to be done may wait for the turn, or attach: somebody who does neither does it, or this thread when it does not
             // any more.
-            if guard.listening {
+            if guard.listening.is_there() {
                 self.attachment.nudge_waker.wake_by_ref();
             }
             return;

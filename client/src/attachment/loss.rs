@@ -204,8 +204,8 @@ impl Held<'_> {
     /// Asks the socket now and then whether the daemon lives: for threads that look at the rings and do not sleep.
     #[inline]
     pub(super) fn check_life(&mut self, now: Tick) {
-        // The listener hears it anyway, and a ring that is taken from it would not wake it.
-        if now >= self.next_check && !self.listening {
+        // A thread that listens hears it anyway, and a ring that is taken from it would not wake it.
+        if now >= self.next_check && !self.listening.thread {
             self.next_check = now.after(LIFE_INTERVAL);
             // That the daemon drains is said in the rings, and has to be known before it takes no calls.
             self.pump();
@@ -234,7 +234,7 @@ impl Held<'_> {
             self.pump();
             self.chores();
             // A listener hears it anyway, as in `check_life`.
-            if !self.listening {
+            if !self.listening.thread {
                 self.ask_for_life();
             }
         }
@@ -245,6 +245,9 @@ impl Held<'_> {
         let Line::Up(link) = &self.line else { return };
         if nudge::now(&link.ear) == Woken::HungUp {
             self.hung_up();
+        } else if self.listening.runtime {
+            // The ring that was taken may have been for it.
+            self.have_all_rung_for();
         }
     }
 
@@ -291,7 +294,7 @@ impl Held<'_> {
         aftermath.wakers.extend(parked.iter().map(|(_, waker)| waker.clone()));
         aftermath.wakers.extend(driver.waker());
         aftermath.wakers.extend(published.waker());
-        if *listening {
+        if listening.is_there() {
             aftermath.wakers.push(nudge);
         }
         self.note();

@@ -8,6 +8,8 @@
 mod acceptors;
 mod aftermath;
 mod attend;
+#[cfg(feature = "tokio")]
+mod attend_in;
 mod backlog;
 #[cfg(feature = "fuzzing")]
 mod by_hand;
@@ -24,6 +26,8 @@ mod nudge;
 mod plans;
 mod publish;
 mod published;
+#[cfg(feature = "tokio")]
+mod readable;
 mod republish;
 #[cfg(test)]
 mod rig;
@@ -61,8 +65,8 @@ use sealane_transport::shm::attach::GivenLane;
 use sealane_transport::{Error, shm::attach::Attached};
 
 use self::{
-    acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
-    nudge::Nudge, published::Published,
+    acceptors::Acceptors, aftermath::Aftermath, attend::Listening, driver::Driver, elsewhere::Elsewhere, held::Held,
+    link::Link, nudge::Nudge, published::Published,
 };
 use crate::{
     attach::{self, Settings},
@@ -105,7 +109,7 @@ struct State {
     acceptors: Acceptors,
     elsewhere: Elsewhere,
     published: Published,
-    listening: bool,
+    listening: Listening,
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
     next_parked: u64,
@@ -179,7 +183,7 @@ impl Attachment {
                 acceptors: Acceptors::default(),
                 elsewhere: Elsewhere::default(),
                 published: Published::default(),
-                listening: false,
+                listening: Listening::default(),
                 parked: Vec::new(),
                 next_parked: 0,
                 attending: 0,

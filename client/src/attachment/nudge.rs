@@ -1,7 +1,7 @@
 //! Wakes the listener for events that do not come from the daemon: an eventfd next to the daemon's bell; any thread.
 
 use std::{
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -36,6 +36,14 @@ impl Others {
     pub(super) fn new(ear: ClientEar) -> Self {
         Self { ear, deaf: AtomicBool::new(false) }
     }
+
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn deafen(&self) {
+        self.deaf.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Nudge {
@@ -49,7 +57,7 @@ impl Nudge {
     pub(super) fn listen(&self, ear: &ClientEar, others: Option<&Others>, timeout: Option<Duration>) -> Woken {
         // A duration that the kernel's clock cannot hold is as good as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
-        let others = others.filter(|others| !others.deaf.load(Ordering::Relaxed));
+        let others = others.filter(|others| !others.is_deaf());
         // Where there are no others, the nudge twice.
         let third = others.map_or(self.event.as_fd(), |others| others.ear.as_fd());
         let mut polled = [ear.as_fd(), self.event.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -60,7 +68,7 @@ impl Nudge {
                 if let (true, Some(others)) = (rung, others)
                     && now(&others.ear) == Woken::HungUp
                 {
-                    others.deaf.store(true, Ordering::Relaxed);
+                    others.deafen();
                 }
                 if nudged {
                     // It says that there was a nudge, or that another thread has taken it.
@@ -72,6 +80,12 @@ impl Nudge {
             // These descriptors are ours and open: without them nothing is heard again.
             Err(_) => Woken::HungUp,
         }
+    }
+}
+
+impl AsFd for Nudge {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

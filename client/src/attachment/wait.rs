@@ -193,32 +193,20 @@ impl Attachment {
         held.expire(waiter);
         match &held.line {
             Line::Up(_) if held.is_over(waiter) => held,
-            Line::Up(_) if held.listening => self.park(held, waiter),
+            Line::Up(_) if held.listening.thread => self.park(held, waiter),
             Line::Up(_) => self.listen(held, waiter),
             Line::Lost(_) | Line::Closed => held,
         }
     }
 
     fn listen<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
-        // ASLEEP: see `Area::has_piled`.
-        self.asleep.store(true, Ordering::SeqCst);
-        if held.link().has_chores() {
-            held.chores();
-        }
-        let deeply = held.wants_answers_alone(waiter);
-        let State { line, calls, .. } = &mut *held;
-        let may_sleep = match line {
-            Line::Up(link) => link.may_sleep(deeply, calls),
-            Line::Lost(_) | Line::Closed => false,
-        };
-        if !may_sleep {
-            if let Line::Up(link) = &held.line {
-                link.awake();
-            }
-            self.asleep.store(false, Ordering::SeqCst);
+        if !self.may_be_rung_for(&mut held, waiter) {
+            let waker = held.listening.end();
+            held.aftermath.wakers.extend(waker);
+            self.is_awake(&held);
             return held;
         }
-        held.listening = true;
+        held.listening.thread = true;
         // For what waits for room nobody rings.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let timeout = timeout.into_iter().chain(held.lanes_due(waiter)).min();
@@ -241,7 +229,8 @@ impl Attachment {
             attendant.has_listened();
         }
         let mut held = self.lock();
-        held.listening = false;
+        let waker = held.listening.end();
+        held.aftermath.wakers.extend(waker);
         self.asleep.store(false, Ordering::SeqCst);
         if let Line::Up(link) = &held.line
             && link.serial == serial
@@ -254,6 +243,29 @@ impl Attachment {
         held.pump();
         held.wake_nobody(waiter);
         held
+    }
+
+    /// Has whoever has something to say ring for the waiter, which is about to listen; false if something has been said already.
+    pub(super) fn may_be_rung_for(&self, held: &mut Held<'_>, waiter: Waiter<'_>) -> bool {
+        // ASLEEP: see `Area::has_piled`.
+        self.asleep.store(true, Ordering::SeqCst);
+        if matches!(&held.line, Line::Up(link) if link.has_chores()) {
+            held.chores();
+        }
+        let deeply = held.wants_answers_alone(waiter);
+        let State { line, calls, .. } = &mut **held;
+        match line {
+            Line::Up(link) => link.may_sleep(deeply, calls),
+            Line::Lost(_) | Line::Closed => false,
+        }
+    }
+
+    /// Nobody has to ring.
+    pub(super) fn is_awake(&self, held: &Held<'_>) {
+        if let Line::Up(link) = &held.line {
+            link.awake();
+        }
+        self.asleep.store(false, Ordering::SeqCst);
     }
 
     /// Sleeps while another thread listens.
@@ -295,7 +307,7 @@ impl Held<'_> {
             // There may have been no room for the goodbye.
             link.detach();
             // A listener hears it anyway.
-            if !*listening && nudge::now(&link.ear) == Woken::HungUp {
+            if !listening.thread && nudge::now(&link.ear) == Woken::HungUp {
                 self.hung_up();
                 return;
             }
@@ -341,7 +353,7 @@ impl Held<'_> {
     /// A thread looks at the rings from now on: as long as it does, the daemon need not ring for the listener.
     fn start_spinning(&mut self) {
         self.spinning += 1;
-        if let (true, Line::Up(link)) = (self.listening, &self.line) {
+        if let (true, Line::Up(link)) = (self.listening.is_there(), &self.line) {
             link.awake();
         }
     }
@@ -367,7 +379,7 @@ impl Held<'_> {
     /// The listener, if one sleeps and nobody looks at the rings meanwhile, is rung for whatever the daemon says.
     pub(super) fn have_all_rung_for(&mut self) {
         let State { line, calls, listening, spinning, .. } = &mut **self;
-        if let (true, 0, Line::Up(link)) = (*listening, *spinning, line)
+        if let (true, 0, Line::Up(link)) = (listening.is_there(), *spinning, line)
             && !link.may_sleep(false, calls)
         {
             let nudge = self.attachment.nudge_waker.clone();

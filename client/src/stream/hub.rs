@@ -204,6 +204,14 @@ impl Hub {
         &self.waiter
     }
 
+    /// Has the runtime that this is called in look for what comes.
+    #[cfg(feature = "tonic")]
+    pub(super) fn attend_here(&self) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.task.attend_in(&runtime);
+        }
+    }
+
     /// Ready unless its daemon is being restarted.
     pub(super) fn poll_daemon(&self, context: &Context<'_>) -> Poll<()> {
         self.task.poll_daemon(context)

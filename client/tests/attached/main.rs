@@ -20,6 +20,8 @@ mod republished;
 mod restarted;
 mod rings;
 mod rows;
+#[cfg(feature = "tokio")]
+mod runtime;
 mod sliced;
 mod sockets;
 mod stopped;

@@ -1,6 +1,6 @@
 //! The baselines `grpc` and `grpc-stream`: unary calls, and one bidirectional stream, through tonic with the settings that
 //! served it best here. A step of many tensors is measured twice: a call a tensor, and one call whose answer is one message with
-//! all.
+//! all. `grpc-connector` is the same unary calls, over a stream of Sealane's.
 //!
 //! Tensors pass as bytes without a protobuf message around them, the service is mounted without a
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
@@ -20,12 +20,13 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::sealane::Task;
 use futures_util::stream::{self, Stream, StreamExt};
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, yield_now};
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint};
@@ -37,6 +38,7 @@ use crate::limits::{DUPLEX_BYTES, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MA
 use crate::peer::{PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan, SystemName};
 use crate::system::{Client, System};
+use crate::systems::sealane::{accept, connect};
 use crate::systems::sockets::{self, Meeting};
 use service::Ps;
 
@@ -69,6 +71,15 @@ pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, 
     })
 }
 
+/// The same over a stream of a task's.
+pub(super) fn over_stream(job: &PeerJob, worker: &Task) -> Result<System, BenchError> {
+    let stream = connect(&job.plan, worker)?;
+    system(job, || {
+        worker.attend_in(&Handle::current());
+        Ok(stream)
+    })
+}
+
 /// A producer in this thread.
 pub(super) fn in_memory(job: &PeerJob) -> Result<System, BenchError> {
     system(job, || {
@@ -85,9 +96,8 @@ where
 {
     let runtime = runtime()?;
     let channel = runtime.block_on(async { open(adopt()?).await })?;
-    let is_stream = job.system == SystemName::GrpcStream;
-    let called = Called { is_stream, channel, runtime };
-    Ok(System::new(job.system.as_str(), variant(&job.plan, is_stream), &job.plan, called))
+    let called = Called { is_stream: job.system == SystemName::GrpcStream, channel, runtime };
+    Ok(System::new(job.system.as_str(), variant(&job.plan, job.system), &job.plan, called))
 }
 
 impl Client for Called {
@@ -96,7 +106,8 @@ impl Client for Called {
     }
 }
 
-fn variant(plan: &Plan, is_stream: bool) -> String {
+fn variant(plan: &Plan, system: SystemName) -> String {
+    let is_stream = system == SystemName::GrpcStream;
     let way = match plan.fuse {
         Fuse::Receive if plan.bench == Bench::Fuse => return "one message".to_owned(),
         Fuse::Push if is_stream => "stream, one way",
@@ -104,6 +115,7 @@ fn variant(plan: &Plan, is_stream: bool) -> String {
         _ => "unary",
     };
     match plan.link {
+        Link::Shm if system == SystemName::GrpcConnector => format!("{way}, stream of the daemon's tasks"),
         Link::Shm => format!("{way}, Unix socket"),
         Link::Tcp | Link::Loopback => way.to_owned(),
         Link::Verbs => format!("{way}, TCP"),
@@ -124,6 +136,15 @@ pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
     announce(&[])?;
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
     serve_connection(&job.plan, || adopt(stream, UnixStream::from_std))
+}
+
+/// The producer's side over a stream of a task's: serves one consumer until the process is ended.
+pub(super) fn serve_stream(plan: &Plan, ps: &Task) -> Result<(), BenchError> {
+    let stream = accept(plan, ps)?;
+    serve_connection(plan, || {
+        ps.attend_in(&Handle::current());
+        Ok(stream)
+    })
 }
 
 /// Serves what `adopt` makes a connection of the runtime that it is called in.

@@ -15,3 +15,4 @@ pub(super) mod training;
 pub(super) use attached::{serve as serve_attached, start as attached};
 pub(super) use between::{between_processes, in_memory, serve};
 pub(super) use peers::{GREETERS, greeting_bytes, idle};
+pub(super) use streams::{accept, connect};

@@ -51,7 +51,7 @@ impl Channel for StreamChannel {
 
 /// The plan of a job's engines: those of streams and of direct lanes sleep, beside the threads that share their CPUs.
 pub(super) fn rested(job: &PeerJob) -> Plan {
-    let sleeps = matches!(job.system, SystemName::Stream | SystemName::Direct);
+    let sleeps = matches!(job.system, SystemName::Stream | SystemName::GrpcConnector | SystemName::Direct);
     Plan { polling: job.plan.polling && !sleeps, ..job.plan.clone() }
 }
 
@@ -66,6 +66,19 @@ fn options(plan: &Plan) -> StreamOptions {
 }
 
 pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<System, BenchError> {
+    let stream = connect(plan, task)?;
+    let variant = if is_direct(plan) && plan.polling { "spinning" } else { "blocking" };
+    let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
+    Ok(raw::system(SystemName::Stream.as_str(), variant, plan, channel))
+}
+
+/// Answers the consumer's stream until it ends.
+pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
+    raw::serve_channel(plan, StreamChannel { stream: accept(plan, task)?, measured: None })
+}
+
+/// A stream to the producer, which goes past the daemon where it can.
+pub(in super::super) fn connect(plan: &Plan, task: &Task) -> Result<Stream, BenchError> {
     let (streams, begun) = (Streams::of(task), Instant::now());
     let mut stream = loop {
         match streams.connect(PS, LISTENER, options(plan)).wait() {
@@ -77,20 +90,18 @@ pub(super) fn dial(plan: &Plan, task: &Task, engine: Option<Engine>) -> Result<S
     if is_direct(plan) {
         until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes past the daemon"))?;
     }
-    let variant = if is_direct(plan) && plan.polling { "spinning" } else { "blocking" };
-    let channel = StreamChannel { stream, measured: engine.map(Measured::new) };
-    Ok(raw::system(SystemName::Stream.as_str(), variant, plan, channel))
+    Ok(stream)
 }
 
-/// Answers the consumer's stream until it ends.
-pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
+/// The producer's end of it.
+pub(in super::super) fn accept(plan: &Plan, task: &Task) -> Result<Stream, BenchError> {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options(plan) });
     let mut stream =
         listener.and_then(|listener| listener.accept().wait()).map_err(BenchError::sealane("accept a stream"))?;
     if is_direct(plan) {
         answer_until_direct(&mut stream).map_err(BenchError::io("wait until the stream goes past the daemon"))?;
     }
-    raw::serve_channel(plan, StreamChannel { stream, measured: None })
+    Ok(stream)
 }
 
 /// Sends bytes there and back until both ways are direct.

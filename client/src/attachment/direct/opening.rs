@@ -228,7 +228,7 @@ impl Attachment {
             }
             _ => return,
         }
-        if held.listening {
+        if held.listening.is_there() {
             // It does not hear the other side of the lane.
             let nudge = self.nudge_waker.clone();
             held.aftermath.wakers.push(nudge);

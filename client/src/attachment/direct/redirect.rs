@@ -47,7 +47,7 @@ impl Held<'_> {
         }
         let is_idle = self.driver.is_idle();
         self.wake_driver();
-        if self.listening && !is_idle {
+        if self.listening.is_there() && !is_idle {
             // It is the driver that listens, and may sleep longer.
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);

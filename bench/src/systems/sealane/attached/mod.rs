@@ -2,7 +2,7 @@
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `clients` says what is timed.
 //!
-//! For `direct` and `stream` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they
+//! For `direct`, `stream` and `grpc-connector` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they
 //! share.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
@@ -30,6 +30,7 @@ use crate::limits::{CLIENT_SPIN, CONNECT_LIMIT, IDLE_US_MAX, SIZE_BYTES_MAX, STA
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Plan, SystemName};
 use crate::system::System;
+use crate::systems::grpc;
 use crate::systems::sockets::Meeting;
 use clients::Clients;
 
@@ -46,6 +47,9 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
         }
         if job.system == SystemName::Stream {
             return streams::dial(&job.plan, &attach(WORKER, &job.plan)?, None);
+        }
+        if job.system == SystemName::GrpcConnector {
+            return grpc::over_stream(&job, &attach(WORKER, &job.plan)?);
         }
         let (ps, worker) = (attach(PS, &plan)?, attach(WORKER, &plan)?);
         let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
@@ -95,18 +99,19 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     // A queue has at most half of it.
     let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
-    if matches!(job.system, SystemName::Direct | SystemName::Stream) {
+    if matches!(job.system, SystemName::Direct | SystemName::Stream | SystemName::GrpcConnector) {
         thread::spawn(move || {
             let Err(failure) = serve_clients(&engine, &clients, area_bytes);
             // The consumer shows what is written here.
             eprintln!("the daemon between the clients ended: {failure}");
             process::exit(1);
         });
-        if job.system == SystemName::Stream {
-            return streams::serve_dialer(&job.plan, &attach_as(PS, &job.plan, job.meeting_place()?)?);
-        }
         let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
-        return direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane"));
+        return match job.system {
+            SystemName::Stream => streams::serve_dialer(&job.plan, &ps),
+            SystemName::GrpcConnector => grpc::serve_stream(&job.plan, &ps),
+            _ => direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane")),
+        };
     }
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     until_ended()

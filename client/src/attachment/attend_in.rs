@@ -1,0 +1,221 @@
+//! Attending from a runtime of tokio's: one of its tasks looks at the rings when somebody rings, so that what is awaited in that runtime
+//! costs no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment, its daemon or the runtime, and
+//! leaves what is awaited to the driver then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use sealane_transport::shm::{ClientEar, Woken};
+use tokio::{runtime::Handle, task::yield_now, time::sleep};
+
+use super::{
+    Attachment, Held, Line,
+    link::Link,
+    nudge::{Nudge, Others},
+    readable::Readable,
+    wait::Waiter,
+};
+use crate::{clock::Tick, limits::SWEEP_INTERVAL};
+
+impl Attachment {
+    /// See [`Task::attend_in`](crate::Task::attend_in).
+    pub(crate) fn attend_in(&self, runtime: &Handle) {
+        if self.check_fork().is_err() {
+            return;
+        }
+        let mut held = self.lock();
+        if matches!(held.line, Line::Closed) || std::mem::replace(&mut held.listening.has_runtime, true) {
+            return;
+        }
+        held.attending += 1;
+        drop(held);
+        let attending = AttendingIn(self.me.upgrade().expect("it is borrowed from its owner"));
+        runtime.spawn(async move { attending.run().await });
+    }
+}
+
+/// Leaves what is awaited to the driver when it is dropped: with its runtime, for one.
+struct AttendingIn(Arc<Attachment>);
+
+impl Drop for AttendingIn {
+    fn drop(&mut self) {
+        if self.0.check_fork().is_err() {
+            return;
+        }
+        let mut held = self.0.lock();
+        held.listening.has_runtime = false;
+        held.listening.waker = None;
+        self.0.hears_no_more(&mut held, None);
+        held.attends_no_more();
+    }
+}
+
+impl AttendingIn {
+    async fn run(&self) {
+        let mut heard: Option<Heard> = None;
+        while let Some(is_up) = self.look(&mut heard) {
+            match &heard {
+                Some(heard) => self.hear(heard).await,
+                // It was lost, or cannot be heard here.
+                None if is_up => return,
+                None => {
+                    poll_fn(|context| self.0.poll_daemon(context.waker())).await;
+                    if !matches!(self.0.lock().line, Line::Up(_)) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in what has come; whether there is a daemon, and `None` once there will be none.
+    fn look(&self, heard: &mut Option<Heard>) -> Option<bool> {
+        let mut held = self.0.lock();
+        held.pump();
+        held.chores();
+        held.look_after_lanes(Tick::now());
+        held.sweep();
+        match &held.line {
+            Line::Up(link) => {
+                if !heard.as_ref().is_some_and(|heard| heard.is_of(link)) {
+                    *heard = Heard::of(link, &self.0.nudge).ok();
+                }
+                Some(true)
+            }
+            Line::Lost(_) => {
+                *heard = None;
+                Some(false)
+            }
+            Line::Closed => None,
+        }
+    }
+
+    /// Waits until somebody rings, or there is something to do without.
+    async fn hear(&self, heard: &Heard) {
+        let Some(timeout) = self.begin(heard) else { return yield_now().await };
+        let mut late = pin!(sleep(timeout));
+        let woken = poll_fn(|context| {
+            if let Poll::Ready(woken) = heard.poll(context) {
+                return Poll::Ready(woken);
+            }
+            if late.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Woken::TimedOut);
+            }
+            let mut held = self.0.lock();
+            if !held.listening.is_there() {
+                // A thread that has listened, too, has said that nobody does.
+                return Poll::Ready(Woken::Rung);
+            }
+            held.listening.waker = Some(context.waker().clone());
+            Poll::Pending
+        });
+        let woken = woken.await;
+        let mut held = self.0.lock();
+        held.listening.waker = None;
+        self.0.hears_no_more(&mut held, Some(heard.serial));
+        if woken == Woken::HungUp && matches!(&held.line, Line::Up(link) if link.serial == heard.serial) {
+            held.hung_up();
+        }
+    }
+
+    /// Has it rung for, at the latest after the time that this gives; `None` if something has come meanwhile.
+    fn begin(&self, heard: &Heard) -> Option<Duration> {
+        let mut held = self.0.lock();
+        match &held.line {
+            Line::Up(link) if link.serial == heard.serial => {}
+            _ => return None,
+        }
+        let is_alone = !held.listening.is_there();
+        if !self.0.may_be_rung_for(&mut held, Waiter::Driver) {
+            if is_alone {
+                self.0.is_awake(&held);
+            }
+            return None;
+        }
+        held.listening.runtime |= is_alone;
+        let due = [held.look_again(), held.lanes_due(Waiter::Driver), Some(SWEEP_INTERVAL)];
+        due.into_iter().flatten().min()
+    }
+}
+
+impl Attachment {
+    /// The runtime does not wait for the bell any more; the next link has a bell of its own.
+    fn hears_no_more(&self, held: &mut Held<'_>, serial: Option<u64>) {
+        if std::mem::take(&mut held.listening.runtime) && !held.listening.thread {
+            self.asleep.store(false, Ordering::SeqCst);
+            if let Line::Up(link) = &held.line
+                && serial.is_none_or(|serial| serial == link.serial)
+            {
+                link.awake();
+            }
+        }
+    }
+}
+
+/// Where one daemon is heard, and the clients that it has given lanes to.
+struct Heard {
+    serial: u64,
+    ear: Arc<ClientEar>,
+    others: Option<Arc<Others>>,
+    daemon: Readable,
+    clients: Option<Readable>,
+    nudged: Readable,
+}
+
+impl Heard {
+    fn of(link: &Link, nudge: &Nudge) -> io::Result<Heard> {
+        let (ear, others) = (link.ear.clone(), link.direct.ear().filter(|others| !others.is_deaf()));
+        let clients = others.as_ref().map(|others| Readable::of(&others.ear)).transpose()?;
+        Ok(Heard {
+            serial: link.serial,
+            daemon: Readable::of(&*ear)?,
+            nudged: Readable::of(nudge)?,
+            ear,
+            others,
+            clients,
+        })
+    }
+
+    fn is_of(&self, link: &Link) -> bool {
+        let others = link.direct.ear().filter(|others| !others.is_deaf());
+        let is_same = match (&self.others, &others) {
+            (Some(own), Some(others)) => Arc::ptr_eq(own, others),
+            (own, others) => own.is_none() && others.is_none(),
+        };
+        self.serial == link.serial && is_same
+    }
+
+    /// Ready once somebody has rung since the last time.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Woken> {
+        if self.daemon.has_news(context) {
+            // All of it, since the kernel tells only of what is new.
+            return Poll::Ready(drain(&self.ear));
+        }
+        if let (Some(clients), Some(others)) = (&self.clients, &self.others)
+            && clients.has_news(context)
+        {
+            if drain(&others.ear) == Woken::HungUp {
+                others.deafen();
+            }
+            return Poll::Ready(Woken::Rung);
+        }
+        // A thread that listens reads it, and is not kept from that.
+        if self.nudged.has_news(context) { Poll::Ready(Woken::Rung) } else { Poll::Pending }
+    }
+}
+
+fn drain(ear: &ClientEar) -> Woken {
+    loop {
+        match ear.hear() {
+            Woken::Rung => {}
+            Woken::TimedOut => return Woken::Rung,
+            Woken::HungUp => return Woken::HungUp,
+        }
+    }
+}

@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixStream};
 use super::entrance::Entrance;
 
 /// Bytes that are copied at once, each way of each connection.
-const COPY_BYTES: usize = 128 << 10;
+const COPY_BYTES: usize = 512 << 10;
 
 /// After a connection could not be taken, for want of descriptors or memory, until the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

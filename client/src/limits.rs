@@ -227,6 +227,10 @@ pub(crate) const FUTILE_SPINS_MAX: u32 = 4;
 /// Waits from one spin to the next, at most, where they do not pay: a spin then costs less than a microsecond a wait.
 pub(crate) const SPINS_SKIPPED_MAX: u32 = 64;
 
+/// Rings that a task of a runtime takes at once.
+#[cfg(feature = "tokio")]
+pub(crate) const RINGS_AT_ONCE: usize = 64;
+
 /// How often the daemon is told of what went past it.
 pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
 

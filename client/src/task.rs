@@ -190,10 +190,10 @@ impl Task {
 
     /// Has a task in a runtime of tokio's look whether something has come for this one, as long as that runtime is there: futures that are
     /// awaited there then wake no other thread between. Without it a thread of Sealane's looks for all futures. Once is enough, also after
-    /// a restart of the daemon; of several runtimes, the first that is still there does it. An embedded engine needs none.
+    /// a restart of the daemon; another runtime may be given when the first is gone. An embedded engine needs none.
     ///
-    /// The runtime needs its drivers for I/O and time, as by `enable_all`, and must not be blocked: while it is, futures of other executors
-    /// may wait for up to a second. [`Streams::connector`](crate::Streams::connector) and
+    /// The runtime needs its drivers for I/O and time, as by `enable_all`, and must not be blocked: while it is, or is not run, futures of
+    /// other executors may wait for up to a second. [`Streams::connector`](crate::Streams::connector) and
     /// [`StreamListener::incoming`](crate::StreamListener::incoming) do this with their runtime by themselves.
     #[cfg(feature = "tokio")]
     pub fn attend_in(&self, runtime: &tokio::runtime::Handle) {

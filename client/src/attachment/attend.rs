@@ -23,8 +23,9 @@ pub(super) struct Listening {
     pub(super) runtime: bool,
     /// What has that look whether it still does.
     pub(super) waker: Option<Waker>,
-    /// There is such a task.
+    /// There is such a task, and it is not asked for again if one has panicked: its runtime lacks what it needs.
     pub(super) has_runtime: bool,
+    pub(super) has_failed: bool,
 }
 
 impl Listening {

@@ -1,6 +1,6 @@
 //! Attending from a runtime of tokio's: one of its tasks looks at the rings when somebody rings, so that what is awaited in that runtime
-//! costs no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment, its daemon or the runtime, and
-//! leaves what is awaited to the driver then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
+//! costs no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment or the runtime, and leaves what
+//! is awaited to the driver then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
 
 use std::{
     future::poll_fn,
@@ -21,7 +21,10 @@ use super::{
     readable::Readable,
     wait::Waiter,
 };
-use crate::{clock::Tick, limits::SWEEP_INTERVAL};
+use crate::{
+    clock::Tick,
+    limits::{RINGS_AT_ONCE, SWEEP_INTERVAL},
+};
 
 impl Attachment {
     /// See [`Task::attend_in`](crate::Task::attend_in).
@@ -30,10 +33,13 @@ impl Attachment {
             return;
         }
         let mut held = self.lock();
-        if matches!(held.line, Line::Closed) || std::mem::replace(&mut held.listening.has_runtime, true) {
+        if matches!(held.line, Line::Closed) || held.listening.has_failed || held.listening.has_runtime {
             return;
         }
+        held.listening.has_runtime = true;
         held.attending += 1;
+        // It looks now and then, should the runtime not.
+        held.wake_driver();
         drop(held);
         let attending = AttendingIn(self.me.upgrade().expect("it is borrowed from its owner"));
         runtime.spawn(async move { attending.run().await });
@@ -50,6 +56,7 @@ impl Drop for AttendingIn {
         }
         let mut held = self.0.lock();
         held.listening.has_runtime = false;
+        held.listening.has_failed |= std::thread::panicking();
         held.listening.waker = None;
         self.0.hears_no_more(&mut held, None);
         held.attends_no_more();
@@ -62,16 +69,21 @@ impl AttendingIn {
         while let Some(is_up) = self.look(&mut heard) {
             match &heard {
                 Some(heard) => self.hear(heard).await,
-                // It was lost, or cannot be heard here.
+                // The system has no descriptor for it.
                 None if is_up => return,
-                None => {
-                    poll_fn(|context| self.0.poll_daemon(context.waker())).await;
-                    if !matches!(self.0.lock().line, Line::Up(_)) {
-                        return;
-                    }
-                }
+                None => poll_fn(|context| self.poll_next(context)).await,
             }
         }
+    }
+
+    /// Ready unless the daemon is lost and there is no other yet.
+    fn poll_next(&self, context: &Context<'_>) -> Poll<()> {
+        let mut held = self.0.lock();
+        if !matches!(held.line, Line::Lost(_)) {
+            return Poll::Ready(());
+        }
+        held.listening.waker = Some(context.waker().clone());
+        Poll::Pending
     }
 
     /// Takes in what has come; whether there is a daemon, and `None` once there will be none.
@@ -110,7 +122,7 @@ impl AttendingIn {
             let mut held = self.0.lock();
             if !held.listening.is_there() {
                 // A thread that has listened, too, has said that nobody does.
-                return Poll::Ready(Woken::Rung);
+                return Poll::Ready(Woken::TimedOut);
             }
             held.listening.waker = Some(context.waker().clone());
             Poll::Pending
@@ -119,6 +131,11 @@ impl AttendingIn {
         let mut held = self.0.lock();
         held.listening.waker = None;
         self.0.hears_no_more(&mut held, Some(heard.serial));
+        if woken == Woken::Rung && held.listening.thread {
+            // The ring that was taken was for that thread, too, and who rings does so once.
+            let nudge = self.0.nudge_waker.clone();
+            held.aftermath.wakers.push(nudge);
+        }
         if woken == Woken::HungUp && matches!(&held.line, Line::Up(link) if link.serial == heard.serial) {
             held.hung_up();
         }
@@ -131,14 +148,14 @@ impl AttendingIn {
             Line::Up(link) if link.serial == heard.serial => {}
             _ => return None,
         }
-        let is_alone = !held.listening.is_there();
-        if !self.0.may_be_rung_for(&mut held, Waiter::Driver) {
-            if is_alone {
+        // For a thread that listens all ring already.
+        if !held.listening.thread {
+            held.listening.runtime = self.0.may_be_rung_for(&mut held, Waiter::Driver);
+            if !held.listening.runtime {
                 self.0.is_awake(&held);
+                return None;
             }
-            return None;
         }
-        held.listening.runtime |= is_alone;
         let due = [held.look_again(), held.lanes_due(Waiter::Driver), Some(SWEEP_INTERVAL)];
         due.into_iter().flatten().min()
     }
@@ -191,10 +208,9 @@ impl Heard {
         self.serial == link.serial && is_same
     }
 
-    /// Ready once somebody has rung since the last time.
+    /// Ready once somebody has rung since the last time, or nudged: that is no ring.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Woken> {
         if self.daemon.has_news(context) {
-            // All of it, since the kernel tells only of what is new.
             return Poll::Ready(drain(&self.ear));
         }
         if let (Some(clients), Some(others)) = (&self.clients, &self.others)
@@ -206,16 +222,19 @@ impl Heard {
             return Poll::Ready(Woken::Rung);
         }
         // A thread that listens reads it, and is not kept from that.
-        if self.nudged.has_news(context) { Poll::Ready(Woken::Rung) } else { Poll::Pending }
+        if self.nudged.has_news(context) { Poll::Ready(Woken::TimedOut) } else { Poll::Pending }
     }
 }
 
+/// Takes the rings, since the kernel tells only of what is new: of clients that ring without end, so many. That the daemon hangs up behind
+/// as many, the driver notices.
 fn drain(ear: &ClientEar) -> Woken {
-    loop {
+    for _ in 0..RINGS_AT_ONCE {
         match ear.hear() {
             Woken::Rung => {}
-            Woken::TimedOut => return Woken::Rung,
+            Woken::TimedOut => break,
             Woken::HungUp => return Woken::HungUp,
         }
     }
+    Woken::Rung
 }

@@ -171,10 +171,15 @@ impl Attachment {
             }
             if held.listening.has_runtime {
                 // It looks, unless its runtime is kept busy.
+                held.chores();
+                held.check_life(Tick::now());
+                held.sweep();
                 held.driver.rests();
-                let due = held.lanes_due(Waiter::Driver).into_iter().chain([SWEEP_INTERVAL]).min();
+                let placing = if held.has_unplaced() { held.look_again() } else { None };
+                let due = [held.lanes_due(Waiter::Driver), placing, Some(SWEEP_INTERVAL)];
+                let due = due.into_iter().flatten().min().unwrap_or(SWEEP_INTERVAL);
                 drop(held);
-                thread::park_timeout(due.unwrap_or(SWEEP_INTERVAL));
+                thread::park_timeout(due);
                 continue;
             }
             if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {

@@ -195,6 +195,8 @@ impl Attachment {
         }
         held.line = Line::Up(link);
         held.end_expecting();
+        let waker = held.listening.waker.take();
+        held.aftermath.wakers.extend(waker);
         held.note();
         Ok(held)
     }
@@ -297,6 +299,7 @@ impl Held<'_> {
         if listening.is_there() {
             aftermath.wakers.push(nudge);
         }
+        aftermath.wakers.extend(listening.waker.take());
         self.note();
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::mpsc, thread};
 
 use sealane::{StreamOptions, Streams, Task};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
@@ -51,15 +51,25 @@ fn a_runtime_threads_that_block_and_other_executors_have_all_that_comes() {
 
 #[test]
 fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
-    let (_directory, _daemon, task) = attached();
+    let (_directory, daemon, task) = attached();
     let first = runtime();
     task.attend_in(first.handle());
     first.block_on(exchange(&task, "first", 64));
-    // It is not run any more, and then it blocks: nobody attends.
-    let waiting = task.recv(TASK, 1, "for a blocked one");
+    // It is not run any more, and then it blocks. What ends a call meanwhile comes from another task: no call of this one finds it.
+    let peer = to_as(&daemon, &peers()[0]).attach().unwrap();
+    let waits_for = |key: &str| {
+        let waiting = task.recv(peer.name(), 1, key);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| block_on(waiting).unwrap());
+            peer.send(TASK, 1, key, tensor(64, 1)).wait().unwrap();
+            assert_eq!(waiting.join().unwrap().bytes(), bytes(64, 1));
+        });
+    };
+    waits_for("it is not run");
     thread::scope(|scope| {
         let (blocked, is_blocked) = mpsc::channel();
         let (letting_go, let_go) = mpsc::channel();
+        let first = &first;
         scope.spawn(move || {
             first.block_on(async {
                 blocked.send(()).unwrap();
@@ -67,10 +77,10 @@ fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
             })
         });
         is_blocked.recv().unwrap();
-        task.send(TASK, 1, "for a blocked one", tensor(64, 1)).wait().unwrap();
-        assert_eq!(block_on(waiting).unwrap().bytes(), bytes(64, 1));
+        waits_for("it is blocked");
         letting_go.send(()).unwrap();
     });
+    drop(first);
     // It is gone, and another takes its place.
     block_on(exchange(&task, "none", 64));
     let second = runtime();
@@ -92,7 +102,6 @@ fn a_runtime_hears_the_next_daemon_and_the_end_of_its_task() {
     runtime.block_on(async {
         // A call finds that it is gone, and the next attaches to the other.
         while task.publish("found", 1, tensor(1, 1)).await.is_err() {}
-        task.attend_in(&Handle::current());
         exchange(&task, "after", 64).await;
     });
     drop(task);

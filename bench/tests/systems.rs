@@ -107,10 +107,12 @@ fn cases() -> Vec<Trial> {
             }
         }
     }
-    for link in [Link::Tcp, Link::Shm] {
+    let of_streams =
+        [(Link::Tcp, SystemName::Stream), (Link::Shm, SystemName::Stream), (Link::Shm, SystemName::GrpcConnector)];
+    for (link, system) in of_streams {
         for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
-            let plan = short_plan(bench, link, vec![SystemName::Stream]);
-            cases.push(yields_figures(format!("stream {bench} over {link}"), plan));
+            let plan = short_plan(bench, link, vec![system]);
+            cases.push(yields_figures(format!("{system} {bench} over {link}"), plan));
         }
     }
     let mut all = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc, SystemName::GrpcStream]);

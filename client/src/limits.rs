@@ -42,7 +42,7 @@ pub(crate) const SOCKET_BUFFER_BYTES_MAX: usize = 64 << 20;
 /// Bytes that are kept of what was sent, beyond those that fit into that buffer: what the kernel may take over its limit.
 pub(crate) const SOCKET_SLACK_BYTES: usize = 256 << 10;
 
-/// Fewer bytes are kept sooner than the kernel is asked which of them have come.
+/// To keep fewer bytes takes less time than to ask the kernel which of them have come.
 pub(crate) const SOCKET_ASK_BYTES: usize = 16 << 10;
 
 /// Bytes that are given to a socket at once.
@@ -226,10 +226,6 @@ pub(crate) const FUTILE_SPINS_MAX: u32 = 4;
 
 /// Waits from one spin to the next, at most, where they do not pay: a spin then costs less than a microsecond a wait.
 pub(crate) const SPINS_SKIPPED_MAX: u32 = 64;
-
-/// Rings that a task of a runtime takes at once.
-#[cfg(feature = "tokio")]
-pub(crate) const RINGS_AT_ONCE: usize = 64;
 
 /// How often the daemon is told of what went past it.
 pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);

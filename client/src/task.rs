@@ -188,18 +188,24 @@ impl Task {
         }
     }
 
-    /// Has a task in a runtime of tokio's look whether something has come for this one, as long as that runtime is there: futures that are
-    /// awaited there then wake no other thread between. Without it a thread of Sealane's looks for all futures. Once is enough, also after
+    /// Has a runtime of tokio's look whether something has come for this task, as long as that runtime is there: futures that are awaited
+    /// there then wake no other thread in between. Without it a thread of Sealane's looks for all futures. Once is enough, also after
     /// a restart of the daemon; another runtime may be given when the first is gone. An embedded engine needs none.
     ///
     /// The runtime needs its drivers for I/O and time, as by `enable_all`, and must not be blocked: while it is, or is not run, futures of
     /// other executors may wait for up to a second. [`Streams::connector`](crate::Streams::connector) and
     /// [`StreamListener::incoming`](crate::StreamListener::incoming) do this with their runtime by themselves.
     #[cfg(feature = "tokio")]
-    pub fn attend_in(&self, runtime: &tokio::runtime::Handle) {
+    pub fn drive_on(&self, runtime: &tokio::runtime::Handle) {
         if let Engine::Daemon(attached) = &self.0 {
-            attached.0.attend_in(runtime);
+            attached.0.drive_on(runtime);
         }
+    }
+
+    /// True while a runtime waits for what comes, for tests of that.
+    #[cfg(all(feature = "tokio", feature = "fuzzing"))]
+    pub fn is_heard_in_runtime(&self) -> bool {
+        matches!(&self.0, Engine::Daemon(attached) if attached.0.is_heard_in_runtime())
     }
 
     /// Ready unless its daemon is being restarted: then who waits is woken when calls need not wait any more.

@@ -171,9 +171,13 @@ impl Attachment {
             }
             if held.listening.has_runtime {
                 // It looks, unless its runtime is kept busy.
+                let was_up = matches!(held.line, Line::Up(_));
                 held.chores();
                 held.check_life(Tick::now());
                 held.sweep();
+                if was_up && !matches!(held.line, Line::Up(_)) {
+                    continue;
+                }
                 held.driver.rests();
                 let placing = if held.has_unplaced() { held.look_again() } else { None };
                 let due = [held.lanes_due(Waiter::Driver), placing, Some(SWEEP_INTERVAL)];

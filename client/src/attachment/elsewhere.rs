@@ -102,7 +102,7 @@ impl Attachment {
         held.tell_elsewhere(false);
     }
 
-    /// Where the bytes of streams with a peer are added up that go past the daemon; it hears of peers beyond the limit nothing.
+    /// Where the bytes of streams with a peer are added up that go past the daemon; of peers beyond the limit it is not told.
     pub(crate) fn streamed(&self, peer: &str) -> Arc<Streamed> {
         if self.check_fork().is_err() {
             return Arc::default();

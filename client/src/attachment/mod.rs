@@ -8,8 +8,6 @@
 mod acceptors;
 mod aftermath;
 mod attend;
-#[cfg(feature = "tokio")]
-mod attend_in;
 mod backlog;
 #[cfg(feature = "fuzzing")]
 mod by_hand;
@@ -31,6 +29,8 @@ mod readable;
 mod republish;
 #[cfg(test)]
 mod rig;
+#[cfg(feature = "tokio")]
+mod runtime_driver;
 mod submit;
 mod unclaimed;
 mod views;

@@ -65,7 +65,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        self.streams.0.attend_here();
+        self.streams.0.drive_here();
         let dialing = self.streams.connect(&self.peer, &self.name, self.options);
         Box::pin(async move { dialing.await.map(TokioIo::new) })
     }
@@ -88,7 +88,7 @@ impl futures_util::Stream for Incoming {
     type Item = io::Result<Stream>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.listener.hub.attend_here();
+        self.listener.hub.drive_here();
         loop {
             if let Some(pause) = &mut self.pause {
                 ready!(pause.as_mut().poll(context));

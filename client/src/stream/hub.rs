@@ -206,9 +206,9 @@ impl Hub {
 
     /// Has the runtime that this is called in look for what comes.
     #[cfg(feature = "tonic")]
-    pub(super) fn attend_here(&self) {
+    pub(super) fn drive_here(&self) {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            self.task.attend_in(&runtime);
+            self.task.drive_on(&runtime);
         }
     }
 

@@ -26,13 +26,27 @@ async fn exchange(task: &Task, key: &str, len: usize) {
     }
 }
 
+/// Waits until the runtime that this is awaited in hears what comes for a task.
+async fn until_heard(task: &Task) {
+    #[cfg(feature = "fuzzing")]
+    tokio::time::timeout(LONG, async {
+        while !task.is_heard_in_runtime() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("no runtime hears it");
+    #[cfg(not(feature = "fuzzing"))]
+    let _ = task;
+}
+
 #[test]
 fn a_runtime_threads_that_block_and_other_executors_have_all_that_comes() {
     let (_directory, _daemon, task) = attached();
     thread::scope(|scope| {
         scope.spawn(|| {
             let runtime = runtime();
-            task.attend_in(runtime.handle());
+            task.drive_on(runtime.handle());
             runtime.block_on(exchange(&task, "of the runtime", 64));
         });
         scope.spawn(|| block_on(exchange(&task, "of an executor", 3000)));
@@ -53,8 +67,11 @@ fn a_runtime_threads_that_block_and_other_executors_have_all_that_comes() {
 fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
     let (_directory, daemon, task) = attached();
     let first = runtime();
-    task.attend_in(first.handle());
-    first.block_on(exchange(&task, "first", 64));
+    task.drive_on(first.handle());
+    first.block_on(async {
+        exchange(&task, "first", 64).await;
+        until_heard(&task).await;
+    });
     // It is not run any more, and then it blocks. What ends a call meanwhile comes from another task: no call of this one finds it.
     let peer = to_as(&daemon, &peers()[0]).attach().unwrap();
     let waits_for = |key: &str| {
@@ -84,8 +101,11 @@ fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
     // It is gone, and another takes its place.
     block_on(exchange(&task, "none", 64));
     let second = runtime();
-    task.attend_in(second.handle());
-    second.block_on(exchange(&task, "second", 64));
+    task.drive_on(second.handle());
+    second.block_on(async {
+        exchange(&task, "second", 64).await;
+        until_heard(&task).await;
+    });
 }
 
 #[test]
@@ -93,7 +113,7 @@ fn a_runtime_hears_the_next_daemon_and_the_end_of_its_task() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
     let (task, runtime) = (to(&daemon).attach().unwrap(), runtime());
-    task.attend_in(runtime.handle());
+    task.drive_on(runtime.handle());
     runtime.block_on(exchange(&task, "before", 64));
     let waiting = task.recv(TASK, EXCHANGES, "never");
     daemon.kill();
@@ -103,6 +123,7 @@ fn a_runtime_hears_the_next_daemon_and_the_end_of_its_task() {
         // A call finds that it is gone, and the next attaches to the other.
         while task.publish("found", 1, tensor(1, 1)).await.is_err() {}
         exchange(&task, "after", 64).await;
+        until_heard(&task).await;
     });
     drop(task);
     daemon.until_detached(TASK);
@@ -126,7 +147,7 @@ fn streams_of_a_runtime_go_past_the_daemon() {
             }
         });
         let runtime = runtime();
-        tasks[0].attend_in(runtime.handle());
+        tasks[0].drive_on(runtime.handle());
         runtime.block_on(async {
             use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -170,28 +170,17 @@ impl ClientEar {
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
-    fn take_rings(&self) -> Woken {
+    /// Takes the rings that have come, without waiting, as many as are taken at once; `HungUp` behind them if the daemon has hung up.
+    pub fn take_rings(&self) -> Woken {
         for _ in 0..RINGS_PER_WAKING {
-            match self.hear() {
-                Woken::HungUp => return Woken::HungUp,
-                Woken::Rung => {}
-                Woken::TimedOut => break,
+            match recv(self.socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
+                Ok(0) if !self.is_of_datagrams => return Woken::HungUp,
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(_) => return Woken::HungUp,
             }
         }
         Woken::Rung
-    }
-
-    /// Takes one ring, or some of those that came together, without waiting; `TimedOut` if there is none.
-    pub fn hear(&self) -> Woken {
-        loop {
-            return match recv(self.socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
-                Ok(0) if !self.is_of_datagrams => Woken::HungUp,
-                Ok(_) => Woken::Rung,
-                Err(Errno::EINTR) => continue,
-                Err(Errno::EAGAIN) => Woken::TimedOut,
-                Err(_) => Woken::HungUp,
-            };
-        }
     }
 }
 

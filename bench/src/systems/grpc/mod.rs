@@ -75,7 +75,7 @@ pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, 
 pub(super) fn over_stream(job: &PeerJob, worker: &Task) -> Result<System, BenchError> {
     let stream = connect(&job.plan, worker)?;
     system(job, || {
-        worker.attend_in(&Handle::current());
+        worker.drive_on(&Handle::current());
         Ok(stream)
     })
 }
@@ -142,7 +142,7 @@ pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
 pub(super) fn serve_stream(plan: &Plan, ps: &Task) -> Result<(), BenchError> {
     let stream = accept(plan, ps)?;
     serve_connection(plan, || {
-        ps.attend_in(&Handle::current());
+        ps.drive_on(&Handle::current());
         Ok(stream)
     })
 }

@@ -87,7 +87,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let name: Arc<str> = args.name.as_str().into();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::work(format!("no thread can serve connections ({error})")))?;
-    task.attend_in(runtime.handle());
+    task.drive_on(runtime.handle());
     runtime.block_on(async {
         let incoming = args.target.map(|_| streams.listen(&name, StreamOptions::default()));
         let incoming = incoming.transpose().map_err(Failure::work)?;

@@ -2,8 +2,8 @@
 //! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
 //! client to engine to client; `clients` says what is timed.
 //!
-//! For `direct`, `stream` and `grpc-connector` the ps is in the engine's process, and what the two send each other goes past the engine, by memory that they
-//! share.
+//! For `direct`, `stream` and `grpc-connector` the ps is in the engine's process, and what the two send each other goes past the engine,
+//! by memory that they share.
 //!
 //! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
 //! clients in and then sleeps.

@@ -1,6 +1,6 @@
-//! Attending from a runtime of tokio's: one of its tasks looks at the rings when somebody rings, so that what is awaited in that runtime
-//! costs no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment or the runtime, and leaves what
-//! is awaited to the driver then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
+//! A driver in a runtime of tokio's: one of its tasks looks at the rings when somebody rings, so that what is awaited in that runtime costs
+//! no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment or the runtime, and leaves what is
+//! awaited to that thread then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
 
 use std::{
     future::poll_fn,
@@ -21,14 +21,11 @@ use super::{
     readable::Readable,
     wait::Waiter,
 };
-use crate::{
-    clock::Tick,
-    limits::{RINGS_AT_ONCE, SWEEP_INTERVAL},
-};
+use crate::{clock::Tick, limits::SWEEP_INTERVAL};
 
 impl Attachment {
-    /// See [`Task::attend_in`](crate::Task::attend_in).
-    pub(crate) fn attend_in(&self, runtime: &Handle) {
+    /// See [`Task::drive_on`](crate::Task::drive_on).
+    pub(crate) fn drive_on(&self, runtime: &Handle) {
         if self.check_fork().is_err() {
             return;
         }
@@ -41,15 +38,21 @@ impl Attachment {
         // It looks now and then, should the runtime not.
         held.wake_driver();
         drop(held);
-        let attending = AttendingIn(self.me.upgrade().expect("it is borrowed from its owner"));
-        runtime.spawn(async move { attending.run().await });
+        let driver = RuntimeDriver(self.me.upgrade().expect("it is borrowed from its owner"));
+        runtime.spawn(async move { driver.run().await });
+    }
+
+    /// True while a runtime waits to be rung for, for tests of that.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn is_heard_in_runtime(&self) -> bool {
+        self.lock().listening.runtime
     }
 }
 
 /// Leaves what is awaited to the driver when it is dropped: with its runtime, for one.
-struct AttendingIn(Arc<Attachment>);
+struct RuntimeDriver(Arc<Attachment>);
 
-impl Drop for AttendingIn {
+impl Drop for RuntimeDriver {
     fn drop(&mut self) {
         if self.0.check_fork().is_err() {
             return;
@@ -63,7 +66,7 @@ impl Drop for AttendingIn {
     }
 }
 
-impl AttendingIn {
+impl RuntimeDriver {
     async fn run(&self) {
         let mut heard: Option<Heard> = None;
         while let Some(is_up) = self.look(&mut heard) {
@@ -211,12 +214,12 @@ impl Heard {
     /// Ready once somebody has rung since the last time, or nudged: that is no ring.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Woken> {
         if self.daemon.has_news(context) {
-            return Poll::Ready(drain(&self.ear));
+            return Poll::Ready(self.ear.take_rings());
         }
         if let (Some(clients), Some(others)) = (&self.clients, &self.others)
             && clients.has_news(context)
         {
-            if drain(&others.ear) == Woken::HungUp {
+            if others.ear.take_rings() == Woken::HungUp {
                 others.deafen();
             }
             return Poll::Ready(Woken::Rung);
@@ -224,17 +227,4 @@ impl Heard {
         // A thread that listens reads it, and is not kept from that.
         if self.nudged.has_news(context) { Poll::Ready(Woken::TimedOut) } else { Poll::Pending }
     }
-}
-
-/// Takes the rings, since the kernel tells only of what is new: of clients that ring without end, so many. That the daemon hangs up behind
-/// as many, the driver notices.
-fn drain(ear: &ClientEar) -> Woken {
-    for _ in 0..RINGS_AT_ONCE {
-        match ear.hear() {
-            Woken::Rung => {}
-            Woken::TimedOut => break,
-            Woken::HungUp => return Woken::HungUp,
-        }
-    }
-    Woken::Rung
 }

@@ -1245,8 +1245,8 @@ sealane_error *sealane_pull_rows_wait(sealane_task *task,
  * requests as there can be, each of which is answered when all of its tables are published. `received` is called once: when all rows
  * have come, with a tensor for each of `wanted`, in that order; or with the first error, and without tensors.
  *
- * `options` are those of all tables; with `partial`, the call fails all the same if no row of one of the tables came. `options` and
- * `call` may be NULL. `count` may be 0: then there are no tensors.
+ * `options` are those of all tables; with `partial`, the call fails all the same if no row of one of the tables came, now or in an earlier
+ * call with the same sealane_sharded_table. `options` and `call` may be NULL. `count` may be 0: then there are no tensors.
  */
 sealane_error *sealane_pull_all_rows(sealane_task *task,
                                      const sealane_wanted_rows *wanted,

@@ -56,6 +56,12 @@ impl<'a> Rows<'a> {
         self.len() == 0
     }
 
+    /// The lock of a row, if there are any.
+    #[inline]
+    fn stripe(&self, id: u64) -> Option<&'a Stripe> {
+        self.stripes.get(id as usize & self.stripes.len().wrapping_sub(1))
+    }
+
     /// Copies the rows `ids` into `target`, one behind the other.
     ///
     /// # Errors
@@ -88,7 +94,8 @@ impl<'a> Rows<'a> {
     /// room.
     #[inline]
     fn copy(&self, ids: &[u64], place: impl Fn(usize) -> usize, mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
-        assert!(ids.iter().all(|&id| id < self.len() as u64), "the caller has looked for rows that are not there");
+        let len = self.len() as u64;
+        assert!(ids.iter().all(|&id| id < len), "the caller has looked for rows that are not there");
         let to = target.as_mut_ptr();
         // The compiler may read memory twice that it takes to be nobody else's: between the fences it does not.
         compiler_fence(Ordering::SeqCst);
@@ -139,13 +146,15 @@ impl<'a> Rows<'a> {
         for (at, &id) in ids.iter().enumerate() {
             if let Some(&next) = ids.get(at + AHEAD) {
                 prefetch::for_reading(row(next), self.row_bytes.min(AHEAD_BYTES));
+                if let Some(stripe) = self.stripe(next) {
+                    prefetch::for_reading(ptr::from_ref(stripe).cast(), 1);
+                }
             }
             let (from, to) = (row(id), to.wrapping_add(place(at) * self.row_bytes));
-            if self.stripes.is_empty() {
+            let Some(stripe) = self.stripe(id) else {
                 copy(from, to);
                 continue;
-            }
-            let stripe = &self.stripes[id as usize & (self.stripes.len() - 1)];
+            };
             let Some(taken) = copy_whole(stripe, looks.min(left), || copy(from, to)) else { return Err(at) };
             left -= taken;
         }
@@ -164,7 +173,7 @@ impl<'a> Rows<'a> {
         for (at, &id) in ids.iter().enumerate() {
             assert!(id < self.len() as u64, "the caller has looked for rows that are not there");
             let from = id as usize * self.row_bytes;
-            let stripe = (!self.stripes.is_empty()).then(|| &self.stripes[id as usize & (self.stripes.len() - 1)]);
+            let stripe = self.stripe(id);
             // SAFETY: the row was just looked for, and it may be written, as this function asks of its caller.
             let row = unsafe { VolatileSliceMut::new(self.bytes.as_ptr().cast_mut().add(from), self.row_bytes) };
             if let Some(stripe) = stripe {

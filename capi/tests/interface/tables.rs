@@ -418,7 +418,10 @@ fn each_table_of_a_partial_pull_names_what_it_misses() {
     assert!(matches!(why, sealane_code::Unavailable | sealane_code::DeadlineExceeded));
     assert_eq!(missing(of_users), []);
     assert_eq!(missing(of_items), [(WORKER.to_owned(), vec![0], sealane_code::InvalidArgument)]);
-    // Nobody knows what rows of a table are of which none came.
+    // Where none came, rows are what they were before; of a table from which none was ever pulled, nobody knows what that is.
+    let none = pull_all(&world.ps, &[users.wanted(&[7]), parts.wanted(&[1])], &partial).unwrap();
+    assert_eq!((floats(&none[1]).len(), missing(&none[1])[0].1.len()), (DIM, 1));
+    let parts = Sharded::new("users", &[PS, third], 300, SEALANE_SHARDING_MODULO);
     let none = pull_all(&world.ps, &[users.wanted(&[7]), parts.wanted(&[1])], &partial);
     let (code, message) = code(none.err().expect("it fails"));
     assert!(matches!(code, sealane_code::Unavailable | sealane_code::DeadlineExceeded), "{message}");

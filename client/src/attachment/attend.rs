@@ -23,8 +23,10 @@ pub(super) struct Listening {
     pub(super) runtime: bool,
     /// What has that look whether it still does.
     pub(super) waker: Option<Waker>,
-    /// There is such a task, and it is not asked for again if one has panicked: its runtime lacks what it needs.
+    /// There is such a task.
     pub(super) has_runtime: bool,
+    /// One has panicked, for its runtime lacks what it needs: there is to be no other.
+    #[cfg(feature = "tokio")]
     pub(super) has_failed: bool,
 }
 

@@ -11,6 +11,14 @@ use sealane_transport::{
 use super::shares::Share;
 use crate::limits::ROWS_UNCHECKED_BYTES_MAX;
 
+/// What each row of a table is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Row {
+    dtype: DType,
+    shape: Shape,
+    bytes: usize,
+}
+
 /// See the module.
 pub(super) struct Places {
     /// There once it is known what rows are.
@@ -18,15 +26,16 @@ pub(super) struct Places {
     named: usize,
     /// Bytes of a row: guessed until the first rows have come.
     row_bytes: Option<usize>,
-    /// What all of them together are, once the first have come.
-    meta: Option<TensorMeta>,
+    /// What all of them together are, and each, once the first have come.
+    known: Option<(TensorMeta, Row)>,
 }
 
 impl Places {
-    /// For so many rows, in memory of the caller's or of the heap. `row_bytes` is what a row had at another time.
-    pub(super) fn new(memory: Option<Buffer>, named: usize, row_bytes: Option<usize>) -> Self {
-        let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named)).filter(|&bytes| bytes > 0);
-        Self { memory, named, row_bytes: of_memory.or(row_bytes), meta: None }
+    /// For so many rows, in memory of the caller's or of the heap. `earlier` is what a row was at another time.
+    pub(super) fn new(memory: Option<Buffer>, named: usize, earlier: Option<Row>) -> Self {
+        let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named));
+        let row_bytes = of_memory.filter(|&bytes| bytes > 0).or_else(|| earlier.map(|row| row.bytes));
+        Self { memory, named, row_bytes: row_bytes.filter(|&bytes| bytes > 0), known: None }
     }
 
     /// Bytes of a row, as far as that is known.
@@ -38,14 +47,14 @@ impl Places {
         self.memory.take()
     }
 
-    /// True once rows have come: it is known what they look like.
-    pub(super) fn are_known(&self) -> bool {
-        self.meta.is_some()
+    /// What rows are, once some have come.
+    pub(super) fn row(&self) -> Option<&Row> {
+        self.known.as_ref().map(|(_, row)| row)
     }
 
     /// All rows; `None` if none has come, or they were taken.
     pub(super) fn take(&mut self) -> Option<Tensor> {
-        Some(Tensor::from_parts(self.meta.take()?, self.memory.take()?))
+        Some(Tensor::from_parts(self.known.take()?.0, self.memory.take()?))
     }
 
     /// Puts rows that came to their places.
@@ -60,11 +69,12 @@ impl Places {
         (meta, from): (&TensorMeta, &[u8]),
         (owner, key): (&str, &str),
     ) -> Result<(), Error> {
-        let Some((row, row_bytes)) = rows_in(meta, from.len(), count) else {
+        let Some(row) = rows_in(meta, from.len(), count) else {
             let reason = format!("it sent {meta:?} of {} bytes for {count} rows of '{key}'", from.len());
             return Err(Error::unavailable(owner, reason));
         };
-        self.expect(meta.dtype(), &row, row_bytes, key)?;
+        let row_bytes = row.bytes;
+        self.expect(row, key)?;
         let Some(to) = self.memory.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let indices = first..first + count;
         match row_bytes {
@@ -85,17 +95,20 @@ impl Places {
         Ok(())
     }
 
-    /// Rows of that type and shape each are to be put to their places.
-    fn expect(&mut self, dtype: DType, row: &Shape, row_bytes: usize, key: &str) -> Result<(), Error> {
-        match &self.meta {
-            Some(known) if known.dtype() == dtype && known.shape()[1..] == row[..] => Ok(()),
-            Some(known) => {
-                let (of, other) = (known.shape(), known.dtype());
-                let of = &of[1..];
-                let reason = format!("the parts of '{key}' differ: rows of {other} {of:?} and of {dtype} {row:?}");
+    /// Such rows are to be put to their places.
+    ///
+    /// # Errors
+    /// InvalidArgument if others are expected, or they do not fill the caller's memory; ResourceExhausted if there is no memory for all.
+    pub(super) fn expect(&mut self, row: Row, key: &str) -> Result<(), Error> {
+        match &self.known {
+            Some((_, known)) if *known == row => Ok(()),
+            Some((_, known)) => {
+                let (of, other) = (&known.shape, known.dtype);
+                let reason =
+                    format!("the parts of '{key}' differ: rows of {other} {of:?} and of {} {:?}", row.dtype, row.shape);
                 Err(Error::invalid(reason))
             }
-            None => self.begin(dtype, row, row_bytes, key),
+            None => self.begin(row, key),
         }
     }
 
@@ -110,20 +123,20 @@ impl Places {
         (owner, key): (&str, &str),
     ) -> Result<(&mut Buffer, usize), Error> {
         let rows = meta.shape().first().and_then(|&rows| usize::try_from(rows).ok());
-        let Some((row, row_bytes)) = rows.and_then(|rows| rows_in(meta, bytes, rows)).filter(|(_, bytes)| *bytes > 0)
-        else {
+        let Some(row) = rows.and_then(|rows| rows_in(meta, bytes, rows)).filter(|row| row.bytes > 0) else {
             return Err(Error::unavailable(owner, format!("'{key}' is {meta:?} of {bytes} bytes")));
         };
-        self.expect(meta.dtype(), &row, row_bytes, key)?;
+        let row_bytes = row.bytes;
+        self.expect(row, key)?;
         Ok((self.memory.as_mut().expect("it was made for the first rows"), row_bytes))
     }
 
-    /// The first rows have come, of that type and shape each.
-    fn begin(&mut self, dtype: DType, row: &[u64], row_bytes: usize, key: &str) -> Result<(), Error> {
-        let named = self.named;
+    /// The first rows have come.
+    fn begin(&mut self, row: Row, key: &str) -> Result<(), Error> {
+        let (named, row_bytes) = (self.named, row.bytes);
         let all = named.checked_mul(row_bytes).ok_or_else(|| Error::invalid("too many rows"))?;
-        let shape: Shape = std::iter::once(named as u64).chain(row.iter().copied()).collect();
-        let meta = TensorMeta::new(dtype, &shape)?;
+        let shape: Shape = std::iter::once(named as u64).chain(row.shape.iter().copied()).collect();
+        let meta = TensorMeta::new(row.dtype, &shape)?;
         // Rows of fewer bits than fill their last bytes do not lie side by side in one tensor.
         meta.check_bytes(all as u64)?;
         match &self.memory {
@@ -135,21 +148,21 @@ impl Places {
             Some(_) => {}
             None => self.memory = Some(zeros(all)?),
         }
-        (self.meta, self.row_bytes) = (Some(meta), Some(row_bytes));
+        (self.known, self.row_bytes) = (Some((meta, row)), Some(row_bytes));
         Ok(())
     }
 }
 
-/// The shape of one of `count` rows, and its bytes; `None` if the tensor, of so many bytes, is anything else.
-fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<(Shape, usize)> {
-    let mut row = meta.shape();
-    if meta.is_strings() || meta.is_dead() || row.first() != Some(&(count as u64)) {
+/// What one of `count` rows is; `None` if the tensor, of so many bytes, is anything else.
+fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<Row> {
+    let mut shape = meta.shape();
+    if meta.is_strings() || meta.is_dead() || shape.first() != Some(&(count as u64)) {
         return None;
     }
-    row.remove(0);
-    let elements = row.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))?;
+    shape.remove(0);
+    let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))?;
     let row_bytes = usize::try_from(meta.dtype().bytes_of(elements)?).ok()?;
-    (count.checked_mul(row_bytes)? == bytes).then_some((row, row_bytes))
+    (count.checked_mul(row_bytes)? == bytes).then_some(Row { dtype: meta.dtype(), shape, bytes: row_bytes })
 }
 
 /// Memory for rows, all zero. How large a row is is the owner's word: too much of it is an error, and ends no process.
@@ -204,7 +217,7 @@ mod tests {
                 assert!(error.to_string().contains("ps"), "{error}");
             }
             // And after rows that are right.
-            let mut places = Places::new(None, 2, Some(5));
+            let mut places = Places::new(None, 2, None);
             put(&mut places, &numbers(&[2, 16]).unwrap()).unwrap();
             assert_eq!(places.row_bytes(), Some(16));
             assert!(put(&mut places, &wrong).is_err(), "{wrong:?}");

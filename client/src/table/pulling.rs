@@ -33,8 +33,8 @@ pub struct RowsOptions {
     /// How long it may take. Default: the daemon's or the engine's `request_timeout`.
     pub timeout: Option<Duration>,
     /// Rows that their table does not have, or whose owner is gone or does not answer in time, are left out and named in
-    /// [`PulledRows::missing`]; the others come. The call fails all the same if no row of one of its tables came: nobody knows what
-    /// its rows look like. Default: it fails with the first error.
+    /// [`PulledRows::missing`]; the others come. The call fails all the same if no row of one of its tables came, now or in an earlier
+    /// call with the same [`ShardedTable`] or a clone: nobody knows what its rows look like. Default: it fails with the first error.
     pub partial: bool,
     /// An owner that has left is not waited for: its rows fail with Unavailable, at once or as soon as it leaves; one that was never
     /// there is waited for. Default: true. Without it, who has left is waited for too, until the deadline, since it may come back.
@@ -191,7 +191,7 @@ impl PullingAllRows {
     /// Adds a table to what is to be asked for. `owners` are the numbers of those that there are.
     fn add<'w>(&mut self, RowsWanted { table, ids, out }: RowsWanted<'w>, owners: &mut HashMap<&'w str, usize>) {
         let number = self.tables.len();
-        let places = Places::new(out, ids.len(), table.row_bytes());
+        let places = Places::new(out, ids.len(), table.row());
         self.tables.push(Table { table: table.clone(), places, missing: Vec::new(), asked: 0 });
         let (parts, beyond) = match split_what_is_there(table, ids) {
             Ok((_, Some((_, error)))) if !self.partial => return self.fail(error),
@@ -444,7 +444,7 @@ impl PullingAllRows {
     fn have_read(&self, rows: &[Viewed]) {
         for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
             let Table { table, places, .. } = &self.tables[viewed.table];
-            table.set_row_bytes(places.row_bytes());
+            table.set_row(places.row().cloned());
         }
     }
 
@@ -468,8 +468,12 @@ impl PullingAllRows {
         }
         for span in spans {
             let Table { table, places, .. } = &self.tables[self.owners[owner].wanted[span.wanted].table];
-            // After an error the size of rows is learnt anew: it may be the reason.
-            table.set_row_bytes(places.row_bytes().filter(|_| put.is_ok()));
+            match &put {
+                Ok(()) => table.set_row(places.row().cloned()),
+                Err(error) if is_of_one_owner(error) => {}
+                // What rows are is learnt anew: it may be the reason.
+                Err(_) => table.set_row(None),
+            }
         }
         match put {
             Ok(()) => {}
@@ -540,6 +544,9 @@ impl PullingAllRows {
     }
 
     fn end(&mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
+        if self.failed.is_none() {
+            self.tables.iter_mut().for_each(Table::presume);
+        }
         match self.failed.take().or_else(|| self.tables.iter().find_map(Table::is_unknown)) {
             Some(error) => {
                 let outs = self.tables.iter_mut().map(|table| table.places.take_memory()).collect();
@@ -551,10 +558,21 @@ impl PullingAllRows {
 }
 
 impl Table {
-    /// Why none of its rows has come, if that is so: nobody knows what they look like.
+    /// If none of its rows has come, they are taken to be what they were before.
+    fn presume(&mut self) {
+        if !self.missing.is_empty()
+            && self.places.row().is_none()
+            && let Some(row) = self.table.row()
+        {
+            // If they do not fill the caller's memory, it is unknown what they are.
+            let _ = self.places.expect(row, self.table.key());
+        }
+    }
+
+    /// Why none of its rows has come, if that is so and nobody knows what they look like.
     fn is_unknown(&self) -> Option<Error> {
         let why = || self.missing.first().expect("the outcome was handed out before").error.clone();
-        (!self.places.are_known()).then(why)
+        self.places.row().is_none().then(why)
     }
 
     fn end(&mut self) -> PulledRows {

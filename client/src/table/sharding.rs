@@ -3,11 +3,13 @@
 //! Whoever publishes a part and whoever pulls rows must agree: the ways below are part of the interface, and do not change.
 
 use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 
 use sealane_transport::{Error, limits::TABLE_KEY_BYTES_MAX};
+
+use super::places::Row;
 
 /// How the rows of a table are dealt out to `n` owners, by the number of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,8 +179,8 @@ pub struct ShardedTable {
 /// What earlier pulls have learnt, which is no part of what a table is. Clones share it.
 #[derive(Debug)]
 struct Known {
-    /// Bytes of a row when rows were pulled last; 0 if none were.
-    row_bytes: AtomicUsize,
+    /// What rows were when some were pulled last.
+    row: Mutex<Option<Row>>,
     /// By the owner: the attachment's link by which its part was not to be viewed; 0 if none was tried, or it was.
     unviewed: Box<[AtomicU64]>,
 }
@@ -211,7 +213,7 @@ impl ShardedTable {
             return Err(Error::invalid(reason));
         }
         let unviewed = owners.iter().map(|_| AtomicU64::new(0)).collect();
-        let known = Arc::new(Known { row_bytes: AtomicUsize::new(0), unviewed });
+        let known = Arc::new(Known { row: Mutex::new(None), unviewed });
         Ok(ShardedTable { key: key.into(), owners, sharding, known })
     }
 
@@ -238,13 +240,13 @@ impl ShardedTable {
         &self.owners[number]
     }
 
-    /// Bytes of a row, if rows were pulled before: a guess, for the owners may have published something else since.
-    pub(super) fn row_bytes(&self) -> Option<usize> {
-        Some(self.known.row_bytes.load(Ordering::Relaxed)).filter(|&bytes| bytes > 0)
+    /// What its rows were, if some were pulled before: a guess, for the owners may have published something else since.
+    pub(super) fn row(&self) -> Option<Row> {
+        self.known.row.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set_row_bytes(&self, bytes: Option<usize>) {
-        self.known.row_bytes.store(bytes.unwrap_or(0), Ordering::Relaxed);
+    pub(super) fn set_row(&self, row: Option<Row>) {
+        *self.known.row.lock().unwrap_or_else(PoisonError::into_inner) = row;
     }
 
     /// Whether an owner's part may lie where this process can read it, as far as it is known by the attachment's link of that number.

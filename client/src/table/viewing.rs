@@ -121,7 +121,8 @@ impl Reading {
         let part = &self.rows[self.table].part;
         let (target, row_bytes) = to.of_table(meta, bytes.len(), (owner, key))?;
         let table = Rows::new(bytes, row_bytes, locks);
-        if self.read == 0 && part.ids.iter().any(|&id| id >= table.len() as u64) {
+        let rows = table.len() as u64;
+        if self.read == 0 && part.ids.iter().any(|&id| id >= rows) {
             return Ok(self.leave(false));
         }
         let most = (*budget / row_bytes).clamp(1, ROWS_READ_AT_ONCE);

@@ -195,11 +195,18 @@ pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, wor
     );
     let numbers = pulled.rows.elements::<f32>().unwrap();
     assert_eq!([0, 1, 2, 3].map(|row| numbers[row * DIM as usize + 1]), [0.01, 0., 2.01, 0.]);
-    // Of no row is known what it looks like.
-    let out = Some(Buffer::from_vec(vec![0; 128]));
+    // Where no row comes, rows are what they were before; of a table from which none was ever pulled, nobody knows what that is.
     let short = within(Duration::from_millis(300));
-    let all = worker.pull_rows_into(RowsWanted { table: &parts, ids: &[1, 3], out }, &short).wait().unwrap_err();
-    assert_eq!((all.error.code(), all.destination.map(|out| out.len())), (Code::DeadlineExceeded, Some(128)));
+    let none = worker.pull_rows(&parts, &[1, 3], &short).wait().unwrap();
+    assert_eq!((none.rows.meta().dtype(), &none.rows.shape()[..]), (DType::F32, &[2, DIM][..]));
+    assert_eq!(none.missing.iter().map(|missing| missing.places.len()).sum::<usize>(), 2);
+    assert!(none.missing.iter().all(|missing| missing.error.code() == Code::DeadlineExceeded));
+    let new = ShardedTable::new("user", [ps.name(), worker.name()], parts.sharding().clone()).unwrap();
+    for (table, bytes) in [(&new, 128), (&parts, 100)] {
+        let out = Some(Buffer::from_vec(vec![0; bytes]));
+        let none = worker.pull_rows_into(RowsWanted { table, ids: &[1, 3], out }, &short).wait().unwrap_err();
+        assert_eq!((none.error.code(), none.destination.map(|out| out.len())), (Code::DeadlineExceeded, Some(bytes)));
+    }
     let whole = worker.pull_rows(&parts, &[0, 1], &RowsOptions { partial: false, ..short }).wait();
     assert_eq!(whole.unwrap_err().error.code(), Code::DeadlineExceeded);
 }
@@ -275,9 +282,11 @@ pub fn what_was_not_asked_of_an_owner_that_is_late_is_late_too(ps: &Task, worker
     let within = |timeout| RowsOptions { partial: true, timeout: Some(timeout), ..RowsOptions::default() };
     let (all, one) = ((0..=rows).collect::<Vec<u64>>(), [rows]);
     let wanted = |ids| RowsWanted { table: &users, ids, out: None };
-    // Of the second it is not even known what no rows look like.
+    // Of another table it is not even known what no rows look like.
     let short = within(Duration::from_millis(300));
-    let unpulled = worker.pull_all_rows([wanted(&all[..]), wanted(&[])], &short).wait().unwrap_err();
+    let other = ShardedTable::of(worker.name(), "user").unwrap();
+    let unknown = RowsWanted { table: &other, ids: &[], out: None };
+    let unpulled = worker.pull_all_rows([wanted(&all[..]), unknown], &short).wait().unwrap_err();
     assert_eq!((unpulled.error.code(), unpulled.outs.len()), (Code::DeadlineExceeded, 2));
     let pulled = until_there(|timeout| {
         let pulled = worker.pull_all_rows([wanted(&all), wanted(&one)], &within(timeout)).wait().ok()?;

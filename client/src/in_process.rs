@@ -67,9 +67,10 @@ pub(crate) trait InProcess: Send + Sync {
     fn withdraw(&self, key: &str) -> Result<(), Error>;
     /// A plan that is pulled over the shard that is `stripe` after the one that serves the pair.
     fn plan(&self, from: &str, stripe: usize, keys: Keys) -> Box<dyn Pulls>;
+    /// The first request goes over the shard that is `stripe` after that one, and each further one over the next.
     fn pull_rows(
         &self,
-        from: &str,
+        from: (&str, usize),
         min_version: i64,
         options: PullOptions,
         wanted: Vec<NamedRowsBuf>,

@@ -603,8 +603,14 @@ impl Task {
         }
     }
 
-    /// Asks an owner for rows of its tables: (owner, minimal version), in as many requests as `wanted` has.
-    pub(crate) fn ask_rows(&self, of: (&str, i64), options: PullOptions, wanted: Vec<NamedRowsBuf>) -> Vec<Receiving> {
+    /// Asks an owner for rows of its tables: ((owner, stripe), minimal version), in as many requests as `wanted` has. The first goes to
+    /// the shard that is `stripe` after the one that serves the pair, and each further one to the next.
+    pub(crate) fn ask_rows(
+        &self,
+        of: ((&str, usize), i64),
+        options: PullOptions,
+        wanted: Vec<NamedRowsBuf>,
+    ) -> Vec<Receiving> {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut receivings = Vec::with_capacity(wanted.len());
@@ -625,7 +631,8 @@ impl Task {
     pub(crate) fn ask_places(&self, of: (&str, i64), options: PullOptions, tables: NamedRowsBuf) -> Option<Receiving> {
         let attachment = self.attachment()?;
         let mut receiving = None;
-        attachment.pull_rows((of, true), options, &[tables], |asked| {
+        let (owner, min_version) = of;
+        attachment.pull_rows((((owner, 0), min_version), true), options, &[tables], |asked| {
             receiving = Some(Receiving::of(attachment, asked.map_err(Unreceived::from)));
         });
         receiving

@@ -203,7 +203,7 @@ impl Link {
         Ok(peer)
     }
 
-    /// The number of a peer for plans, with the shard that is so many after the one that serves the pair.
+    /// The number of a peer for plans and rows, with the shard that is so many after the one that serves the pair.
     pub(super) fn pulled_peer(&mut self, task: &str, name: &str, stripe: usize) -> Result<Peer, Unsubmitted> {
         let serving = self.serving(task, name);
         let segment = ((usize::from(serving) + stripe) % self.segments.len()) as u16;

@@ -124,10 +124,11 @@ impl Attachment {
         asked.map_err(|error| unreceived(error, memory.into_destination().0))
     }
 
-    /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order.
+    /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order. The
+    /// first goes to the shard that is so many after the one that serves the pair, and each further one to the next.
     pub(crate) fn pull_rows(
         &self,
-        (of, views): ((&str, i64), bool),
+        (((peer, stripe), min_version), views): (((&str, usize), i64), bool),
         options: PullOptions,
         wanted: &[NamedRowsBuf],
         mut each: impl FnMut(Result<u32, Error>),
@@ -138,8 +139,8 @@ impl Attachment {
             Err(error) => return wanted.iter().for_each(|_| each(Err(error.clone()))),
         };
         held.give_back_blocks();
-        for rows in wanted {
-            each(held.pull_rows(now, (of, views), rows.as_rows(), options));
+        for (stripe, rows) in (stripe..).zip(wanted) {
+            each(held.pull_rows(now, ((peer, stripe), min_version, views), rows.as_rows(), options));
         }
         held.submitted(wanted.len());
     }
@@ -468,12 +469,18 @@ impl Held<'_> {
     fn pull_rows(
         &mut self,
         now: Tick,
-        ((peer, min_version), views): ((&str, i64), bool),
+        ((peer, stripe), min_version, views): ((&str, usize), i64, bool),
         rows: NamedRows<'_>,
         PullOptions { timeout, fail_if_gone }: PullOptions,
     ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
-        let Peer { segment, number: peer } = self.peer(peer)?;
+        let Peer { segment, number: peer } = match stripe {
+            0 => self.peer(peer)?,
+            _ => {
+                let task = self.attachment.task();
+                self.submit(WHILE_IT_READS, |link| link.pulled_peer(task, peer, stripe))?
+            }
+        };
         let asked = self.enter(Direction::Recv, segment, deadline, Memory::Nothing, |call| {
             (timeout_ms, Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone })
         });

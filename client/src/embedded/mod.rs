@@ -81,7 +81,7 @@ impl InProcess for sealane_fusion::Task {
 
     fn pull_rows(
         &self,
-        from: &str,
+        from: (&str, usize),
         min_version: i64,
         options: PullOptions,
         wanted: Vec<NamedRowsBuf>,

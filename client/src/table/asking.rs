@@ -47,6 +47,8 @@ pub(super) struct Owner {
     pub(super) wanted: Vec<Wanted>,
     /// In the order in which it was asked.
     pub(super) asked: VecDeque<Asked>,
+    /// Requests that it was sent.
+    pub(super) requests: usize,
     /// Rows that this process is to read itself, if it may: first it is to be asked where they are, and then it was.
     pub(super) viewed: Vec<Viewed>,
     pub(super) located: VecDeque<viewing::Asked>,
@@ -73,7 +75,7 @@ impl Wanted {
 impl Owner {
     pub(super) fn new(name: &str) -> Self {
         let (wanted, asked, viewed, located) = Default::default();
-        Self { name: name.into(), wanted, asked, viewed, located, probes_alone: false }
+        Self { name: name.into(), wanted, asked, requests: 0, viewed, located, probes_alone: false }
     }
 
     /// True if it was asked for something.

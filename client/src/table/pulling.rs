@@ -291,7 +291,10 @@ impl PullingAllRows {
         let (named, spans): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let options = self.options();
         let owner = &mut self.owners[owner];
-        let receivings = self.task.ask_rows((&owner.name, self.min_version), options, named);
+        // What is more than one request is shared out among the shards.
+        let from = (&*owner.name, owner.requests);
+        owner.requests += named.len();
+        let receivings = self.task.ask_rows((from, self.min_version), options, named);
         owner.asked.extend(zip(spans, receivings).map(|(spans, receiving)| Asked { spans, receiving }));
     }
 

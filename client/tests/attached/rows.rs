@@ -193,6 +193,27 @@ fn counted(daemon: &Daemon) -> (u64, u64, u64) {
 }
 
 #[test]
+fn the_requests_of_a_large_pull_are_shared_out_among_the_shards() {
+    let directory = directory();
+    let daemon = start(&directory, false);
+    assert_eq!(daemon.engine.shards(), 2);
+    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
+    let rows_of_shards = || -> Vec<u64> {
+        let shards = daemon.engine.figures().into_iter();
+        shards.map(|shard| shard.tables.iter().map(|table| table.counters.rows).sum()).collect()
+    };
+    worker.pull_rows(&table, &[7], &RowsOptions::default()).wait().unwrap();
+    daemon.until("a small pull is of the shard that serves the pair", |_| rows_of_shards().iter().sum::<u64>() == 1);
+    assert!(rows_of_shards().contains(&0));
+    let ids: Vec<u64> = (0..1000).collect();
+    let pulled = worker.pull_rows(&table, &ids, &RowsOptions::default()).wait().unwrap();
+    assert!(are_pages(pulled.rows.bytes(), 0));
+    daemon.until("all was gathered", |_| rows_of_shards().iter().sum::<u64>() == 1001);
+    let rows = rows_of_shards();
+    assert!(rows.iter().all(|&rows| rows > 400), "{rows:?} of 1001");
+}
+
+#[test]
 fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
     let directory = directory();
     let daemon = start(&directory, true);

@@ -3,7 +3,9 @@
 #[path = "../rows/scenarios.rs"]
 mod scenarios;
 
-use crate::two;
+use sealane_runtime::Pin;
+
+use crate::{two, two_with};
 
 macro_rules! between_engines {
     ($($scenario:ident),* $(,)?) => {
@@ -16,3 +18,10 @@ macro_rules! between_engines {
 }
 
 scenarios::all!(between_engines);
+
+#[test]
+fn more_rows_than_one_request_names_come_over_all_shards() {
+    let (ps, worker) = two_with(|settings| (settings.runtime.shards, settings.runtime.pin) = (2, Pin::Off));
+    scenarios::more_rows_than_one_request_names_come_together(&ps, &worker);
+    scenarios::rows_of_many_tables_come_together(&ps, &worker);
+}

@@ -152,49 +152,47 @@ impl Task {
 
     /// Asks for rows of tables that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
     /// has: see [`NamedRows`](sealane_transport::named_rows::NamedRows). Each comes as
-    /// [one tensor](sealane_transport::gathered_rows).
+    /// [one tensor](sealane_transport::gathered_rows). The first goes over the shard that is `stripe` after the one that serves the pair,
+    /// and each further one over the next, counted around.
     ///
     /// # Panics
     /// If a request names no table.
     pub fn pull_rows(
         &self,
-        from: &str,
+        (from, stripe): (&str, usize),
         min_version: i64,
         PullOptions { timeout, fail_if_gone }: PullOptions,
         wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Receiving> {
         let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
-        let (mut receivers, mut asks) = (Vec::new(), Vec::new());
-        for rows in wanted {
+        let (local, serving) = (self.place, self.serving(from));
+        let ask = |(stripe, rows): (usize, NamedRowsBuf)| {
             assert!(!rows.is_empty(), "a request names a table");
             let (sender, receiver) = oneshot::channel();
-            let (recall, tag) = self.recall(from);
-            receivers.push((receiver, recall));
-            asks.push((rows, RecvWaiter::Channel(sender), tag));
-        }
-        let (local, peer) = (self.place, from.to_owned());
-        let submitted = self.submit(from, move |node, now| {
-            let pair = node.pair(local, &peer);
-            for (rows, waiter, tag) in asks {
-                match &pair {
-                    &Ok(pair) => {
-                        let (rows, deadline) = (rows.as_rows(), deadline(now, timeout));
-                        let views = false;
-                        let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
-                        write_on(&tag, node.pull_rows(now, request));
-                    }
-                    Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),
+            let shard = (serving + stripe) % self.shards();
+            let (recall, tag) = self.recall_at(shard);
+            let (peer, waiter) = (from.to_owned(), RecvWaiter::Channel(sender));
+            let submitted = self.submit_to(shard, move |node, now| match node.pulling_pair(local, &peer) {
+                Ok(pair) => {
+                    let (rows, deadline, views) = (rows.as_rows(), deadline(now, timeout), false);
+                    let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
+                    write_on(&tag, node.pull_rows(now, request));
                 }
-            }
-        });
-        let receiving = |(receiver, recall)| Receiving { outcome: Outcome::of(submitted.clone(), receiver), recall };
-        receivers.into_iter().map(receiving).collect()
+                Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error))),
+            });
+            Receiving { outcome: Outcome::of(submitted, receiver), recall }
+        };
+        (stripe..).zip(wanted).map(ask).collect()
     }
 
     /// How to cancel a recv of this task from `peer`, and where the shard leaves its name for it.
     fn recall(&self, peer: &str) -> (Recall, Tag) {
+        self.recall_at(self.serving(peer))
+    }
+
+    fn recall_at(&self, shard: usize) -> (Recall, Tag) {
         let tag = Tag::default();
-        (Recall { shard: self.shard(self.serving(peer)), tag: tag.clone() }, tag)
+        (Recall { shard: self.shard(shard), tag: tag.clone() }, tag)
     }
 
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,

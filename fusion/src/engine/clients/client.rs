@@ -317,7 +317,7 @@ impl Client {
             }
             Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
-                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
+                let pair = self.pulling_pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
                     return Err(Misconduct(format!("call {call} is already in flight")));
                 }
@@ -404,10 +404,10 @@ impl Client {
         Ok(())
     }
 
-    /// The pair with a peer for a plan, which any shard may pull.
+    /// The pair with a peer for a plan or rows, which any shard may pull.
     fn pulling_pair(&self, node: &mut Node, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
         let peer = self.peers.get(usize::from(peer)).ok_or_else(|| unnamed(peer))?;
-        Ok(node.pulling_pair(self.task, &peer.name))
+        Ok(peer.pair.map_or_else(|| node.pulling_pair(self.task, &peer.name), Ok))
     }
 
     /// The pair with a peer. One that the endpoint map does not name is looked up again each time: a new map may.

@@ -49,7 +49,7 @@ PS = [
 ]
 ROWS = [
     line("26 x 2048 rows of 64 B, TCP", "rows_tcp", "steps_per_s"),
-    line("the same, shared memory, through the daemon", "rows_shm", "steps_per_s"),
+    line("the same, shared memory", "rows_shm", "steps_per_s"),
 ]
 SYSTEMS = ["<what", "Sealane", "raw", "gRPC", "speed, raw = 1", "speed, gRPC = 1"]
 

@@ -10,7 +10,7 @@ use sealane_fusion::{
     LocalReceivingBatch, LocalSending, Tensor, TensorMeta, Unreceived,
 };
 
-use super::engine::{self, NAME, PS, QUEUE, SHOWN_AFTER, WORKER, key_of, on_shard, shown};
+use super::engine::{self, ASKED, NAME, PS, QUEUE, SHOWN_AFTER, WORKER, key_of, on_shard, shown};
 use crate::error::BenchError;
 use crate::figures::Sample;
 use crate::limits::FILL;
@@ -225,9 +225,14 @@ impl Client for Consumer<'_> {
         }
         let asked = Instant::now();
         let lane = &mut self.lanes[0];
+        let asking = plan.idle().map(|_| self.pair.send(lane.step, ASKED, Tensor::dead(DType::U8)));
         let tensor = lane.ask(&self.pair).await.map_err(unreceived)?;
         lane.take_in(tensor)?;
-        Ok((asked, Instant::now()))
+        let answered = Instant::now();
+        if let Some(asking) = asking {
+            asking.await.map_err(failed)?;
+        }
+        Ok((asked, answered))
     }
 
     async fn step(&mut self) -> Result<(), BenchError> {

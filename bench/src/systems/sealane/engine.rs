@@ -247,6 +247,9 @@ pub(super) const WORKER: &str = "worker:1";
 /// The queue of a ps into which gradients are pushed.
 pub(super) const QUEUE: &str = "gradients";
 
+/// The key of what a consumer sends after a gap, which the producer answers: unasked, a small tensor would come while the gap passes.
+pub(super) const ASKED: &str = "asked";
+
 /// The task of one of many ps.
 pub(super) fn ps_task(number: usize) -> String {
     format!("ps{number:03}:1")

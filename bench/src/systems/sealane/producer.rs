@@ -4,13 +4,16 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::time::Duration;
 
 use bytes::Bytes;
-use sealane_fusion::{Code, DType, Engine, Error, LocalPair, LocalSending, LocalTask, SendOptions, Tensor, TensorMeta};
+use sealane_fusion::{
+    Code, DType, Engine, Error, LocalPair, LocalSending, LocalTask, RecvOptions, SendOptions, Tensor, TensorMeta,
+};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 
 use super::consumer;
-use super::engine::{self, PS, WORKER, key_of, lanes, on_shard};
+use super::engine::{self, ASKED, PS, WORKER, key_of, lanes, on_shard};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
 
@@ -36,16 +39,22 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
             return publish(&ps, 0, &parameters);
         }
         let by_step = plan.bench == Bench::Fuse;
-        let serving = serve(ps.pair(WORKER)?, parameters, consumer::batch(&plan), by_step);
+        let serving = serve(ps.pair(WORKER)?, parameters, consumer::batch(&plan), (by_step, plan.idle().is_some()));
         drop(shard.shard().spawn(told("the producer ended", serving)));
         Ok(())
     })
 }
 
 /// Deposits the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was deposited first
-/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is. So many lanes are
-/// deposited by one call.
-async fn serve(pair: LocalPair, parameters: Vec<Parameter>, batch: usize, by_step: bool) -> Result<(), Error> {
+/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is; or else when it is asked
+/// for. So many lanes are deposited by one call.
+async fn serve(
+    pair: LocalPair,
+    parameters: Vec<Parameter>,
+    batch: usize,
+    (by_step, when_asked): (bool, bool),
+) -> Result<(), Error> {
+    let without_end = || RecvOptions { timeout: Some(Duration::MAX), ..RecvOptions::default() };
     let mut sent: VecDeque<LocalSending> = VecDeque::new();
     let (steps, batches) = (steps_ahead(&parameters), parameters.len().div_ceil(batch));
     for step in 0.. {
@@ -59,6 +68,9 @@ async fn serve(pair: LocalPair, parameters: Vec<Parameter>, batch: usize, by_ste
                 && let Some(first) = sent.pop_front()
             {
                 first.await?;
+            }
+            if when_asked {
+                pair.recv_with(step, ASKED, without_end()).await.map_err(|unreceived| unreceived.error)?;
             }
             sent.push_back(match together {
                 [alone] => alone.send(&pair, step),

@@ -1,5 +1,6 @@
 //! Streams of bytes: each process numbers those that it dials, writes one to its end, reads an answer, and waits until the other process
-//! has taken all; the other answers the first of it with as much, and reads to the end, or hears that there is none.
+//! has taken all; the other answers the first of it with as much, and reads to the end, or hears that there is none. Some are written
+//! slowly, and the connections that they have of their own are broken meanwhile, which none must notice.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread::{self, Scope};
@@ -18,12 +19,18 @@ const CALL: StreamOptions =
     StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)), polling: None };
 const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
 
-/// How long bytes are written; and what that may take with a dial that is tried so long, and the calls that are under way by then.
+/// How long bytes are written; and what that may take with a dial that is tried so long, the calls that are under way by then, and pauses.
 const WRITES: Duration = Duration::from_secs(2);
-const STREAM_TIMEOUT: Duration = Duration::from_secs(7);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Far longer than whoever dials takes, than anything is done to it, and than it takes to hear that it has gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pieces of a stream that is written slowly, so that something happens meanwhile, and the time between two.
+const PIECES: usize = 20;
+const PIECE_PAUSE: Duration = Duration::from_millis(50);
+/// After so many of them, and as many more, the connection that it has of its own is broken, if it has one.
+const BREAK_PIECES: usize = 6;
 
 /// Bytes of an answer: no first piece has fewer.
 const ANSWER: usize = 1;
@@ -55,12 +62,12 @@ pub(super) fn dial(actor: &Actor, streams: &Streams, to: usize) {
         let number = (to as u64) << 32 | times;
         actor.ledger.call(What::new(Kind::Stream, &[to], number as i64), STREAM_TIMEOUT, || {
             let label = Label { life: actor.life, ..Label::of(Kind::Stream, actor.me, number, to as u32) };
-            carry(streams, to, &label.bytes(bytes_of(number)))
+            carry(streams, to, &label.bytes(bytes_of(number)), mix(number, 12).is_multiple_of(2))
         });
     });
 }
 
-fn carry(streams: &Streams, to: usize, bytes: &[u8]) -> Outcome {
+fn carry(streams: &Streams, to: usize, bytes: &[u8], slowly: bool) -> Outcome {
     let begun = Instant::now();
     let stream = loop {
         match streams.connect(&name(to), LISTENER, CALL).wait() {
@@ -70,13 +77,22 @@ fn carry(streams: &Streams, to: usize, bytes: &[u8]) -> Outcome {
             Ok(dialed) => break dialed,
         }
     };
-    let (begun, mut rest) = (Instant::now(), bytes);
+    let begun = Instant::now();
     let is_early = |error: &std::io::Error| error.kind() == ErrorKind::TimedOut && begun.elapsed() < WRITES;
-    while !rest.is_empty() {
-        match (&stream).write(rest) {
-            Ok(count) => rest = &rest[count..],
-            Err(error) if is_early(&error) => {}
-            Err(error) => return Outcome::failed(&told(error)),
+    for (number, mut rest) in bytes.chunks(if slowly { bytes.len().div_ceil(PIECES) } else { bytes.len() }).enumerate()
+    {
+        while !rest.is_empty() {
+            match (&stream).write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if is_early(&error) => {}
+                Err(error) => return Outcome::failed(&told(error)),
+            }
+        }
+        if slowly {
+            thread::sleep(PIECE_PAUSE);
+        }
+        if (number + 1).is_multiple_of(BREAK_PIECES) {
+            stream.break_off();
         }
     }
     let mut answer = [0; ANSWER];

@@ -19,6 +19,12 @@ pub(super) struct Row {
     bytes: usize,
 }
 
+impl Row {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// See the module.
 pub(super) struct Places {
     /// There once it is known what rows are.
@@ -31,10 +37,10 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// For so many rows, in memory of the caller's or of the heap. `earlier` is what a row was at another time.
-    pub(super) fn new(memory: Option<Buffer>, named: usize, earlier: Option<Row>) -> Self {
+    /// For so many rows, in memory of the caller's or of the heap. `row_bytes` is what a row had at another time.
+    pub(super) fn new(memory: Option<Buffer>, named: usize, row_bytes: Option<usize>) -> Self {
         let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named));
-        let row_bytes = of_memory.filter(|&bytes| bytes > 0).or_else(|| earlier.map(|row| row.bytes));
+        let row_bytes = of_memory.filter(|&bytes| bytes > 0).or(row_bytes);
         Self { memory, named, row_bytes: row_bytes.filter(|&bytes| bytes > 0), known: None }
     }
 
@@ -217,7 +223,7 @@ mod tests {
                 assert!(error.to_string().contains("ps"), "{error}");
             }
             // And after rows that are right.
-            let mut places = Places::new(None, 2, None);
+            let mut places = Places::new(None, 2, Some(5));
             put(&mut places, &numbers(&[2, 16]).unwrap()).unwrap();
             assert_eq!(places.row_bytes(), Some(16));
             assert!(put(&mut places, &wrong).is_err(), "{wrong:?}");

@@ -191,7 +191,7 @@ impl PullingAllRows {
     /// Adds a table to what is to be asked for. `owners` are the numbers of those that there are.
     fn add<'w>(&mut self, RowsWanted { table, ids, out }: RowsWanted<'w>, owners: &mut HashMap<&'w str, usize>) {
         let number = self.tables.len();
-        let places = Places::new(out, ids.len(), table.row());
+        let places = Places::new(out, ids.len(), table.row_bytes());
         self.tables.push(Table { table: table.clone(), places, missing: Vec::new(), asked: 0 });
         let (parts, beyond) = match split_what_is_there(table, ids) {
             Ok((_, Some((_, error)))) if !self.partial => return self.fail(error),
@@ -447,7 +447,9 @@ impl PullingAllRows {
     fn have_read(&self, rows: &[Viewed]) {
         for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
             let Table { table, places, .. } = &self.tables[viewed.table];
-            table.set_row(places.row().cloned());
+            if let Some(row) = places.row() {
+                table.set_row(row);
+            }
         }
     }
 
@@ -471,11 +473,9 @@ impl PullingAllRows {
         }
         for span in spans {
             let Table { table, places, .. } = &self.tables[self.owners[owner].wanted[span.wanted].table];
-            match &put {
-                Ok(()) => table.set_row(places.row().cloned()),
-                Err(error) if is_of_one_owner(error) => {}
-                // What rows are is learnt anew: it may be the reason.
-                Err(_) => table.set_row(None),
+            match places.row().filter(|_| put.is_ok()) {
+                Some(row) => table.set_row(row),
+                None => table.doubt_row(),
             }
         }
         match put {
@@ -552,6 +552,8 @@ impl PullingAllRows {
         }
         match self.failed.take().or_else(|| self.tables.iter().find_map(Table::is_unknown)) {
             Some(error) => {
+                // The outcome can be taken once.
+                self.tables.iter_mut().for_each(|table| table.missing.clear());
                 let outs = self.tables.iter_mut().map(|table| table.places.take_memory()).collect();
                 Err(UnpulledRows { error, outs })
             }

@@ -3,7 +3,7 @@
 //! Whoever publishes a part and whoever pulls rows must agree: the ways below are part of the interface, and do not change.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -179,8 +179,8 @@ pub struct ShardedTable {
 /// What earlier pulls have learnt, which is no part of what a table is. Clones share it.
 #[derive(Debug)]
 struct Known {
-    /// What rows were when some were pulled last.
-    row: Mutex<Option<Row>>,
+    /// What rows were when some were pulled last, and whether no call has failed since.
+    row: Mutex<(Option<Row>, bool)>,
     /// By the owner: the attachment's link by which its part was not to be viewed; 0 if none was tried, or it was.
     unviewed: Box<[AtomicU64]>,
 }
@@ -213,7 +213,7 @@ impl ShardedTable {
             return Err(Error::invalid(reason));
         }
         let unviewed = owners.iter().map(|_| AtomicU64::new(0)).collect();
-        let known = Arc::new(Known { row: Mutex::new(None), unviewed });
+        let known = Arc::new(Known { row: Mutex::default(), unviewed });
         Ok(ShardedTable { key: key.into(), owners, sharding, known })
     }
 
@@ -242,11 +242,26 @@ impl ShardedTable {
 
     /// What its rows were, if some were pulled before: a guess, for the owners may have published something else since.
     pub(super) fn row(&self) -> Option<Row> {
-        self.known.row.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known().0.clone()
     }
 
-    pub(super) fn set_row(&self, row: Option<Row>) {
-        *self.known.row.lock().unwrap_or_else(PoisonError::into_inner) = row;
+    /// Bytes of a row, likewise; `None` after an error, of which the size of rows may be the reason.
+    pub(super) fn row_bytes(&self) -> Option<usize> {
+        let (row, is_sure) = &*self.known();
+        row.as_ref().filter(|_| *is_sure).map(Row::bytes)
+    }
+
+    pub(super) fn set_row(&self, row: &Row) {
+        *self.known() = (Some(row.clone()), true);
+    }
+
+    /// An error has come in place of rows.
+    pub(super) fn doubt_row(&self) {
+        self.known().1 = false;
+    }
+
+    fn known(&self) -> MutexGuard<'_, (Option<Row>, bool)> {
+        self.known.row.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an owner's part may lie where this process can read it, as far as it is known by the attachment's link of that number.

@@ -165,24 +165,38 @@ impl Task {
         wanted: Vec<NamedRowsBuf>,
     ) -> Vec<Receiving> {
         let timeout = timeout.unwrap_or(self.engine.0.settings.request_timeout);
-        let (local, serving) = (self.place, self.serving(from));
-        let ask = |(stripe, rows): (usize, NamedRowsBuf)| {
+        let (shards, first) = (self.shards(), self.serving(from) + stripe);
+        let mut asks: Vec<Vec<_>> = (0..shards).map(|_| Vec::new()).collect();
+        let (mut receivers, mut submitted) = (Vec::new(), vec![Ok(()); shards]);
+        for (shard, rows) in (first..).map(|shard| shard % shards).zip(wanted) {
             assert!(!rows.is_empty(), "a request names a table");
             let (sender, receiver) = oneshot::channel();
-            let shard = (serving + stripe) % self.shards();
             let (recall, tag) = self.recall_at(shard);
-            let (peer, waiter) = (from.to_owned(), RecvWaiter::Channel(sender));
-            let submitted = self.submit_to(shard, move |node, now| match node.pulling_pair(local, &peer) {
-                Ok(pair) => {
-                    let (rows, deadline, views) = (rows.as_rows(), deadline(now, timeout), false);
-                    let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
-                    write_on(&tag, node.pull_rows(now, request));
+            receivers.push((receiver, recall, shard));
+            asks[shard].push((rows, RecvWaiter::Channel(sender), tag));
+        }
+        for (shard, asks) in asks.into_iter().enumerate().filter(|(_, asks)| !asks.is_empty()) {
+            let (local, peer) = (self.place, from.to_owned());
+            submitted[shard] = self.submit_to(shard, move |node, now| {
+                let pair = node.pulling_pair(local, &peer);
+                for (rows, waiter, tag) in asks {
+                    match &pair {
+                        &Ok(pair) => {
+                            let (rows, deadline, views) = (rows.as_rows(), deadline(now, timeout), false);
+                            let request =
+                                RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
+                            write_on(&tag, node.pull_rows(now, request));
+                        }
+                        Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),
+                    }
                 }
-                Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error))),
             });
-            Receiving { outcome: Outcome::of(submitted, receiver), recall }
+        }
+        let receiving = |(receiver, recall, shard): (_, _, usize)| Receiving {
+            outcome: Outcome::of(submitted[shard].clone(), receiver),
+            recall,
         };
-        (stripe..).zip(wanted).map(ask).collect()
+        receivers.into_iter().map(receiving).collect()
     }
 
     /// How to cancel a recv of this task from `peer`, and where the shard leaves its name for it.

@@ -19,9 +19,11 @@ const CALL: StreamOptions =
     StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)), polling: None };
 const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
 
-/// How long bytes are written; and what that may take with a dial that is tried so long, the calls that are under way by then, and pauses.
+/// How long bytes are written if they are taken slowly, and at most; and what that may take with a dial that is tried so long, and the calls
+/// that are under way by then.
 const WRITES: Duration = Duration::from_secs(2);
-const STREAM_TIMEOUT: Duration = Duration::from_secs(8);
+const WRITES_MAX: Duration = Duration::from_secs(3);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Far longer than whoever dials takes, than anything is done to it, and than it takes to hear that it has gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -82,13 +84,16 @@ fn carry(streams: &Streams, to: usize, bytes: &[u8], slowly: bool) -> Outcome {
     for (number, mut rest) in bytes.chunks(if slowly { bytes.len().div_ceil(PIECES) } else { bytes.len() }).enumerate()
     {
         while !rest.is_empty() {
+            if begun.elapsed() > WRITES_MAX {
+                return Outcome::Failed(format!("{:?}", Code::DeadlineExceeded), "its pieces were taken too slowly".into());
+            }
             match (&stream).write(rest) {
                 Ok(count) => rest = &rest[count..],
                 Err(error) if is_early(&error) => {}
                 Err(error) => return Outcome::failed(&told(error)),
             }
         }
-        if slowly {
+        if slowly && begun.elapsed() < WRITES {
             thread::sleep(PIECE_PAUSE);
         }
         if (number + 1).is_multiple_of(BREAK_PIECES) {

@@ -232,7 +232,8 @@ impl Simulation {
         timeout: Duration,
     ) -> Result<bool, String> {
         let host = self.host_of(consumer);
-        let Some((shard, pair)) = self.seat_of(host, consumer, producer)? else { return Ok(false) };
+        // The requests of a call are shared out among the shards.
+        let Some((shard, pair)) = self.pulling_seat_of(ask, host, (consumer, producer))? else { return Ok(false) };
         let newest = self.tables.newest(producer, tables[0].0);
         let min_version = if ahead == workload::ANY_AGE { i64::MIN } else { newest + ahead };
         let (sender, receiver) = oneshot::channel();

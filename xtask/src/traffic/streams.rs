@@ -85,7 +85,10 @@ fn carry(streams: &Streams, to: usize, bytes: &[u8], slowly: bool) -> Outcome {
     {
         while !rest.is_empty() {
             if begun.elapsed() > WRITES_MAX {
-                return Outcome::Failed(format!("{:?}", Code::DeadlineExceeded), "its pieces were taken too slowly".into());
+                return Outcome::Failed(
+                    format!("{:?}", Code::DeadlineExceeded),
+                    "its pieces were taken too slowly".into(),
+                );
             }
             match (&stream).write(rest) {
                 Ok(count) => rest = &rest[count..],

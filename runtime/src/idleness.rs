@@ -1,49 +1,90 @@
 //! The polling policy: pure code that says, after each turn, whether the shard looks again or sleeps.
+//!
+//! A spin that takes no CPU from anybody is cheap, and one that keeps a thread of the training waiting is not. So once in each spin the CPU
+//! is offered to others. If one takes it, the shard sleeps at once for a while.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::Polling;
+
+/// Between two turns of a spin, of which each takes about a microsecond: another thread had the CPU.
+const INTERRUPTED: Duration = Duration::from_micros(100);
+
+/// Of a spin, after which the CPU is offered to others: most that there is to wait for has come by then.
+const OFFERED_AFTER: Duration = Duration::from_micros(20);
+
+/// Times that a shard sleeps at once, before it tries to spin again.
+const SPINS_SKIPPED: u32 = 1024;
 
 /// What the shard does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Spin,
+    /// The same, but whoever else wants the CPU goes first.
+    Yield,
     Park,
 }
 
-/// The policy with its one piece of memory: since when the shard has been idle.
+/// How the shard is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Idle {
+    Spins,
+    /// It has offered the CPU to others.
+    HasYielded,
+    Sleeps,
+}
+
+/// The policy with what it remembers.
 #[derive(Debug)]
 pub(crate) struct Idleness {
     polling: Polling,
-    since: Option<Instant>,
+    /// Since when the shard has been idle, and how.
+    since: Option<(Instant, Idle)>,
+    /// When the last turn of a spin was.
+    looked: Option<Instant>,
+    /// Spins that are not made.
+    skips: u32,
 }
 
 impl Idleness {
     pub(crate) fn new(polling: Polling) -> Self {
-        Self { polling, since: None }
+        Self { polling, since: None, looked: None, skips: 0 }
     }
 
     /// Judges a turn that took place at `now` and did work or not.
     pub(crate) fn after_turn(&mut self, worked: bool, now: Instant) -> Next {
+        if self.looked.take().is_some_and(|looked| now.saturating_duration_since(looked) >= INTERRUPTED) {
+            (self.skips, self.since) = (SPINS_SKIPPED, Some((now, Idle::Sleeps)));
+        }
         if worked {
             self.since = None;
             return Next::Spin;
         }
-        match self.polling {
-            Polling::Spin => Next::Spin,
-            Polling::Park => Next::Park,
-            Polling::SpinThenPark { idle_spin } => {
-                let since = *self.since.get_or_insert(now);
-                if now.saturating_duration_since(since) >= idle_spin { Next::Park } else { Next::Spin }
-            }
+        let idle_spin = match self.polling {
+            Polling::Spin => return Next::Spin,
+            Polling::Park => return Next::Park,
+            Polling::SpinThenPark { idle_spin } => idle_spin,
+        };
+        let (since, idle) = self.since.get_or_insert_with(|| {
+            let idle = if self.skips == 0 { Idle::Spins } else { Idle::Sleeps };
+            self.skips = self.skips.saturating_sub(1);
+            (now, idle)
+        });
+        let spun = now.saturating_duration_since(*since);
+        if *idle == Idle::Sleeps || spun >= idle_spin {
+            return Next::Park;
         }
+        self.looked = Some(now);
+        if *idle == Idle::HasYielded || spun < OFFERED_AFTER {
+            return Next::Spin;
+        }
+        *idle = Idle::HasYielded;
+        Next::Yield
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const MICROSECOND: Duration = Duration::from_micros(1);
@@ -69,13 +110,15 @@ mod tests {
     fn the_idle_time_counts_from_the_first_idle_turn() {
         let start = Instant::now();
         let mut idleness = Idleness::new(Polling::SpinThenPark { idle_spin: 200 * MICROSECOND });
-        assert_eq!(idleness.after_turn(false, start), Next::Spin);
-        assert_eq!(idleness.after_turn(false, start + 199 * MICROSECOND), Next::Spin);
-        assert_eq!(idleness.after_turn(false, start + 200 * MICROSECOND), Next::Park);
-        assert_eq!(idleness.after_turn(true, start + 300 * MICROSECOND), Next::Spin);
-        assert_eq!(idleness.after_turn(false, start + 400 * MICROSECOND), Next::Spin);
-        assert_eq!(idleness.after_turn(false, start + 599 * MICROSECOND), Next::Spin);
-        assert_eq!(idleness.after_turn(false, start + 600 * MICROSECOND), Next::Park);
+        for start in [0, 400].map(|micros| start + micros * MICROSECOND) {
+            let yields = |micros| micros == 20;
+            for micros in 0..200 {
+                let expected = if yields(micros) { Next::Yield } else { Next::Spin };
+                assert_eq!(idleness.after_turn(false, start + micros * MICROSECOND), expected);
+            }
+            assert_eq!(idleness.after_turn(false, start + 200 * MICROSECOND), Next::Park);
+            assert_eq!(idleness.after_turn(true, start + 300 * MICROSECOND), Next::Spin);
+        }
     }
 
     #[test]
@@ -85,6 +128,30 @@ mod tests {
         assert_eq!(idleness.after_turn(false, start), Next::Spin);
         assert_eq!(idleness.after_turn(false, start + 500 * MICROSECOND), Next::Park);
         assert_eq!(idleness.after_turn(false, start + 900 * MICROSECOND), Next::Park);
+    }
+
+    #[test]
+    fn a_spin_that_is_interrupted_is_followed_by_sleep_for_a_while() {
+        for found in [false, true] {
+            let mut now = Instant::now();
+            let mut idleness = Idleness::new(Polling::default());
+            assert_eq!(idleness.after_turn(false, now), Next::Spin);
+            now += INTERRUPTED;
+            // Another thread had the CPU, whether or not there is work by now.
+            assert_eq!(idleness.after_turn(found, now), if found { Next::Spin } else { Next::Park });
+            let mut sleeps = 0;
+            while idleness.after_turn(false, now) == Next::Park {
+                sleeps += 1;
+                // However long it sleeps, and wakes for nothing.
+                now += 10 * INTERRUPTED;
+                assert_eq!(idleness.after_turn(false, now), Next::Park);
+                assert_eq!(idleness.after_turn(true, now), Next::Spin);
+                // Work may take as long as it likes.
+                now += INTERRUPTED;
+            }
+            assert!((SPINS_SKIPPED..=SPINS_SKIPPED + 1).contains(&sleeps), "{sleeps}");
+            assert_eq!(idleness.after_turn(false, now + MICROSECOND), Next::Spin, "it spins as before");
+        }
     }
 
     #[test]

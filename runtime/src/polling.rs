@@ -7,7 +7,7 @@ use std::time::Duration;
 pub enum Polling {
     /// Never sleep: lowest latency, one CPU always busy.
     Spin,
-    /// Spin for a while, then sleep until something happens.
+    /// Spin for a while, then sleep until something happens. A shard whose CPU other threads want, too, sleeps at once for a while.
     SpinThenPark {
         /// How long nothing has to happen before the thread sleeps.
         idle_spin: Duration,

@@ -76,6 +76,10 @@ impl Reactor {
             let worked = self.turn();
             match self.idleness.after_turn(worked, self.shard.now()) {
                 Next::Park if self.try_sleep() => self.park().await,
+                Next::Yield => {
+                    std::thread::yield_now();
+                    yield_now().await;
+                }
                 // Every runnable task goes once before the next turn: the executor's queue is first in, first out.
                 _ => yield_now().await,
             }

@@ -192,7 +192,7 @@ settings! {
             "True: shards never sleep. False: a shard sleeps after `idle_spin_us` without work."),
         idle_spin: Duration => setting("runtime.idle_spin_us", Nothing,
             Kind::Number { unit: Unit::Microseconds, min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
-            "How long an idle shard spins before it sleeps; 0 means it sleeps immediately."),
+            "How long an idle shard spins before it sleeps; 0 means it sleeps immediately. Once other threads have wanted its CPU, it sleeps immediately for a while."),
         pin: Option<bool> => setting("runtime.pin",
             Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
             Kind::Bool, Unset("pin if enough CPUs are free"),

@@ -19,8 +19,8 @@ const CALL: StreamOptions =
     StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)), polling: None };
 const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
 
-/// How long bytes are written if they are taken slowly, and at most; and what that may take with a dial that is tried so long, and the calls
-/// that are under way by then.
+/// How long bytes are written if they are taken slowly, and at most; and what that may take with a dial that is tried so long, and the
+/// calls that are under way by then.
 const WRITES: Duration = Duration::from_secs(2);
 const WRITES_MAX: Duration = Duration::from_secs(3);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(9);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::Polling;
 
-/// Between two turns of a spin, of which each takes about a microsecond: another thread had the CPU.
-const INTERRUPTED: Duration = Duration::from_micros(100);
+/// After an offer, until the next turn, which begins within a few microseconds if nobody wants the CPU.
+const TAKEN: Duration = Duration::from_micros(100);
 
 /// Of a spin, after which the CPU is offered to others: most that there is to wait for has come by then.
 const OFFERED_AFTER: Duration = Duration::from_micros(20);
@@ -40,20 +40,20 @@ pub(crate) struct Idleness {
     polling: Polling,
     /// Since when the shard has been idle, and how.
     since: Option<(Instant, Idle)>,
-    /// When the last turn of a spin was.
-    looked: Option<Instant>,
+    /// When the CPU was offered, in the last turn.
+    offered: Option<Instant>,
     /// Spins that are not made.
     skips: u32,
 }
 
 impl Idleness {
     pub(crate) fn new(polling: Polling) -> Self {
-        Self { polling, since: None, looked: None, skips: 0 }
+        Self { polling, since: None, offered: None, skips: 0 }
     }
 
     /// Judges a turn that took place at `now` and did work or not.
     pub(crate) fn after_turn(&mut self, worked: bool, now: Instant) -> Next {
-        if self.looked.take().is_some_and(|looked| now.saturating_duration_since(looked) >= INTERRUPTED) {
+        if self.offered.take().is_some_and(|offered| now.saturating_duration_since(offered) >= TAKEN) {
             (self.skips, self.since) = (SPINS_SKIPPED, Some((now, Idle::Sleeps)));
         }
         if worked {
@@ -74,11 +74,10 @@ impl Idleness {
         if *idle == Idle::Sleeps || spun >= idle_spin {
             return Next::Park;
         }
-        self.looked = Some(now);
         if *idle == Idle::HasYielded || spun < OFFERED_AFTER {
             return Next::Spin;
         }
-        *idle = Idle::HasYielded;
+        (*idle, self.offered) = (Idle::HasYielded, Some(now));
         Next::Yield
     }
 }
@@ -131,26 +130,29 @@ mod tests {
     }
 
     #[test]
-    fn a_spin_that_is_interrupted_is_followed_by_sleep_for_a_while() {
+    fn where_another_thread_takes_the_cpu_the_shard_sleeps_at_once_for_a_while() {
         for found in [false, true] {
             let mut now = Instant::now();
             let mut idleness = Idleness::new(Polling::default());
             assert_eq!(idleness.after_turn(false, now), Next::Spin);
-            now += INTERRUPTED;
-            // Another thread had the CPU, whether or not there is work by now.
+            // However long a turn takes by itself, nobody was offered anything.
+            now += TAKEN;
+            assert_eq!(idleness.after_turn(false, now), Next::Yield);
+            now += TAKEN;
+            // Whether or not there is work by now.
             assert_eq!(idleness.after_turn(found, now), if found { Next::Spin } else { Next::Park });
             let mut sleeps = 0;
             while idleness.after_turn(false, now) == Next::Park {
                 sleeps += 1;
-                // However long it sleeps, and wakes for nothing.
-                now += 10 * INTERRUPTED;
+                // It wakes for nothing.
+                now += 10 * TAKEN;
                 assert_eq!(idleness.after_turn(false, now), Next::Park);
                 assert_eq!(idleness.after_turn(true, now), Next::Spin);
-                // Work may take as long as it likes.
-                now += INTERRUPTED;
             }
             assert!((SPINS_SKIPPED..=SPINS_SKIPPED + 1).contains(&sleeps), "{sleeps}");
-            assert_eq!(idleness.after_turn(false, now + MICROSECOND), Next::Spin, "it spins as before");
+            now += OFFERED_AFTER;
+            assert_eq!(idleness.after_turn(false, now), Next::Yield, "it is tried again");
+            assert_eq!(idleness.after_turn(false, now + TAKEN / 2), Next::Spin, "and nobody wants the CPU");
         }
     }
 

@@ -13,7 +13,8 @@ use sealane_transport::{
     Error, lane,
     limits::NAME_BYTES_MAX,
     shm::{
-        ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record, Submission,
+        AcceptedAt, CallListBuf, ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record,
+        SmallCall, Submission,
         attach::Attached,
         limits::{NUMBERS_PER_RECORD, PEERS_MAX, SLOTS},
     },
@@ -59,6 +60,8 @@ pub(super) struct Link {
     peers_elsewhere: HashMap<(u16, Box<str>), Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
     recent: Option<(String, Peer)>,
+    /// Small calls that are made together.
+    pub(super) together: CallListBuf,
     pub(super) outgoing: Record,
     pub(super) incoming: Record,
     tokens: Vec<u64>,
@@ -170,6 +173,7 @@ impl Link {
             peers: HashMap::new(),
             peers_elsewhere: HashMap::new(),
             recent: None,
+            together: CallListBuf::default(),
             outgoing: Record::new(),
             incoming: Record::new(),
             tokens: Vec::with_capacity(NUMBERS_PER_RECORD),
@@ -239,16 +243,22 @@ impl Link {
         Ok(Peer { segment, number })
     }
 
+    /// Writes one submission into a segment's ring; false if there is no room, or something waits for it.
+    #[inline]
+    pub(super) fn try_submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<bool, Unsubmitted> {
+        submission.encode(&mut self.outgoing).map_err(refused)?;
+        let at = &mut self.segments[usize::from(segment)];
+        // Nothing overtakes what waits.
+        Ok(at.waiting.is_empty() && at.push(&self.outgoing).map_err(Unsubmitted::Fault)?)
+    }
+
     /// Writes one submission into a segment's ring, or has it wait where there is no room. [`ring`](Self::ring) tells the shard.
     ///
     /// # Errors
     /// `Full` where nothing waits in this process.
     #[inline]
     pub(super) fn submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
-        submission.encode(&mut self.outgoing).map_err(refused)?;
-        let at = &mut self.segments[usize::from(segment)];
-        // Nothing overtakes what waits.
-        if at.waiting.is_empty() && at.push(&self.outgoing).map_err(Unsubmitted::Fault)? {
+        if self.try_submit(segment, submission)? {
             return Ok(Way::Ring);
         }
         self.postpone(segment, submission)
@@ -535,9 +545,13 @@ impl Told<'_> {
             Completion::Sent { calls: sent } => {
                 sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
             }
+            Completion::Arrived { calls: arrived } => {
+                for SmallCall { call, meta, bytes, .. } in arrived.iter() {
+                    calls.received(segment, call, meta, Arrived::Inline(bytes), after)?;
+                }
+            }
             Completion::Received { call, meta, payload } => {
                 let arrived = match payload {
-                    ReceivedAt::Inline(bytes) => Arrived::Inline(bytes),
                     ReceivedAt::Destination { len } => Arrived::Destination(len),
                     ReceivedAt::Area { span, token } => Arrived::Area(area.lend(span, token)?),
                     ReceivedAt::Lending { span, token } => Arrived::Area(area.lend_awaited(span, token)?),
@@ -546,11 +560,8 @@ impl Told<'_> {
             }
             Completion::Accepted { queue, from, meta, payload } => {
                 let memory = match payload {
-                    ReceivedAt::Inline(bytes) => Buffer::copy_of(bytes),
-                    ReceivedAt::Area { span, token } => area.lend(span, token)?,
-                    ReceivedAt::Destination { .. } | ReceivedAt::Lending { .. } => {
-                        return Err("a pushed tensor has no destination, and lends nothing".into());
-                    }
+                    AcceptedAt::Inline(bytes) => Buffer::copy_of(bytes),
+                    AcceptedAt::Area { span, token } => area.lend(span, token)?,
                 };
                 acceptors.accepted((*serial, segment, queue), from, (meta, memory), calls, after)?;
             }

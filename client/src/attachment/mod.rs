@@ -32,6 +32,7 @@ mod rig;
 #[cfg(feature = "tokio")]
 mod runtime_driver;
 mod submit;
+mod together;
 mod unclaimed;
 mod views;
 mod wait;

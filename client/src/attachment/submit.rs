@@ -177,13 +177,22 @@ impl Attachment {
                 break (refusal, held);
             }
         };
-        for (index, (key, tensor)) in tensors.iter_mut().enumerate() {
-            each(match &refusal {
-                Some((refused, error)) if index >= *refused && !tensor.as_ref().is_some_and(is_small) => {
-                    Err(error.clone())
+        let (mut next, mut may_share) = (0, true);
+        while next < tensors.len() {
+            if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
+                let sent = held.send_together(now, (to.peer, step), &tensors[next..], options.timeout, &mut each);
+                next += sent;
+                if sent > 0 {
+                    continue;
                 }
+            }
+            let (key, tensor) = &mut tensors[next];
+            let is_small = tensor.as_ref().is_some_and(is_small);
+            each(match &refusal {
+                Some((refused, error)) if next >= *refused && !is_small => Err(error.clone()),
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
+            (next, may_share) = (next + 1, may_share && !is_small);
         }
         held.submitted(tensors.len());
         drop(held);
@@ -220,12 +229,22 @@ impl Attachment {
                     .for_each(|(_, options)| each(Err(next_memory(options).map_or_else(|e| e, refused))));
             }
         };
-        for (key, options) in &wanted {
+        let (mut next, mut may_share) = (0, true);
+        while let Some((key, options)) = wanted.get(next) {
+            let is_alone = options.destination.is_some();
+            if may_share && !is_alone {
+                let asked = held.recv_together(now, from, &wanted[next..], |call| each(Ok(call)));
+                next += asked;
+                if asked > 0 {
+                    continue;
+                }
+            }
             each(next_memory(options).and_then(|mut memory| {
                 let what = (key.as_ref(), true, options.fail_if_gone);
                 let asked = held.recv(now, from, what, &mut memory, options.timeout);
                 asked.map_err(|error| unreceived(error, memory.into_destination().0))
             }));
+            (next, may_share) = (next + 1, may_share && is_alone);
         }
         held.submitted(wanted.len());
         // Keys are the caller's and are dropped like payloads, without the lock.

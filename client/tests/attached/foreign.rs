@@ -11,13 +11,14 @@ use std::{
 use sealane::{AcceptOptions, Attach, Buffer, Code, Error, Keys, RecvOptions, Task};
 use sealane_fusion::SpareArenas;
 use sealane_transport::shm::{
-    BOARD_BYTES_PER_KEY, Completion, DaemonEnd, ReceivedAt, Record, Span, Submission,
+    AcceptedAt, BOARD_BYTES_PER_KEY, CallList, CallListBuf, Completion, DaemonEnd, ReceivedAt, Record, SmallCall, Span,
+    Submission,
     attach::{Request, accept, credentials, listen, read_request},
 };
 
 use crate::{
     daemon::{LONG, PORTION},
-    fixture::{TASK, bytes, directory, meta},
+    fixture::{TASK, bytes, directory, meta, tensor},
 };
 
 /// Runs `test` with a task that is attached to one shard, which does with what it is asked what `script` does.
@@ -72,8 +73,14 @@ fn say(end: &mut DaemonEnd, completion: &Completion<'_>) {
     end.completions.push(&record).unwrap();
 }
 
-fn received(end: &mut DaemonEnd, call: u32, len: usize, payload: ReceivedAt<'_>) {
+fn received(end: &mut DaemonEnd, call: u32, len: usize, payload: ReceivedAt) {
     say(end, &Completion::Received { call, meta: meta(len).as_wire(), payload });
+}
+
+fn arrived(end: &mut DaemonEnd, call: u32, bytes: &[u8]) {
+    let mut calls = CallListBuf::default();
+    assert!(calls.push(SmallCall { call, key: "", meta: meta(bytes.len()).as_wire(), bytes }));
+    say(end, &Completion::Arrived { calls: calls.as_list() });
 }
 
 /// What a daemon answers to a recv with a destination of 100 bytes loses it the client, which is told why. Plan 1 has one key
@@ -114,7 +121,7 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
     found_out("not arrive where", |end, call| {
         received(end, call, 1, ReceivedAt::Area { span: Span { offset: 4096, len: 1 }, token: 3 });
     });
-    found_out("longer than its destination", |end, call| received(end, call, 101, ReceivedAt::Inline(&[1; 101])));
+    found_out("longer than its destination", |end, call| arrived(end, call, &[1; 101]));
     found_out("longer than its destination", |end, call| {
         received(end, call, 101, ReceivedAt::Destination { len: 101 });
     });
@@ -169,14 +176,13 @@ fn a_daemon_that_breaks_the_protocol_of_queues_is_lost() {
         say(end, &Completion::Accepted { queue: 1, from: "worker:1", meta, payload });
     };
     found_out("more to a queue", move |end, _| {
-        (0..5).for_each(|_| accepted(end, meta(8).as_wire(), ReceivedAt::Inline(&[1; 8])));
+        (0..5).for_each(|_| accepted(end, meta(8).as_wire(), AcceptedAt::Inline(&[1; 8])));
     });
-    found_out("invalid metadata", move |end, _| accepted(end, &[1, 2, 3], ReceivedAt::Inline(&[1; 8])));
+    found_out("invalid metadata", move |end, _| accepted(end, &[1, 2, 3], AcceptedAt::Inline(&[1; 8])));
     found_out("outside the receive area", move |end, _| {
         let span = Span { offset: u64::MAX, len: 8 };
-        accepted(end, meta(8).as_wire(), ReceivedAt::Area { span, token: 3 });
+        accepted(end, meta(8).as_wire(), AcceptedAt::Area { span, token: 3 });
     });
-    found_out("malformed", move |end, _| accepted(end, meta(8).as_wire(), ReceivedAt::Destination { len: 8 }));
 }
 
 #[test]
@@ -187,7 +193,7 @@ fn metadata_that_is_no_tensors_ends_the_call_alone() {
         if std::mem::take(&mut lies) {
             say(end, &Completion::Received { call, meta: &[1, 2, 3], payload: ReceivedAt::Destination { len: 5 } });
         } else {
-            received(end, call, 10, ReceivedAt::Inline(&bytes(10, 1)));
+            arrived(end, call, &bytes(10, 1));
         }
     };
     with_daemon(script, |task| {
@@ -230,18 +236,37 @@ fn what_is_told_to_be_viewed_and_cannot_be_is_asked_for_again() {
 }
 
 #[test]
-fn recvs_that_are_asked_for_together_are_fused() {
+fn small_calls_that_are_made_together_share_a_record_and_others_are_fused() {
     let (telling, told) = channel();
     let script = move |_: &mut DaemonEnd, asked: &Submission<'_>| {
-        if let Submission::Recv { fused, .. } = asked {
-            telling.send(*fused).unwrap();
-        }
+        let keys = |calls: &CallList<'_>| calls.iter().map(|call| call.key.to_owned()).collect::<Vec<_>>().join(" ");
+        telling
+            .send(match asked {
+                Submission::Send { key, .. } => format!("send {key}"),
+                Submission::SendMany { calls, .. } => format!("send together {}", keys(calls)),
+                Submission::Recv { key, fused, .. } => format!("recv {key} {fused}"),
+                Submission::RecvMany { calls, fail_if_gone, .. } => {
+                    format!("recv together {} {fail_if_gone}", keys(calls))
+                }
+                _ => return,
+            })
+            .unwrap();
     };
     with_daemon(script, |task| {
+        let with = |destination: usize, fail_if_gone| RecvOptions {
+            destination: (destination > 0).then(|| Buffer::from_vec(vec![0; destination])),
+            fail_if_gone,
+            ..RecvOptions::default()
+        };
         drop(task.recv(TASK, 1, "alone"));
-        let destination = Some(Buffer::from_vec(vec![0; 10]));
-        let options = RecvOptions { destination, ..RecvOptions::default() };
-        drop(task.recv_all(TASK, 1, [("a", RecvOptions::default()), ("b", options)]));
-        assert_eq!([(); 3].map(|()| told.recv().unwrap()), [false, true, true]);
+        let wanted = [("a", with(0, false)), ("b", with(0, false)), ("c", with(10, false)), ("d", with(0, true))];
+        drop(task.recv_all(TASK, 1, wanted.into_iter().chain([("e", with(0, true)), ("f", with(0, false))])));
+        let tensors = [("a", 1), ("b", 8), ("c", 1000), ("d", 2)];
+        drop(task.send_all(TASK, 1, tensors.map(|(key, len)| (key, tensor(len, 1)))));
+        let all: Vec<String> = (0..8).map(|_| told.recv_timeout(LONG).unwrap()).collect();
+        let recvs =
+            ["recv alone false", "recv together a b false", "recv c true", "recv together d e true", "recv f true"];
+        assert_eq!(all[..5], recvs);
+        assert_eq!(all[5..], ["send together a b", "send c", "send d"]);
     });
 }

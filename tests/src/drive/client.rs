@@ -9,7 +9,8 @@ use sealane_fusion::fuzzing::Attachment;
 use sealane_fusion::{DType, Fuse, TensorMeta};
 use sealane_transport::shm::attach::{Attached, GivenLane};
 use sealane_transport::shm::{
-    ClientBell, Completion, DirectLane, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, Submission,
+    CallListBuf, ClientBell, Completion, DirectLane, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, SmallCall,
+    Submission,
 };
 
 use super::keys;
@@ -31,26 +32,42 @@ fn attachment() -> Result<(Attachment, Attached), String> {
     made.map_err(|error| error.to_string())
 }
 
-/// Sends and receives all tensors of a step at once; each is short enough to travel in the rings.
-pub(super) fn exchanges(tensors: usize, steps: i64) -> Result<(), String> {
+/// Sends and receives all tensors of a step at once, each by a record of its own or all in lists; each is short enough to travel in the rings.
+pub(super) fn exchanges(tensors: usize, steps: i64, together: bool) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let (mut shard, Attached { mut shards, .. }) = attachment()?;
     let (mut end, _) = shards.pop().expect("there is one shard");
     let (keys, now, mut record) = (keys(tensors), Instant::now(), Record::new());
+    let mut lists = <[CallListBuf; 2]>::default();
     let meta = TensorMeta::new(DType::U8, &[64]).map_err(|error| said(&error))?;
     let (peer, timeout_ms, payload) = (PEER, NO_TIMEOUT, PayloadAt::Inline(&BYTES));
     Submission::Peer { number: PEER, name: TASK }.encode(&mut record).map_err(|error| said(&error))?;
     end.submissions.push(&record).map_err(|error| said(&error))?;
     for step in 0..steps {
-        for (number, key) in keys.iter().enumerate() {
+        let mut submit = |submission: Submission<'_>| -> Result<(), String> {
+            submission.encode(&mut record).map_err(|error| said(&error))?;
+            end.submissions.push(&record).map_err(|error| said(&error))
+        };
+        let (destination, fused, fail_if_gone) = (None, false, false);
+        for (number, key) in keys.iter().enumerate().filter(|_| !together) {
             let call = 2 * number as u32;
-            let send = Submission::Send { call, peer, step, timeout_ms, key, meta: meta.as_wire(), payload };
-            let (call, destination, fused, fail_if_gone) = (call + 1, None, false, false);
-            let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
-            for submission in [send, recv] {
-                submission.encode(&mut record).map_err(|error| said(&error))?;
-                end.submissions.push(&record).map_err(|error| said(&error))?;
+            submit(Submission::Send { call, peer, step, timeout_ms, key, meta: meta.as_wire(), payload })?;
+            let call = call + 1;
+            submit(Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone })?;
+        }
+        if together {
+            lists.iter_mut().for_each(CallListBuf::clear);
+            for (number, key) in keys.iter().enumerate() {
+                let (call, meta) = (2 * number as u32, meta.as_wire());
+                let send = SmallCall { call, key, meta, bytes: &BYTES };
+                let recv = SmallCall { call: call + 1, key, meta: &[], bytes: &[] };
+                if !lists[0].push(send) || !lists[1].push(recv) {
+                    return Err("a list is full".into());
+                }
             }
+            let [sends, recvs] = lists.each_ref().map(CallListBuf::as_list);
+            submit(Submission::RecvMany { peer, step, timeout_ms, calls: recvs, fail_if_gone })?;
+            submit(Submission::SendMany { peer, step, timeout_ms, calls: sends })?;
         }
         let mut ended = 0;
         for _ in 0..TURNS_MAX {
@@ -61,7 +78,7 @@ pub(super) fn exchanges(tensors: usize, steps: i64) -> Result<(), String> {
             while end.completions.pop(&mut record).map_err(|error| said(&error))? {
                 match Completion::decode(&record).map_err(|error| said(&error))? {
                     Completion::Sent { calls } => ended += calls.len(),
-                    Completion::Received { .. } => ended += 1,
+                    Completion::Arrived { calls } => ended += calls.len(),
                     other => return Err(format!("{other:?}")),
                 }
             }

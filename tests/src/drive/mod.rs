@@ -111,13 +111,19 @@ pub const DRIVES: &[Drive] = &[
         name: "client",
         about: "a send and its recv of a client's through its rings and a shard, one at a time",
         tensors: 1,
-        steps: client::exchanges,
+        steps: |tensors, steps| client::exchanges(tensors, steps, false),
     },
     Drive {
         name: "client-window",
         about: "a send and its recv of a client's through its rings and a shard, 64 at a time",
         tensors: 64,
-        steps: client::exchanges,
+        steps: |tensors, steps| client::exchanges(tensors, steps, false),
+    },
+    Drive {
+        name: "client-batch",
+        about: "the same, 64 in one record each way",
+        tensors: 64,
+        steps: |tensors, steps| client::exchanges(tensors, steps, true),
     },
     Drive {
         name: "client-library",

@@ -13,7 +13,7 @@ use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
-    ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
+    AcceptedAt, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
 };
 
 use super::forge::{KEYS, vector};
@@ -208,7 +208,7 @@ impl World {
                     payload: ReceivedAt::Area { span, token } | ReceivedAt::Lending { span, token },
                     ..
                 }
-                | Completion::Accepted { payload: ReceivedAt::Area { span, token }, .. }
+                | Completion::Accepted { payload: AcceptedAt::Area { span, token }, .. }
                 | Completion::Placed { span, token, .. }
                 | Completion::Board { span, token, .. } => {
                     assert!(span.offset.checked_add(span.len).is_some_and(|end| end <= AREA_BYTES), "{span:?}");

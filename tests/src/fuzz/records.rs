@@ -4,7 +4,10 @@
 use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use sealane_transport::named_rows::NamedRows;
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
-use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
+use sealane_transport::shm::{
+    AcceptedAt, CallList, CallListBuf, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record,
+    SmallCall, Span, Submission,
+};
 use sealane_transport::{Error, Late, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
@@ -53,6 +56,7 @@ pub(super) fn check_submission(record: &Record) {
         | Submission::Push { queue: key, meta, payload, .. } => {
             assert!(key.len() <= KEY_BYTES_MAX && meta.len() <= META_BYTES_MAX && fits(payload));
         }
+        Submission::SendMany { calls, .. } | Submission::RecvMany { calls, .. } => check_calls(*calls),
         Submission::Peer { name, .. } => assert!(name.len() <= NAME_BYTES_MAX),
         Submission::Free { tokens } => assert!(tokens.len() <= NUMBERS_PER_RECORD),
         Submission::Abort { reason, .. } => assert!(reason.len() <= REASON_BYTES_MAX),
@@ -64,6 +68,14 @@ pub(super) fn check_submission(record: &Record) {
     assert_eq!(Submission::decode(&again), Ok(submission));
 }
 
+/// Every call of a list is within the limits.
+fn check_calls(calls: CallList<'_>) {
+    assert!(calls.len() <= NUMBERS_PER_RECORD);
+    for SmallCall { key, meta, bytes, .. } in calls.iter() {
+        assert!(key.len() <= KEY_BYTES_MAX && meta.len() <= META_BYTES_MAX && bytes.len() <= INLINE_BYTES_MAX);
+    }
+}
+
 /// Reads a completion; what it says is within the limits and reads the same when it is written.
 pub(super) fn check_completion(record: &Record) {
     let completion = match Completion::decode(record) {
@@ -71,10 +83,12 @@ pub(super) fn check_completion(record: &Record) {
         Ok(completion) => completion,
     };
     match &completion {
-        Completion::Received { meta, payload, .. } | Completion::Accepted { meta, payload, .. } => {
+        Completion::Received { meta, .. } => assert!(meta.len() <= META_BYTES_MAX),
+        Completion::Accepted { meta, payload, .. } => {
             assert!(meta.len() <= META_BYTES_MAX);
-            assert!(!matches!(payload, ReceivedAt::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX));
+            assert!(!matches!(payload, AcceptedAt::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX));
         }
+        Completion::Arrived { calls } => check_calls(*calls),
         Completion::Sent { calls } | Completion::Returned { calls } | Completion::Published { calls } => {
             assert!(calls.len() <= NUMBERS_PER_RECORD);
         }
@@ -94,6 +108,14 @@ fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
     kind_and_flags.into_iter().chain(words).collect()
 }
 
+/// Two small calls.
+fn list(meta: &[u8]) -> CallListBuf {
+    let mut calls = CallListBuf::default();
+    let small = SmallCall { call: 1, key: "dense/kernel", meta, bytes: &[7; 8] };
+    assert!(calls.push(small) && calls.push(SmallCall { call: 2, key: "ключ", ..small }));
+    calls
+}
+
 const MOVED: Moved = Moved { tensors: 3, bytes: 1 << 20 };
 
 pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
@@ -101,6 +123,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
     let (meta, key, span) = (meta.as_wire(), "dense/kernel", Span { offset: 4096, len: 8 });
     let (inline, arena) = (PayloadAt::Inline(&[7; 8]), PayloadAt::Arena(span));
     let rows = NamedRows::parse(&[1, 0, 5, 0, 4, 0, 0, 0, b't', 2, 5, 0, 0xa7, 2]).expect("three rows");
+    let calls = list(meta);
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w0", "w1"].into_iter(), &mut packed).expect("two keys fit");
     let submissions = [
@@ -133,6 +156,8 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
                 fail_if_gone: true,
             },
         ),
+        ([25, 0], Submission::SendMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list() }),
+        ([26, 4], Submission::RecvMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list(), fail_if_gone: true }),
         ([4, 0], Submission::Cancel { call: 5 }),
         ([5, 0], Submission::Abort { step: 4, reason: "over" }),
         ([6, 0], Submission::Cleanup { step: 4 }),
@@ -193,10 +218,11 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
         delivery_unknown: true,
         awaited: "10.0.0.2:7000: connection refused".into(),
     };
-    let inline = ReceivedAt::Inline(&[7; 8]);
+    let inline = AcceptedAt::Inline(&[7; 8]);
+    let calls = list(meta);
     let completions = [
         ([1, 0], Completion::Sent { calls: &[1, 2, 3] }),
-        ([2, 0], Completion::Received { call: 1, meta, payload: inline }),
+        ([17, 0], Completion::Arrived { calls: calls.as_list() }),
         ([2, 1], Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } }),
         ([2, 2], Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } }),
         ([3, 1], Completion::Failed { call: 2, memory_back: true, error: error.clone() }),

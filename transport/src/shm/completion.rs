@@ -3,6 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::{
+    call_list::{CallList, ListFixed},
     failure::Failure,
     fields::{Malformed, Number, Sections, Span, TooLong, Unused, at_most, fixed_parts},
     limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD},
@@ -13,11 +14,9 @@ use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
 };
 
-/// Where the bytes of a tensor that arrived are.
+/// Where the bytes of a tensor are that arrived, and is not in a list of small ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReceivedAt<'a> {
-    /// In the record itself; only where no destination was given. At most [`INLINE_BYTES_MAX`].
-    Inline(&'a [u8]),
+pub enum ReceivedAt {
     /// In the destination that was given, from its beginning.
     Destination {
         /// How many bytes of it were written.
@@ -39,7 +38,21 @@ pub enum ReceivedAt<'a> {
     },
 }
 
-/// One answer of a shard. Each call ends with `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
+/// Where the bytes of a tensor are that a queue has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AcceptedAt<'a> {
+    /// In the record itself; at most [`INLINE_BYTES_MAX`].
+    Inline(&'a [u8]),
+    /// In the receive area, until the token is given back.
+    Area {
+        /// Where in the area.
+        span: Span,
+        /// What to give back.
+        token: u64,
+    },
+}
+
+/// One answer of a shard. Each call ends with `Sent`, `Arrived`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
 /// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
 /// publication.
 ///
@@ -52,6 +65,11 @@ pub enum Completion<'a> {
         /// The calls.
         calls: &'a [u32],
     },
+    /// Small tensors arrived that have no destination.
+    Arrived {
+        /// The calls.
+        calls: CallList<'a>,
+    },
     /// A tensor arrived.
     Received {
         /// The call.
@@ -59,7 +77,7 @@ pub enum Completion<'a> {
         /// The tensor's metadata.
         meta: &'a [u8],
         /// Its bytes.
-        payload: ReceivedAt<'a>,
+        payload: ReceivedAt,
     },
     /// A call ended without its tensor.
     Failed {
@@ -149,8 +167,8 @@ pub enum Completion<'a> {
         from: &'a str,
         /// The tensor's metadata.
         meta: &'a [u8],
-        /// Its bytes; never in a destination.
-        payload: ReceivedAt<'a>,
+        /// Its bytes.
+        payload: AcceptedAt<'a>,
     },
     /// A queue could not be opened; its number is taken until it is closed.
     Unopened {
@@ -195,6 +213,7 @@ mod kind {
     pub(super) const QUEUE_CLOSED: u8 = 14;
     pub(super) const VIEWED: u8 = 15;
     pub(super) const ARENA_GONE: u8 = 16;
+    pub(super) const ARRIVED: u8 = 17;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -238,12 +257,10 @@ impl<'a> Completion<'a> {
     #[inline]
     pub fn encode(&self, into: &mut Record) -> Result<(), TooLong> {
         match self {
+            Completion::Arrived { calls } => into.fill(kind::ARRIVED, 0, calls.fixed(), &calls.sections()),
             Completion::Received { call, meta, payload } => {
                 let fixed = ArrivedFixed::new(*call, meta)?;
                 match *payload {
-                    ReceivedAt::Inline(payload) => {
-                        into.fill(kind::RECEIVED, place::INLINE, fixed.with(payload)?, &[payload, meta]);
-                    }
                     ReceivedAt::Destination { len } => {
                         into.fill(kind::RECEIVED, place::DESTINATION, InDestination { fixed, len }, &[meta]);
                     }
@@ -299,15 +316,11 @@ impl<'a> Completion<'a> {
                 let from_bytes = at_most("name", from.len(), NAME_BYTES_MAX)?;
                 let (fixed, from) = (AcceptedFixed { arrived, from_bytes, unused: [0; _] }, from.as_bytes());
                 match *payload {
-                    ReceivedAt::Inline(payload) => {
+                    AcceptedAt::Inline(payload) => {
                         let fixed = AcceptedFixed { arrived: arrived.with(payload)?, ..fixed };
                         into.fill(kind::ACCEPTED, place::INLINE, fixed, &[payload, meta, from]);
                     }
-                    // No shard writes one and `decode` refuses it: tests of a hostile daemon do.
-                    ReceivedAt::Destination { .. } | ReceivedAt::Lending { .. } => {
-                        into.fill(kind::ACCEPTED, place::DESTINATION, fixed, &[meta, from]);
-                    }
-                    ReceivedAt::Area { span, token } => {
+                    AcceptedAt::Area { span, token } => {
                         let block = Block { span, token };
                         into.fill(kind::ACCEPTED, place::AREA, AcceptedInArea { fixed, block }, &[meta, from]);
                     }
@@ -328,23 +341,25 @@ impl<'a> Completion<'a> {
     /// [`Malformed`] if it is not one. Calls and spans are for the caller to look up.
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
-        let unknown_flag = Err(Malformed { what: "an unknown flag" });
         let (completion, sections) = match (record.kind, record.flags) {
-            // Made where it is wanted: there are most of these.
-            (kind::RECEIVED, place) => {
-                let (fixed, mut sections) = record.parts::<ArrivedFixed>()?;
+            (kind::ARRIVED, 0) => {
+                let (list, mut sections) = record.parts::<ListFixed>()?;
+                (Completion::Arrived { calls: CallList::read(list, &mut sections)? }, sections)
+            }
+            (kind::RECEIVED, place @ (place::DESTINATION | place::AREA | place::LENDING)) => {
+                let (ArrivedFixed { number: call, meta_bytes, .. }, mut sections) = record.parts()?;
                 let payload = match place {
                     place::DESTINATION => ReceivedAt::Destination { len: sections.fixed()? },
-                    place::INLINE | place::AREA => fixed.payload(place, &mut sections)?,
-                    place::LENDING => {
+                    place => {
                         let Block { span, token } = sections.fixed()?;
-                        ReceivedAt::Lending { span, token }
+                        match place {
+                            place::AREA => ReceivedAt::Area { span, token },
+                            _ => ReceivedAt::Lending { span, token },
+                        }
                     }
-                    _ => return unknown_flag,
                 };
-                let meta = sections.bytes("metadata", fixed.meta_bytes, META_BYTES_MAX)?;
-                sections.end()?;
-                return Ok(Completion::Received { call: fixed.number, meta, payload });
+                let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
+                (Completion::Received { call, meta, payload }, sections)
             }
             (kind @ (kind::SENT | kind::RETURNED | kind::PUBLISHED), 0) => {
                 let (count, mut sections) = record.parts()?;
@@ -397,7 +412,15 @@ impl<'a> Completion<'a> {
             }
             (kind::ACCEPTED, place @ (place::INLINE | place::AREA)) => {
                 let (AcceptedFixed { arrived, from_bytes, .. }, mut sections) = record.parts()?;
-                let payload = arrived.payload(place, &mut sections)?;
+                let payload = match place {
+                    place::INLINE => {
+                        AcceptedAt::Inline(sections.bytes("inline payload", arrived.inline_bytes, INLINE_BYTES_MAX)?)
+                    }
+                    _ => {
+                        let Block { span, token } = sections.fixed()?;
+                        AcceptedAt::Area { span, token }
+                    }
+                };
                 let meta = sections.bytes("metadata", arrived.meta_bytes, META_BYTES_MAX)?;
                 let from = sections.text("name", from_bytes, NAME_BYTES_MAX)?;
                 (Completion::Accepted { queue: arrived.number, from, meta, payload }, sections)
@@ -415,7 +438,7 @@ impl<'a> Completion<'a> {
                 let (Number { number: queue, .. }, sections) = record.parts()?;
                 (Completion::QueueClosed { queue }, sections)
             }
-            (kind::SENT..=kind::ARENA_GONE, _) => return unknown_flag,
+            (kind::SENT..=kind::ARRIVED, _) => return Err(Malformed { what: "an unknown flag" }),
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;
@@ -434,16 +457,6 @@ impl ArrivedFixed {
     #[inline]
     fn with(self, payload: &[u8]) -> Result<Self, TooLong> {
         Ok(Self { inline_bytes: at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?, ..self })
-    }
-
-    /// The bytes, which lie in the record or in the receive area.
-    #[inline]
-    fn payload<'a>(self, place: u8, sections: &mut Sections<'a>) -> Result<ReceivedAt<'a>, Malformed> {
-        if place == place::INLINE {
-            return Ok(ReceivedAt::Inline(sections.bytes("inline payload", self.inline_bytes, INLINE_BYTES_MAX)?));
-        }
-        let Block { span, token } = sections.fixed()?;
-        Ok(ReceivedAt::Area { span, token })
     }
 }
 

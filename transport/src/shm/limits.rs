@@ -58,6 +58,9 @@ pub const NUMBERS_PER_RECORD: usize = 256;
 /// Most bytes of keys in one record, with their lengths: those of the longest key.
 pub const KEY_LIST_BYTES_MAX: usize = KEY_BYTES_MAX + size_of::<u16>();
 
+/// Most bytes of small calls in one record, with their heads: what a record holds.
+pub const CALL_LIST_BYTES_MAX: usize = RECORD_WORDS_MAX * 8 - FIXED_BYTES_MAX;
+
 /// Most tensors that a shard makes visible together; of more, those that came first are seen first.
 pub const PUBLISHED_TOGETHER_MAX: usize = 4096;
 
@@ -143,6 +146,7 @@ const _: () = {
     // What a store has packed leaves in frames.
     assert!(INLINE_BYTES_MAX <= INLINE_PAYLOAD_BYTES);
     assert!(KEY_LIST_BYTES_MAX <= u16::MAX as usize);
+    assert!(CALL_LIST_BYTES_MAX <= u16::MAX as usize);
     assert!(NUMBERS_PER_RECORD * size_of::<u64>() <= u16::MAX as usize);
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);

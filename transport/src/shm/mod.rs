@@ -27,6 +27,8 @@ pub mod limits;
 #[cfg(not(loom))]
 mod bell;
 #[cfg(not(loom))]
+mod call_list;
+#[cfg(not(loom))]
 mod completion;
 #[cfg(not(loom))]
 mod descriptors;
@@ -39,7 +41,6 @@ mod failure;
 mod fields;
 #[cfg(not(loom))]
 mod futex;
-#[cfg(not(loom))]
 mod key_list;
 #[cfg(not(loom))]
 mod mapping;
@@ -59,7 +60,8 @@ pub use self::direct::{
 #[cfg(not(loom))]
 pub use self::{
     bell::{ClientBell, ClientEar, Doorbell, Woken},
-    completion::{BOARD_BYTES_PER_KEY, Completion, ReceivedAt},
+    call_list::{CallList, CallListBuf, SmallCall},
+    completion::{AcceptedAt, BOARD_BYTES_PER_KEY, Completion, ReceivedAt},
     error::ShmError,
     fields::{Malformed, Span, TooLong},
     key_list::KeyList,

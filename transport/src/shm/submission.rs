@@ -3,6 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
+    call_list::{CallList, ListFixed},
     fields::{Malformed, Number, Sections, Span, TooLong, Unused, at_most, cut, fixed_parts},
     key_list::KeyList,
     limits::{INLINE_BYTES_MAX, KEY_LIST_BYTES_MAX, NUMBERS_PER_RECORD},
@@ -67,6 +68,30 @@ pub enum Submission<'a> {
         /// One of many that are asked for together: it does not count against the window.
         fused: bool,
         /// It does not wait for a producer that has left.
+        fail_if_gone: bool,
+    },
+    /// Sends many small tensors of a step to one peer, each as a [`Send`](Self::Send).
+    SendMany {
+        /// The consumer's number.
+        peer: u16,
+        /// The step.
+        step: i64,
+        /// How long each may take; [`NO_TIMEOUT`] for no end.
+        timeout_ms: u32,
+        /// The calls.
+        calls: CallList<'a>,
+    },
+    /// Asks one peer for many tensors of a step, each as a fused [`Recv`](Self::Recv) without a destination.
+    RecvMany {
+        /// The producer's number.
+        peer: u16,
+        /// The step.
+        step: i64,
+        /// How long each may take; [`NO_TIMEOUT`] for no end.
+        timeout_ms: u32,
+        /// The calls, by key.
+        calls: CallList<'a>,
+        /// They do not wait for a producer that has left.
         fail_if_gone: bool,
     },
     /// Puts a tensor into the store that the shard serves its peers from.
@@ -291,6 +316,8 @@ mod kind {
     pub(super) const ROWS: u8 = 22;
     pub(super) const COMMIT: u8 = 23;
     pub(super) const DIRECT: u8 = 24;
+    pub(super) const SEND_MANY: u8 = 25;
+    pub(super) const RECV_MANY: u8 = 26;
 
     /// The flags that records of a kind may have.
     #[inline]
@@ -298,6 +325,7 @@ mod kind {
         match kind {
             SEND | PUSH => super::FLAG_ARENA,
             RECV => super::FLAG_ARENA | super::FLAG_FUSED | super::FLAG_FAILS_IF_GONE,
+            RECV_MANY => super::FLAG_FAILS_IF_GONE,
             PUBLISH => super::FLAG_ARENA | super::FLAG_MORE,
             ELSEWHERE => super::FLAG_OTHERS,
             PULL => super::FLAG_VIEWS | super::FLAG_FAILS_IF_GONE,
@@ -315,7 +343,7 @@ const FLAG_FUSED: u8 = 2;
 const FLAG_MORE: u8 = 2;
 /// Of a pull and a request for rows: tensors may be viewed in the arenas of other clients.
 const FLAG_VIEWS: u8 = 1;
-/// Of a recv, a pull and a request for rows: a task that has left is not waited for.
+/// Of recvs, a pull and a request for rows: a task that has left is not waited for.
 const FLAG_FAILS_IF_GONE: u8 = 4;
 /// Of tensors that went elsewhere: with peers that are not told apart.
 const FLAG_OTHERS: u8 = 1;
@@ -327,6 +355,7 @@ fixed_parts! {
     }
     /// The same, with a place in the arena.
     struct ArenaCallFixed { fixed: CallFixed, span: Span }
+    struct ManyFixed { step: i64, timeout_ms: u32, peer: u16, unused: Unused<2>, list: ListFixed }
     struct PeerFixed { number: u16, name_bytes: u16, unused: Unused<4> }
     struct AbortFixed { step: i64, reason_bytes: u16, unused: Unused<6> }
     struct WithdrawFixed { key_bytes: u16, unused: Unused<6> }
@@ -372,6 +401,13 @@ impl<'a> Submission<'a> {
                         into.fill(kind::RECV, flags | FLAG_ARENA, ArenaCallFixed { fixed, span }, &[key.as_bytes()]);
                     }
                 }
+            }
+            Submission::SendMany { peer, step, timeout_ms, calls } => {
+                into.fill(kind::SEND_MANY, 0, ManyFixed::new(peer, step, timeout_ms, calls), &calls.sections());
+            }
+            Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone } => {
+                let fixed = ManyFixed::new(peer, step, timeout_ms, calls);
+                into.fill(kind::RECV_MANY, flag(FLAG_FAILS_IF_GONE, fail_if_gone), fixed, &calls.sections());
             }
             Submission::Free { tokens } => {
                 at_most("tokens", tokens.len(), NUMBERS_PER_RECORD)?;
@@ -448,7 +484,7 @@ impl<'a> Submission<'a> {
         Ok(())
     }
 
-    /// The call that it starts, if it starts one.
+    /// The call that it starts, if it starts one and no more.
     pub fn starts(&self) -> Option<u32> {
         match *self {
             Submission::Send { call, .. }
@@ -459,6 +495,15 @@ impl<'a> Submission<'a> {
             | Submission::Rows { call, .. }
             | Submission::Push { call, .. } => Some(call),
             _ => None,
+        }
+    }
+
+    /// How many calls it starts beside the first.
+    #[inline]
+    pub fn more_calls(&self) -> usize {
+        match self {
+            Submission::SendMany { calls, .. } | Submission::RecvMany { calls, .. } => calls.len().saturating_sub(1),
+            _ => 0,
         }
     }
 
@@ -507,6 +552,16 @@ impl<'a> Submission<'a> {
                 sections.end()?;
                 let fail_if_gone = flags & FLAG_FAILS_IF_GONE != 0;
                 return Ok(Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone });
+            }
+            kind::SEND_MANY => {
+                let (ManyFixed { peer, step, timeout_ms, list, .. }, mut sections) = record.parts()?;
+                let calls = CallList::read(list, &mut sections)?;
+                (Submission::SendMany { peer, step, timeout_ms, calls }, sections)
+            }
+            kind::RECV_MANY => {
+                let (ManyFixed { peer, step, timeout_ms, list, .. }, mut sections) = record.parts()?;
+                let (calls, fail_if_gone) = (CallList::read(list, &mut sections)?, flags & FLAG_FAILS_IF_GONE != 0);
+                (Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone }, sections)
             }
             kind::FREE => {
                 let (count, mut sections) = record.parts()?;
@@ -615,6 +670,12 @@ impl CallFixed {
     #[inline]
     fn new(number: i64, call: u32) -> Self {
         Self { number, call, timeout_ms: 0, peer: 0, key_bytes: 0, meta_bytes: 0, inline_bytes: 0 }
+    }
+}
+
+impl ManyFixed {
+    fn new(peer: u16, step: i64, timeout_ms: u32, calls: CallList<'_>) -> Self {
+        Self { step, timeout_ms, peer, unused: [0; _], list: calls.fixed() }
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::shm::limits::SLOTS;
-use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
+use sealane_transport::shm::{
+    AcceptedAt, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission,
+};
 
 use super::{HEADER_BYTES, RING_BYTES};
 use crate::fixture::ARENA_BYTES;
@@ -92,7 +94,7 @@ impl Scribbler {
                         payload: ReceivedAt::Area { token, .. } | ReceivedAt::Lending { token, .. },
                         ..
                     }
-                    | Completion::Accepted { payload: ReceivedAt::Area { token, .. }, .. },
+                    | Completion::Accepted { payload: AcceptedAt::Area { token, .. }, .. },
                 ) => self.tokens.push(token),
                 Some(_) => {}
                 None => break,

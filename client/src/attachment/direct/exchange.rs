@@ -43,7 +43,7 @@ impl Held<'_> {
         tensor: &Tensor,
         deadline: Tick,
     ) -> Option<u32> {
-        let (lane, is_read) = self.lane_of((peer, name), now)?;
+        let (lane, is_read) = self.lane_of((peer, name), now, 1)?;
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
         if !is_read || !calls.have_room_for(1) {
             return None;
@@ -100,7 +100,7 @@ impl Held<'_> {
         (deadline, borrowed, fail_if_gone): (Tick, bool, bool),
     ) -> Option<Result<u32, Error>> {
         let (from, step, key) = place;
-        let (lane, is_read) = self.lane_of((peer, from), now)?;
+        let (lane, is_read) = self.lane_of((peer, from), now, 1)?;
         for is_last in [false, true] {
             if let Some(claimed) = self.claim(place, memory) {
                 return Some(claimed);

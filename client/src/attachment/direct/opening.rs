@@ -37,16 +37,21 @@ impl Default for Neighbour {
 }
 
 impl Held<'_> {
-    /// The lane to a peer, if it has one that has not gone, and whether the other side has opened its end; a peer that has none is counted.
+    /// The lane to a peer, if it has one that has not gone, and whether the other side has opened its end; a peer that has none is counted, with so many tensors.
     #[inline]
-    pub(super) fn lane_of(&mut self, (peer, name): (Peer, &str), now: Tick) -> Option<(u16, bool)> {
+    pub(in crate::attachment) fn lane_of(
+        &mut self,
+        (peer, name): (Peer, &str),
+        now: Tick,
+        tensors: usize,
+    ) -> Option<(u16, bool)> {
         let State { line: Line::Up(link), .. } = &mut **self else { return None };
         if link.direct.neighbours.is_empty() {
             return None;
         }
         let found = match link.direct.recent {
             Some((recent, lane)) if recent == peer => lane,
-            _ => link.direct.look_up((peer, name), now),
+            _ => link.direct.look_up((peer, name), now, tensors),
         };
         match found {
             Some(lane) => match link.direct.get_mut(lane).map(|lane| lane.ends.other()) {
@@ -82,8 +87,8 @@ impl super::Lanes {
         }
     }
 
-    fn look_up(&mut self, (peer, name): (Peer, &str), now: Tick) -> Option<u16> {
-        let found = self.find(name, now, 1)?;
+    fn look_up(&mut self, (peer, name): (Peer, &str), now: Tick, tensors: usize) -> Option<u16> {
+        let found = self.find(name, now, tensors as u32)?;
         self.recent = Some((peer, found));
         found
     }

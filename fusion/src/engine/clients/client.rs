@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::PEERS_MAX;
 use sealane_transport::shm::{
-    ClientBell, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, Record, SharedMemory, Span, Submission,
+    CallListBuf, ClientBell, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, Record, SharedMemory, SmallCall, Span,
+    Submission,
 };
 use sealane_transport::tensor::LastKind;
 use sealane_transport::{Error, Handle, Tensor, Unreceived};
@@ -25,7 +26,7 @@ use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
-use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, RowsRequest, SendWaiter};
+use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
@@ -38,6 +39,15 @@ struct Peer {
     name: Box<str>,
     /// The pair with it, once it is known.
     pair: Option<u32>,
+}
+
+/// What all calls of one record have in common.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    peer: u16,
+    pair: &'a Result<u32, Error>,
+    step: i64,
+    deadline: Instant,
 }
 
 /// See the module.
@@ -65,6 +75,8 @@ pub(in crate::engine) struct Client {
     swept: bool,
     /// Calls whose outcome the node has not told.
     under_way: usize,
+    /// Small tensors that came in this turn, to be told together.
+    arrived: CallListBuf,
     /// Outcomes that found no room in the ring.
     backlog: VecDeque<Answer>,
     /// Sends that ended well, to be told together.
@@ -137,6 +149,7 @@ impl Client {
             cancelled: None,
             swept: false,
             under_way: 0,
+            arrived: CallListBuf::default(),
             backlog: VecDeque::new(),
             sent: Vec::new(),
             lent_to_peers: Vec::new(),
@@ -173,7 +186,7 @@ impl Client {
 
     /// Calls that have not ended.
     pub(super) fn under_way(&self) -> usize {
-        self.under_way + self.backlog.len()
+        self.under_way + self.arrived.as_list().len() + self.backlog.len()
     }
 
     /// Shows other threads how things stand.
@@ -231,7 +244,10 @@ impl Client {
             let outcome = match self.end.submissions.pop(record) {
                 Ok(false) => break,
                 Ok(true) => match Submission::decode(record) {
-                    Ok(submission) => self.carry_out(node, now, submission),
+                    Ok(submission) => {
+                        count += submission.more_calls();
+                        self.carry_out(node, now, submission)
+                    }
                     Err(malformed) => Err(Misconduct(malformed.to_string())),
                 },
                 Err(broken) => Err(Misconduct(broken.to_string())),
@@ -278,41 +294,24 @@ impl Client {
         super::tests::fall_into_trap(&submission);
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
-                let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
-                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-                self.under_way += 1;
-                let tensor = self.tensor(call, meta, payload);
-                self.counters.count_sent(&tensor);
-                match (tensor, pair) {
-                    (Ok(tensor), Ok(pair)) => {
-                        self.traffic_of(peer).sent(tensor.len() as u64);
-                        node.send(pair, step, key, tensor, until(now, timeout_ms), waiter);
-                    }
-                    (_, Err(error)) | (Err(error), Ok(_)) => node.finish_send(waiter, Err(error)),
+                let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                self.send(node, to, (call, key), meta, payload);
+            }
+            Submission::SendMany { peer, step, timeout_ms, calls } => {
+                let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                for SmallCall { call, key, meta, bytes } in calls.iter() {
+                    self.send(node, to, (call, key), meta, PayloadAt::Inline(bytes));
                 }
             }
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
-                let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
-                let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
-                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-                if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }) {
-                    return Err(Misconduct(format!("call {call} is already in flight")));
-                }
-                self.under_way += 1;
-                let deadline = until(now, timeout_ms);
-                match pair {
-                    Ok(pair) => {
-                        let request =
-                            RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
-                        let ticket = node.recv(now, request);
-                        if ticket.is_some()
-                            && let Some(receiving) = self.receiving.get_mut(call)
-                        {
-                            receiving.ticket = ticket;
-                        }
-                    }
-                    Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+                let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                self.recv(node, now, from, (call, key), destination, (fused, fail_if_gone))?;
+            }
+            Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone } => {
+                let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                for SmallCall { call, key, .. } in calls.iter() {
+                    self.recv(node, now, from, (call, key), None, (true, fail_if_gone))?;
                 }
             }
             Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone } => {
@@ -327,11 +326,7 @@ impl Client {
                     Ok(pair) => {
                         let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
                         let ticket = node.pull_rows(now, request);
-                        if ticket.is_some()
-                            && let Some(receiving) = self.receiving.get_mut(call)
-                        {
-                            receiving.ticket = ticket;
-                        }
+                        self.note_ticket(call, ticket);
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error))),
                 }
@@ -402,6 +397,69 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    /// Sends a tensor of one call.
+    #[inline]
+    fn send(
+        &mut self,
+        node: &mut Node,
+        Asked { peer, pair, step, deadline }: Asked<'_>,
+        (call, key): (u32, &str),
+        meta: &[u8],
+        payload: PayloadAt<'_>,
+    ) {
+        let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+        let pair = pair.clone().and_then(|pair| self.check_calls(pair));
+        self.under_way += 1;
+        let tensor = self.tensor(call, meta, payload);
+        self.counters.count_sent(&tensor);
+        match (tensor, pair) {
+            (Ok(tensor), Ok(pair)) => {
+                self.traffic_of(peer).sent(tensor.len() as u64);
+                node.send(pair, step, key, tensor, deadline, waiter);
+            }
+            (_, Err(error)) | (Err(error), Ok(_)) => node.finish_send(waiter, Err(error)),
+        }
+    }
+
+    /// Asks for the tensor of one call.
+    #[inline]
+    fn recv(
+        &mut self,
+        node: &mut Node,
+        now: Instant,
+        Asked { peer, pair, step, deadline }: Asked<'_>,
+        (call, key): (u32, &str),
+        destination: Option<Buffer>,
+        (fused, fail_if_gone): (bool, bool),
+    ) -> Result<(), Misconduct> {
+        let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+        let pair = pair.clone().and_then(|pair| self.check_calls(pair));
+        let has_destination = destination.is_some();
+        if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }) {
+            return Err(Misconduct(format!("call {call} is already in flight")));
+        }
+        self.under_way += 1;
+        match pair {
+            Ok(pair) => {
+                let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
+                let ticket = node.recv(now, request);
+                self.note_ticket(call, ticket);
+            }
+            Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+        }
+        Ok(())
+    }
+
+    /// By what a recv is cancelled that waits.
+    #[inline]
+    fn note_ticket(&mut self, call: u32, ticket: Option<Ticket>) {
+        if ticket.is_some()
+            && let Some(receiving) = self.receiving.get_mut(call)
+        {
+            receiving.ticket = ticket;
+        }
     }
 
     /// The pair with a peer for a plan or rows, which any shard may pull.
@@ -477,6 +535,7 @@ impl Client {
     /// The client is gone: the node forgets what it kept for it.
     pub(super) fn leave(&mut self, node: &mut Node) {
         // Nobody reads these.
+        self.arrived.clear();
         self.backlog.clear();
         self.together.clear();
         // Places of the client's own are in the arena, which is unmapped when nothing uses it.

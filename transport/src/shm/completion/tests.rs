@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{Completion, ReceivedAt};
+use super::{AcceptedAt, Completion, ReceivedAt};
 use crate::{
     error::{Error, Late, Operation},
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
-        Record, Span,
+        CallList, CallListBuf, Record, SmallCall, Span,
         attach::VERSION,
         limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
     },
@@ -23,11 +23,11 @@ fn through(completion: &Completion<'_>) -> Record {
     record
 }
 
-fn received<'a>(meta: &'a [u8], payload: ReceivedAt<'a>) -> Completion<'a> {
+fn received(meta: &[u8], payload: ReceivedAt) -> Completion<'_> {
     Completion::Received { call: u32::MAX, meta, payload }
 }
 
-fn accepted<'a>(from: &'a str, meta: &'a [u8], payload: ReceivedAt<'a>) -> Completion<'a> {
+fn accepted<'a>(from: &'a str, meta: &'a [u8], payload: AcceptedAt<'a>) -> Completion<'a> {
     Completion::Accepted { queue: u32::MAX, from, meta, payload }
 }
 
@@ -60,17 +60,20 @@ fn errors() -> Vec<Error> {
 fn each(look: &mut dyn FnMut(&Completion<'_>)) {
     let (plan, index, calls) = (u32::MAX, 7, &[0x8000_0001, 2, 3]);
     let (span, token) = (Span { offset: 1 << 50, len: 3 }, u64::MAX);
-    let (inline, destination) = (ReceivedAt::Inline(b"abc"), ReceivedAt::Destination { len: u64::MAX });
-    let area = ReceivedAt::Area { span, token };
+    let (inline, destination) = (AcceptedAt::Inline(b"abc"), ReceivedAt::Destination { len: u64::MAX });
+    let area = AcceptedAt::Area { span, token };
+    let mut arrived = CallListBuf::default();
+    let small = SmallCall { call: u32::MAX, key: "", meta: b"of it", bytes: b"abc" };
+    assert!(arrived.push(small) && arrived.push(SmallCall { call: 3, meta: &[], bytes: &[], ..small }));
     for completion in [
         Completion::Sent { calls },
         Completion::Sent { calls: &[] },
         Completion::Returned { calls },
         Completion::Published { calls },
-        received(b"of it", inline),
-        received(&[], ReceivedAt::Inline(&[])),
+        Completion::Arrived { calls: arrived.as_list() },
+        Completion::Arrived { calls: CallList::default() },
         received(b"of it", destination),
-        received(b"of it", area),
+        received(b"of it", ReceivedAt::Area { span, token }),
         received(b"of it", ReceivedAt::Lending { span, token }),
         Completion::Board { plan, span, token },
         Completion::Placed { plan, index, meta: b"of it", span, token },
@@ -100,9 +103,8 @@ fn every_kind_comes_out_as_it_went_in() {
     let calls: Vec<u32> = (0..NUMBERS_PER_RECORD as u32).map(|call| call << 20).collect();
     through(&Completion::Published { calls: &calls });
     let (span, token, meta) = (Span { offset: 1 << 50, len: 3 }, u64::MAX, &[1; META_BYTES_MAX]);
-    let area = ReceivedAt::Area { span, token };
-    for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), area] {
-        through(&received(meta, payload));
+    through(&received(meta, ReceivedAt::Area { span, token }));
+    for payload in [AcceptedAt::Inline(&[3; INLINE_BYTES_MAX]), AcceptedAt::Area { span, token }] {
         through(&accepted(&"n".repeat(NAME_BYTES_MAX), meta, payload));
     }
     through(&Completion::Placed { plan: 1, index: 2, meta, span, token });
@@ -113,10 +115,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_15_of_attaching_has_them() {
-    let mut lines = include_str!("version_15.txt").lines();
+fn records_lie_in_memory_as_version_16_of_attaching_has_them() {
+    let mut lines = include_str!("version_16.txt").lines();
     each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 15));
+    assert_eq!((lines.next(), VERSION), (None, 16));
 }
 
 #[test]
@@ -124,8 +126,10 @@ fn a_small_tensor_needs_one_slot() {
     let (span, token) = (Span { offset: 1 << 30, len: 64 }, 1 << 32);
     let placed = Completion::Placed { plan: 1, index: 2, meta: &[1; 32], span, token };
     assert!(through(&placed).content().len() <= CONTENT_WORDS);
-    assert!(through(&received(&[1; 16], ReceivedAt::Inline(&[2; 64]))).content().len() <= CONTENT_WORDS);
-    let accepted = accepted("worker17.train.local:222", &[1; 16], ReceivedAt::Inline(&[2; 64]));
+    let mut arrived = CallListBuf::default();
+    assert!(arrived.push(SmallCall { call: 1, key: "", meta: &[1; 16], bytes: &[2; 64] }));
+    assert!(through(&Completion::Arrived { calls: arrived.as_list() }).content().len() <= CONTENT_WORDS);
+    let accepted = accepted("worker17.train.local:222", &[1; 16], AcceptedAt::Inline(&[2; 64]));
     assert!(through(&accepted).content().len() <= CONTENT_WORDS);
 }
 
@@ -149,15 +153,14 @@ fn what_is_too_long_is_not_encoded() {
     let (key, name) = ("k".repeat(KEY_BYTES_MAX + 1), "n".repeat(NAME_BYTES_MAX + 1));
     for (completion, what) in [
         (received(&[0; META_BYTES_MAX + 1], ReceivedAt::Destination { len: 0 }), "metadata"),
-        (received(&[], ReceivedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
         (Completion::Sent { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Returned { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Failed { call: 0, memory_back: true, error: Error::unavailable(&key, "") }, "subject"),
         (Completion::Missed { plan: 0, index: 0, error: Error::unavailable(&key, "") }, "subject"),
         (Completion::Reshaped { plan: 0, index: 0, meta: &[0; META_BYTES_MAX + 1] }, "metadata"),
-        (accepted("", &[0; META_BYTES_MAX + 1], ReceivedAt::Inline(&[])), "metadata"),
-        (accepted("", &[], ReceivedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
-        (accepted(&name, &[], ReceivedAt::Inline(&[])), "name"),
+        (accepted("", &[0; META_BYTES_MAX + 1], AcceptedAt::Inline(&[])), "metadata"),
+        (accepted("", &[], AcceptedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
+        (accepted(&name, &[], AcceptedAt::Inline(&[])), "name"),
         (Completion::Unopened { queue: 0, error: Error::unavailable(&key, "") }, "subject"),
     ] {
         assert_eq!(completion.encode(&mut record).unwrap_err().what, what);
@@ -175,12 +178,14 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(1, 1, &[0]), "an unknown flag");
     assert_eq!(refused(2, 4, &[0]), "an unknown flag");
     assert_eq!(refused(3, 2, &[0; 4]), "an unknown flag");
-    assert_eq!(refused(2, 0, &[]), "a record is too short for its kind");
+    assert_eq!(refused(2, 0, &[0; 4]), "an unknown flag", "small ones come in lists");
+    assert_eq!(refused(17, 1, &[0]), "an unknown flag");
+    assert_eq!(refused(17, 0, &[]), "a record is too short for its kind");
+    assert_eq!(refused(17, 0, &[2, 0]), "calls");
     assert_eq!(refused(2, 1, &[0]), "a record is too short for its kind");
     assert_eq!(refused(2, 2, &[0; 3]), "a record is too short for its kind");
     assert_eq!(refused(2, 3, &[0; 3]), "a record is too short for its kind");
-    assert_eq!(refused(2, 0, &[1 << 32]), "metadata");
-    assert_eq!(refused(2, 0, &[1 << 48]), "inline payload");
+    assert_eq!(refused(2, 1, &[1 << 32, 0]), "metadata");
     assert_eq!(refused(1, 0, &[u64::MAX]), "calls");
     assert_eq!(refused(4, 0, &[3, 0]), "calls");
     assert_eq!(refused(3, 0, &[0, 0, 0, 0]), "an unknown error code");
@@ -188,7 +193,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
     assert_eq!(refused(13, 1, &[]), "an unknown flag");
-    assert_eq!(refused(17, 0, &[]), "an unknown kind of completion");
+    assert_eq!(refused(18, 0, &[]), "an unknown kind of completion");
     for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4), (15, 6), (16, 1)] {
         assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
@@ -206,7 +211,7 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..15,
+        kind in 0_u8..19,
         flags in 0_u8..4,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

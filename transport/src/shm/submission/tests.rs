@@ -4,7 +4,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{KeyList, NO_TIMEOUT, PayloadAt, Submission};
 use crate::named_rows::NamedRows;
-use crate::shm::Moved;
+use crate::shm::{CallList, CallListBuf, Moved, SmallCall};
 use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
@@ -44,6 +44,10 @@ fn push<'a>(queue: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submissio
     Submission::Push { call: 0x8000_0001, peer: 0xfffe, timeout_ms: 1234, queue, meta, payload }
 }
 
+fn many(calls: CallList<'_>, fail_if_gone: bool) -> Submission<'_> {
+    Submission::RecvMany { peer: 0xfffe, step: -1, timeout_ms: 5, calls, fail_if_gone }
+}
+
 const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 
 /// Shows records of every kind, one after the other.
@@ -60,6 +64,13 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         views,
         fail_if_gone,
     };
+    let mut calls = CallListBuf::default();
+    assert!(
+        [(1, "w", &[1, 2, 3][..]), (u32::MAX, "ключ", &[]), (0, "", &[9; 24])]
+            .into_iter()
+            .all(|(call, key, bytes)| { calls.push(SmallCall { call, key, meta: &bytes[..bytes.len() / 3], bytes }) })
+    );
+    let list = calls.as_list();
     let fused = |destination| {
         let (call, peer, step, timeout_ms, key) = (1, 2, 3, 4, "grad/fc1");
         Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true, fail_if_gone: true }
@@ -84,6 +95,9 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
             payload: PayloadAt::Arena(SPAN),
             more: false,
         },
+        many(list, false),
+        many(CallList::default(), true),
+        Submission::SendMany { peer: 9, step: i64::MIN, timeout_ms: NO_TIMEOUT, calls: list },
         Submission::Commit,
         Submission::Withdraw { key: "w" },
         Submission::OpenPlan { plan: u32::MAX, peer: u16::MAX, keys: u32::MAX },
@@ -127,10 +141,10 @@ fn every_kind_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn records_lie_in_memory_as_version_15_of_attaching_has_them() {
-    let mut lines = include_str!("version_15.txt").lines();
+fn records_lie_in_memory_as_version_16_of_attaching_has_them() {
+    let mut lines = include_str!("version_16.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 15));
+    assert_eq!((lines.next(), VERSION), (None, 16));
 }
 
 #[test]
@@ -246,6 +260,36 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(12, 0, &[9 << 32, 0]), "keys");
     assert_eq!(refused(12, 0, &[u64::MAX, 0]), "keys");
     assert_eq!(refused(12, 0, &[8 << 32, 0xffff]), "a list of keys");
+    // Two words of a list: how many calls, and how long all keys and all data are; the head of each; data; keys.
+    let head = |key: u64, meta: u64, inline: u64| [1 | key << 32 | meta << 48, inline];
+    let list = |count: u64, keys: u64, data: u64| count | keys << 16 | data << 32;
+    let mut refused_list = |list: u64, head: [u64; 2], rest: &[u64]| {
+        let content = [&[0, 0, list, head[0], head[1]], rest].concat();
+        let of_sends = refused(25, 0, &content);
+        assert_eq!(refused(26, 4, &content), of_sends);
+        of_sends
+    };
+    assert_eq!(refused_list(list(9, 0, 0), head(0, 0, 0), &[]), "calls");
+    assert_eq!(refused_list(list(257, 0, 0), head(0, 0, 0), &[0; 800]), "calls");
+    assert_eq!(refused_list(list(1, 0, 99), head(0, 0, 99), &[0; 5]), "data of calls");
+    assert_eq!(refused_list(list(1, 99, 0), head(99, 0, 0), &[0; 5]), "keys of calls");
+    assert_eq!(refused_list(list(1, 1, 0), head(1, 0, 0xff << 32), &[]), "keys of calls", "no text");
+    for (list, head) in [
+        (list(1, 2, 0), head(1, 0, 0)),
+        (list(1, 1, 0), head(2, 0, 0)),
+        (list(1, 0, 3), head(0, 1, 1)),
+        (list(1, 0, 2), head(0, 2, 1)),
+        (list(0, 1, 0), head(0, 0, 0)),
+        (list(1, 4097, 0), head(4097, 0, 0)),
+        (list(1, 0, 513), head(0, 0, 513)),
+        (list(1, 0, 2113), head(0, 2113, 0)),
+    ] {
+        assert_eq!(refused_list(list, head, &[0; 520]), "a list of calls");
+    }
+    // Two keys, the first of which ends within a character.
+    let two = [0, 0, list(2, 2, 0), head(1, 0, 0)[0], 1 << 32, 1 << 0, 0xa9c3];
+    assert_eq!(refused(25, 0, &two), "a list of calls");
+    assert_eq!(refused(25, 1, &two), "an unknown flag");
     for count in [2, 257, 1 << 61, u64::MAX] {
         assert_eq!(refused(7, 0, &[count, 0]), "tokens");
     }
@@ -255,7 +299,7 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..23,
+        kind in 0_u8..28,
         flags in 0_u8..9,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

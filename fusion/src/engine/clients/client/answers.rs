@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, SLOTS};
-use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
+use sealane_transport::shm::{AcceptedAt, Completion, PushError, ReceivedAt, Record, SmallCall};
 use sealane_transport::{Error, Handle, Payload, Tensor, Unreceived};
 
 use super::{Client, LENDS, News};
@@ -96,34 +96,44 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Tells of a tensor that has come, as [`put`](Self::put) does.
+    /// Tells of a tensor that has come, as [`put`](Self::put) does; of a small one at the end of the turn, with others.
     #[inline]
     fn put_received(&mut self, call: u32, tensor: Tensor, record: &mut Record) {
-        match self.place_of(&tensor) {
-            // Where nothing waits, without the moves that an answer takes.
-            Some(payload) if self.backlog.is_empty() && !self.closed => {
-                let (in_ring, bytes) = (matches!(payload, ReceivedAt::Inline(_)), tensor.len() as u64);
-                let completion = Completion::Received { call, meta: tensor.meta().as_wire(), payload };
-                completion.encode(record).expect(WITHIN_LIMITS);
-                match self.end.completions.push(record) {
-                    // The client has a copy.
-                    Ok(()) if in_ring => {
-                        self.news = News::Answers;
-                        self.counters.count_received(1, bytes);
-                    }
-                    Ok(()) => {
-                        self.news = News::Answers;
-                        self.handed_over(tensor);
-                    }
-                    Err(PushError::Full) => self.backlog.push_back(Answer::Received { call, tensor }),
-                    Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
-                }
-            }
-            _ => match self.within_reach(&tensor) {
-                Ok(moved) => self.put(Answer::Received { call, tensor: moved.unwrap_or(tensor) }, record),
-                Err(error) => self.put(Answer::Failed { call, error, memory_back: true }, record),
-            },
+        let is_next = self.backlog.is_empty() && !self.closed;
+        if is_next && self.place_of(&tensor).is_none() && travels(&tensor) && self.add_arrived(call, &tensor, record) {
+            return;
         }
+        match self.within_reach(&tensor) {
+            Ok(moved) => self.put(Answer::Received { call, tensor: moved.unwrap_or(tensor) }, record),
+            Err(error) => self.put(Answer::Failed { call, error, memory_back: true }, record),
+        }
+    }
+
+    /// Adds a small tensor to those that are told together; false if neither it nor those have room.
+    #[inline]
+    fn add_arrived(&mut self, call: u32, tensor: &Tensor, record: &mut Record) -> bool {
+        let small = SmallCall { call, key: "", meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
+        if !self.arrived.push(small) && !(self.tell_arrived(record) && self.arrived.push(small)) {
+            return false;
+        }
+        // The client has a copy.
+        self.counters.count_received(1, tensor.len() as u64);
+        true
+    }
+
+    /// Tells of the small tensors that have come; false if the ring has no room.
+    fn tell_arrived(&mut self, record: &mut Record) -> bool {
+        if self.arrived.is_empty() || self.closed {
+            return true;
+        }
+        Completion::Arrived { calls: self.arrived.as_list() }.encode(record).expect(WITHIN_LIMITS);
+        match self.end.completions.push(record) {
+            Ok(()) => self.news = News::Answers,
+            Err(PushError::Full) => return false,
+            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+        }
+        self.arrived.clear();
+        true
     }
 
     /// The client has been told of a tensor.
@@ -138,7 +148,7 @@ impl Client {
 
     /// A copy of the tensor in memory that the client can reach, unless it is there already or small enough for the ring.
     pub(super) fn within_reach(&self, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
-        if self.place_of(tensor).is_some() {
+        if self.place_of(tensor).is_some() || travels(tensor) {
             return Ok(None);
         }
         let mut buffer = self.area.allocate(tensor.len())?;
@@ -146,20 +156,17 @@ impl Client {
         Tensor::new(tensor.meta().clone(), buffer).map(Some)
     }
 
-    fn place_of<'a>(&self, tensor: &'a Tensor) -> Option<ReceivedAt<'a>> {
-        if let Payload::Owned(buffer) = tensor.payload() {
-            if self.arena.is_destination(buffer) {
-                return Some(ReceivedAt::Destination { len: tensor.len() as u64 });
-            }
-            if let Some((span, token)) = self.area.place_of(buffer) {
-                return Some(match self.area.lends_by(token) {
-                    true => ReceivedAt::Lending { span, token },
-                    false => ReceivedAt::Area { span, token },
-                });
-            }
+    /// Where a tensor lies in memory that the client can reach.
+    fn place_of(&self, tensor: &Tensor) -> Option<ReceivedAt> {
+        let Payload::Owned(buffer) = tensor.payload() else { return None };
+        if self.arena.is_destination(buffer) {
+            return Some(ReceivedAt::Destination { len: tensor.len() as u64 });
         }
-        let travels = tensor.len() <= INLINE_BYTES_MAX && tensor.memory() == MemoryKind::Host;
-        travels.then(|| ReceivedAt::Inline(tensor.bytes()))
+        let (span, token) = self.area.place_of(buffer)?;
+        Some(match self.area.lends_by(token) {
+            true => ReceivedAt::Lending { span, token },
+            false => ReceivedAt::Area { span, token },
+        })
     }
 
     /// Tells the client that the engine is about to stop.
@@ -171,7 +178,8 @@ impl Client {
     pub(in crate::engine::clients) fn is_aware(&mut self) -> bool {
         // A client that has gone, or that breaks its ring, asks nothing more.
         let has_unread = self.end.completions.free_slots().is_ok_and(|free| free < SLOTS as u64);
-        self.closed || self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
+        self.closed
+            || self.arrived.is_empty() && self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
     }
 
     /// Writes an answer into the ring, or keeps it until there is room.
@@ -193,14 +201,19 @@ impl Client {
         let encoded = match &answer {
             Answer::Pulled { call, plan, next } => return self.push_plan(*call, *plan, *next, record),
             Answer::Received { call, tensor } => {
-                let payload = self.place_of(tensor).expect("answers are within reach");
+                let Some(payload) = self.place_of(tensor) else {
+                    return if self.add_arrived(*call, tensor, record) { None } else { Some(answer) };
+                };
                 Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
             }
             Answer::Failed { call, error, memory_back } => {
                 Completion::Failed { call: *call, memory_back: *memory_back, error: error.clone() }.encode(record)
             }
             Answer::Accepted { queue, from, tensor } => {
-                let payload = self.place_of(tensor).expect("it was brought within reach");
+                let payload = match self.place_of(tensor) {
+                    Some(ReceivedAt::Area { span, token }) => AcceptedAt::Area { span, token },
+                    _ => AcceptedAt::Inline(tensor.bytes()),
+                };
                 Completion::Accepted { queue: *queue, from, meta: tensor.meta().as_wire(), payload }.encode(record)
             }
             Answer::Unopened { queue, error } => {
@@ -242,14 +255,17 @@ impl Client {
     /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
     /// written since the last time.
     pub(in crate::engine::clients) fn flush(&mut self, now: Instant, record: &mut Record) -> bool {
-        while !self.closed
+        let mut has_room = self.tell_arrived(record);
+        while has_room
+            && !self.closed
             && let Some(answer) = self.backlog.pop_front()
         {
             if let Some(unwritten) = self.push(answer, record) {
                 self.backlog.push_front(unwritten);
-                break;
+                has_room = false;
             }
         }
+        self.tell_arrived(record);
         self.arena.take_returned(&mut self.returned);
         let (sent, published) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.lent_to_peers));
         self.sent = self.push_calls(sent, News::Releases, record, |calls| Completion::Sent { calls });
@@ -308,6 +324,12 @@ impl Client {
     /// The client does not read its answers.
     fn is_stuck(&self) -> bool {
         let lists = [&self.sent, &self.lent_to_peers, &self.returned];
-        !self.closed && (!self.backlog.is_empty() || lists.iter().any(|calls| !calls.is_empty()))
+        !self.closed
+            && (!self.arrived.is_empty() || !self.backlog.is_empty() || lists.iter().any(|calls| !calls.is_empty()))
     }
+}
+
+/// True if the tensor is small enough for a record, and in memory that can be copied into it.
+fn travels(tensor: &Tensor) -> bool {
+    tensor.len() <= INLINE_BYTES_MAX && tensor.memory() == MemoryKind::Host
 }

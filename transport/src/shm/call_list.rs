@@ -1,0 +1,199 @@
+//! Small calls of one kind in one record: a head each, then all bytes, then all keys, which are checked for being text at once. No I/O;
+//! bounded by the record.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{
+    fields::{Malformed, Sections},
+    limits::{CALL_LIST_BYTES_MAX, INLINE_BYTES_MAX, NUMBERS_PER_RECORD},
+};
+use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX};
+
+const NO_CALLS: Malformed = Malformed { what: "a list of calls" };
+
+/// One call: that sends a small tensor, asks for one, or has received one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SmallCall<'a> {
+    /// Its number.
+    pub call: u32,
+    /// The tensor's name; empty where the call is known.
+    pub key: &'a str,
+    /// The tensor's metadata; empty where it is asked for.
+    pub meta: &'a [u8],
+    /// Its bytes; at most [`INLINE_BYTES_MAX`].
+    pub bytes: &'a [u8],
+}
+
+/// What a call begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    call: u32,
+    key_bytes: u16,
+    meta_bytes: u16,
+    inline_bytes: u16,
+    unused: u16,
+}
+
+/// How many calls a list has, and how long its parts are.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ListFixed {
+    count: u16,
+    key_bytes: u16,
+    data_bytes: u16,
+    unused: u16,
+}
+
+/// Calls in order, at most [`NUMBERS_PER_RECORD`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CallList<'a> {
+    heads: &'a [Head],
+    data: &'a [u8],
+    keys: &'a str,
+}
+
+impl<'a> CallList<'a> {
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// True if there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
+    /// The calls.
+    #[inline]
+    pub fn iter(self) -> impl ExactSizeIterator<Item = SmallCall<'a>> {
+        let CallList { heads, mut data, mut keys } = self;
+        heads.iter().map(move |head| {
+            let (key, meta, bytes);
+            // The lengths were added up, and the keys' ends looked at, when the list was read.
+            (key, keys) = keys.split_at(head.key_bytes.into());
+            (meta, data) = data.split_at(head.meta_bytes.into());
+            (bytes, data) = data.split_at(head.inline_bytes.into());
+            SmallCall { call: head.call, key, meta, bytes }
+        })
+    }
+
+    pub(super) fn fixed(&self) -> ListFixed {
+        let CallList { heads, data, keys } = self;
+        // All fit into a record, and so into 16 bits.
+        ListFixed { count: heads.len() as u16, key_bytes: keys.len() as u16, data_bytes: data.len() as u16, unused: 0 }
+    }
+
+    pub(super) fn sections(&self) -> [&'a [u8]; 3] {
+        [self.heads.as_bytes(), self.data, self.keys.as_bytes()]
+    }
+
+    /// The list in a record, which may hold anything.
+    pub(super) fn read(fixed: ListFixed, sections: &mut Sections<'a>) -> Result<Self, Malformed> {
+        let heads: &[Head] = sections.numbers("calls", fixed.count.into(), NUMBERS_PER_RECORD)?;
+        let data = sections.bytes("data of calls", fixed.data_bytes, CALL_LIST_BYTES_MAX)?;
+        let keys = sections.text("keys of calls", fixed.key_bytes, CALL_LIST_BYTES_MAX)?;
+        let (mut data_end, mut key_end) = (0_usize, 0_usize);
+        for head in heads {
+            let [key, meta, inline] = [head.key_bytes, head.meta_bytes, head.inline_bytes].map(usize::from);
+            (data_end, key_end) = (data_end + meta + inline, key_end + key);
+            let is_short = key <= KEY_BYTES_MAX && meta <= META_BYTES_MAX && inline <= INLINE_BYTES_MAX;
+            if !is_short || !keys.is_char_boundary(key_end) {
+                return Err(NO_CALLS);
+            }
+        }
+        match (data_end, key_end) == (data.len(), keys.len()) {
+            true => Ok(CallList { heads, data, keys }),
+            false => Err(NO_CALLS),
+        }
+    }
+}
+
+/// A list that grows to what a record holds; its memory is used again.
+#[derive(Debug, Default)]
+pub struct CallListBuf {
+    heads: Vec<Head>,
+    data: Vec<u8>,
+    keys: String,
+}
+
+impl CallListBuf {
+    /// Adds a call; false, and nothing was added, if it does not fit behind those that are there, or into any record.
+    #[inline]
+    pub fn push(&mut self, SmallCall { call, key, meta, bytes }: SmallCall<'_>) -> bool {
+        let long = key.len() + meta.len() + bytes.len();
+        let all = (self.heads.len() + 1) * size_of::<Head>() + self.data.len() + self.keys.len() + long;
+        let is_short = key.len() <= KEY_BYTES_MAX && meta.len() <= META_BYTES_MAX && bytes.len() <= INLINE_BYTES_MAX;
+        if !is_short || all > CALL_LIST_BYTES_MAX || self.heads.len() == NUMBERS_PER_RECORD {
+            return false;
+        }
+        let [key_bytes, meta_bytes, inline_bytes] = [key.len(), meta.len(), bytes.len()].map(|len| len as u16);
+        self.heads.push(Head { call, key_bytes, meta_bytes, inline_bytes, unused: 0 });
+        self.data.extend_from_slice(meta);
+        self.data.extend_from_slice(bytes);
+        self.keys.push_str(key);
+        true
+    }
+
+    /// Takes out all calls.
+    pub fn clear(&mut self) {
+        let CallListBuf { heads, data, keys } = self;
+        heads.clear();
+        data.clear();
+        keys.clear();
+    }
+
+    /// True if there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
+    /// The list.
+    #[inline]
+    pub fn as_list(&self) -> CallList<'_> {
+        CallList { heads: &self.heads, data: &self.data, keys: &self.keys }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small<'a>(call: u32, key: &'a str, bytes: &'a [u8]) -> SmallCall<'a> {
+        SmallCall { call, key, meta: &[1, 2, 3], bytes }
+    }
+
+    #[test]
+    fn calls_come_out_in_order_and_as_many_as_fit() {
+        let mut list = CallListBuf::default();
+        let calls = [small(7, "w", b"abc"), small(u32::MAX, "ключ", &[]), small(0, "", &[9; INLINE_BYTES_MAX])];
+        assert!(calls.iter().all(|call| list.push(*call)));
+        assert_eq!(list.as_list().iter().collect::<Vec<_>>(), calls);
+        list.clear();
+        let taken = (0..).take_while(|call| list.push(small(*call, "", &[]))).count();
+        assert_eq!((taken, list.as_list().len()), (NUMBERS_PER_RECORD, NUMBERS_PER_RECORD));
+        list.clear();
+        let taken = (0..).take_while(|call| list.push(small(*call, "w", &[1; INLINE_BYTES_MAX]))).count();
+        assert!(taken > 8 && taken < NUMBERS_PER_RECORD, "{taken}");
+        assert_eq!(list.as_list().iter().map(|call| call.call).collect::<Vec<_>>(), Vec::from_iter(0..taken as u32));
+    }
+
+    #[test]
+    fn the_longest_call_fits_alone_and_a_longer_one_not_at_all() {
+        let (key, meta, bytes) = ("k".repeat(KEY_BYTES_MAX), [1; META_BYTES_MAX], [2; INLINE_BYTES_MAX]);
+        let mut list = CallListBuf::default();
+        let longest = SmallCall { call: 1, key: &key, meta: &meta, bytes: &bytes };
+        assert!(list.push(longest) && !list.push(small(2, &key, &bytes)));
+        list.clear();
+        for longer in [
+            SmallCall { key: &(key.clone() + "k"), ..longest },
+            SmallCall { meta: &[1; META_BYTES_MAX + 1], ..longest },
+            SmallCall { bytes: &[1; INLINE_BYTES_MAX + 1], ..longest },
+        ] {
+            assert!(!list.push(longer) && list.is_empty());
+        }
+    }
+}

@@ -13,7 +13,8 @@ use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::shm::attach::Attached;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
-    AcceptedAt, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
+    AcceptedAt, CallListBuf, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record,
+    SmallCall, Span, Submission,
 };
 
 use super::forge::{KEYS, vector};
@@ -92,7 +93,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(23);
+        let kind = script.below(25);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -104,6 +105,7 @@ impl World {
         let payload = if is_inline { PayloadAt::Inline(&inline[..bytes]) } else { PayloadAt::Arena(span) };
         let meta = if script.below(8) == 0 { Meta::from_slice(script.bytes(40)) } else { vector(bytes as u64) };
         let (meta, mut packed, mut named) = (&meta[..], Vec::new(), NamedRowsBuf::default());
+        let mut calls = CallListBuf::default();
         let freed = [if script.yes() { self.tokens.pop().unwrap_or(1) } else { script.number() }, script.number()];
         let submission = match kind {
             0 | 1 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
@@ -111,6 +113,17 @@ impl World {
                 let (destination, fused, fail_if_gone) =
                     (script.yes().then_some(span), script.yes(), script.below(4) == 0);
                 Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
+            }
+            23 | 24 => {
+                for (more, key) in (0..).zip(KEYS.into_iter().take(script.below(3) + 1)) {
+                    let (call, bytes) = (call + more, &inline[..script.below(INLINE_BYTES_MAX)]);
+                    assert!(calls.push(SmallCall { call, key, meta, bytes }), "short ones");
+                }
+                let (calls, fail_if_gone) = (calls.as_list(), script.below(4) == 0);
+                match kind {
+                    23 => Submission::SendMany { peer, step, timeout_ms, calls },
+                    _ => Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone },
+                }
             }
             4 => Submission::Publish { call, version: step, key, meta, payload, more: script.yes() },
             5 => Submission::Withdraw { key },

@@ -11,7 +11,7 @@ use sealane_runtime::Pin;
 use sealane_transport::endpoint_map::EndpointMap;
 use sealane_transport::shm::attach::Credentials;
 use sealane_transport::shm::{
-    ClientEar, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, Submission, Woken,
+    CallListBuf, ClientEar, ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, SmallCall, Submission, Woken,
 };
 use sealane_transport::tensor::DType;
 use sealane_transport::{Code, TensorMeta};
@@ -99,13 +99,18 @@ impl Process {
 
     /// The next completion, as it is printed; nothing if the shard hangs up first.
     fn next(&mut self) -> Option<String> {
+        self.next_as(|completion| format!("{completion:?}"))
+    }
+
+    /// The same, as `look` has it.
+    fn next_as<T>(&mut self, look: impl Fn(&Completion<'_>) -> T) -> Option<T> {
         loop {
             // Each time anew: the shard rings once for each sleep.
             self.end.own_sleep().announce();
             if self.end.completions.pop(&mut self.record).unwrap() {
                 self.end.completions.publish();
                 self.end.own_sleep().awake();
-                return Some(format!("{:?}", Completion::decode(&self.record).unwrap()));
+                return Some(look(&Completion::decode(&self.record).unwrap()));
             }
             match self.ear.wait(Some(STUCK)).unwrap() {
                 Woken::Rung => {}
@@ -126,12 +131,41 @@ fn send(call: u32, peer: u16, meta: &TensorMeta) -> Submission<'_> {
     Submission::Send { call, peer, step: 1, timeout_ms, key, meta: meta.as_wire(), payload }
 }
 
+fn is_arrived(completion: &str, call: u32) -> bool {
+    completion.starts_with(&format!("Arrived {{ calls: CallList {{ heads: [Head {{ call: {call}, "))
+}
+
 /// A tensor that the client, which is its own peer of that number, sends to itself: all that it asked before has been read.
 fn is_served(process: &mut Process, peer: u16, meta: &TensorMeta) -> bool {
     process.submit(&[recv(20, peer), send(21, peer, meta)]);
     let mut ended = [process.next().unwrap(), process.next().unwrap()];
     ended.sort();
-    ended[0].starts_with("Received { call: 20, ") && ended[1] == "Sent { calls: [21] }"
+    is_arrived(&ended[0], 20) && ended[1] == "Sent { calls: [21] }"
+}
+
+/// Sends and recvs of that step by one key for each of so many calls, which count up from `first`.
+fn lists(first: u32, count: u32, meta: &TensorMeta) -> [CallListBuf; 2] {
+    let mut lists = <[CallListBuf; 2]>::default();
+    for number in 0..count {
+        let (key, call) = (format!("layer_{number}/kernel"), first + 2 * number);
+        assert!(lists[0].push(SmallCall { call, key: &key, meta: &[], bytes: &[] }));
+        assert!(lists[1].push(SmallCall {
+            call: call + 1,
+            key: &key,
+            meta: meta.as_wire(),
+            bytes: &[number as u8; 8]
+        }));
+    }
+    lists
+}
+
+fn recv_many(step: i64, calls: &CallListBuf) -> Submission<'_> {
+    let (calls, timeout_ms) = (calls.as_list(), NO_TIMEOUT);
+    Submission::RecvMany { peer: 0, step, timeout_ms, calls, fail_if_gone: false }
+}
+
+fn send_many(step: i64, calls: &CallListBuf) -> Submission<'_> {
+    Submission::SendMany { peer: 0, step, timeout_ms: NO_TIMEOUT, calls: calls.as_list() }
 }
 
 fn open_queue(queue: u32) -> Submission<'static> {
@@ -154,7 +188,7 @@ fn a_client_that_sleeps_deeply_is_woken_for_answers_alone() {
         sender.submit(&[send(1, 0, meta)]);
         receiver.submit(&[recv(1, 1)]);
         let received = receiver.next().unwrap();
-        assert!(received.starts_with("Received { call: 1, "), "{received}");
+        assert!(is_arrived(&received, 1), "{received}");
         // Turns later, so that the shard has rung if it does.
         assert!(is_served(&mut receiver, 0, meta));
         assert_eq!(sender.ear.wait(Some(Duration::ZERO)).unwrap(), woken);
@@ -164,6 +198,65 @@ fn a_client_that_sleeps_deeply_is_woken_for_answers_alone() {
     sender.submit(&[recv(2, 0)]);
     receiver.submit(&[send(2, 1, meta)]);
     assert_eq!(sender.ear.wait(Some(STUCK)).unwrap(), Woken::Rung);
+    engine.stop().unwrap();
+}
+
+#[test]
+fn each_call_of_a_list_ends_by_itself() {
+    let (engine, meta) = (engine(), &TensorMeta::new(DType::U8, &[8]).unwrap());
+    let (_, mut process) = Process::attach(&engine, "ps:1");
+    let [recvs, sends] = lists(100, 3, meta);
+    process.submit(&[recv_many(1, &recvs), Submission::Cancel { call: 102 }]);
+    assert!(process.next().unwrap().starts_with("Failed { call: 102, memory_back: true, "));
+    let mut wrong = CallListBuf::default();
+    assert!(wrong.push(SmallCall { call: 7, key: "layer_0/kernel", meta: &[1, 2, 3], bytes: &[1] }));
+    process.submit(&[send_many(1, &wrong), send_many(1, &sends)]);
+    assert!(process.next().unwrap().starts_with("Failed { call: 7, memory_back: true, "), "metadata that is none");
+    let arrived = |completion: &Completion<'_>| match completion {
+        Completion::Arrived { calls } => calls.iter().map(|small| (small.call, small.bytes[0])).collect(),
+        other => vec![(0, matches!(other, Completion::Sent { calls: [101, 105] }).into())],
+    };
+    assert_eq!(process.next_as(arrived).unwrap(), [(100, 0), (104, 2)]);
+    assert_eq!(process.next_as(arrived).unwrap(), [(0, 1)], "what is sent to a recv that was given up waits");
+    engine.stop().unwrap();
+}
+
+#[test]
+fn what_comes_for_a_client_that_does_not_read_comes_later_and_once() {
+    const STEPS: u32 = 100;
+    const CALLS: u32 = 64;
+    let (engine, meta) = (engine(), &TensorMeta::new(DType::U8, &[8]).unwrap());
+    let (_, mut process) = Process::attach(&engine, "ps:1");
+    let (mut arrived, mut sent) = (Vec::new(), 0);
+    let mut read = |process: &mut Process| {
+        let (calls, sends) = process
+            .next_as(|completion| match completion {
+                Completion::Arrived { calls } => (calls.iter().map(|small| small.call).collect(), 0),
+                Completion::Sent { calls } => (Vec::new(), calls.len()),
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        arrived.extend(calls);
+        sent += sends;
+        (arrived.len(), sent)
+    };
+    for step in 0..STEPS {
+        let [recvs, sends] = lists(2 * CALLS * step, CALLS, meta);
+        for submission in [recv_many(step.into(), &recvs), send_many(step.into(), &sends)] {
+            submission.encode(&mut process.record).unwrap();
+            let record = process.record.clone();
+            // As late as can be, and no more than one: the shard finds its ring full.
+            while process.end.submissions.push(&record).is_err() {
+                process.doorbell.ring();
+                read(&mut process);
+            }
+        }
+        process.doorbell.ring();
+    }
+    let all = (STEPS * CALLS) as usize;
+    while read(&mut process) != (all, all) {}
+    arrived.sort_unstable();
+    assert_eq!(arrived, Vec::from_iter((0..STEPS * CALLS).map(|number| 2 * number)));
     engine.stop().unwrap();
 }
 
@@ -203,7 +296,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         assert_eq!(failing.next(), None);
         // What came in that very turn, and all that comes later.
         let received = neighbour.next().unwrap();
-        assert!(received.starts_with("Received { call: 1, "), "{received}");
+        assert!(is_arrived(&received, 1), "{received}");
         assert!(is_served(&mut neighbour, 1, meta));
         assert_eq!(engine.under_way().unwrap(), 0);
         let counters = engine.counters().unwrap()[0];

@@ -27,13 +27,20 @@ pub(crate) fn keys_of<'py>(keys: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, 
     keys.try_iter()?.map(|key| Ok(key?.cast_into()?)).collect()
 }
 
+/// Keys as Rust has them.
+///
+/// # Errors
+/// UnicodeEncodeError for one that is no text.
+pub(crate) fn names_of<'a>(keys: &'a [Bound<'_, PyString>]) -> PyResult<Vec<&'a str>> {
+    keys.iter().map(|key| key.to_str()).collect()
+}
+
 /// Keys of what is published.
 ///
 /// # Errors
 /// InvalidArgument if they are too many or too long.
 pub(crate) fn key_set(py: Python<'_>, keys: &[Bound<'_, PyString>]) -> PyResult<Keys> {
-    let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
-    Keys::new(keys).or_raise(py)
+    Keys::new(names_of(keys)?).or_raise(py)
 }
 
 /// Keys and tensors of a mapping.
@@ -102,10 +109,9 @@ impl Wanted {
         py: Python<'py>,
         outcomes: Vec<Result<Tensor, Error>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let keys: Vec<_> = self.keys.iter().map(|key| key.bind(py).clone()).collect();
         let make = |index: usize, tensor| received(py, tensor, self.destinations[index].as_ref());
-        let all = by_key(py, &keys, outcomes, self.partial, make)?;
-        if all.len() < keys.len() {
+        let all = by_key(py, &self.keys, outcomes, self.partial, make)?;
+        if all.len() < self.keys.len() {
             return Err(invalid(py, "a key is listed twice, but a tensor is received only once"));
         }
         Ok(all)

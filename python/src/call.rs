@@ -18,7 +18,7 @@ use crate::{
     bell::{Bell, Wakeups},
     errors::{OrRaise, exception, invalid},
     fork::Generation,
-    wait::{SIGNALS_EVERY, UnderWay},
+    wait::{SIGNALS_EVERY, UnderWay, Valueless},
 };
 
 /// A call, and how it ended.
@@ -213,8 +213,8 @@ fn awaited<'py>(call: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 pub(crate) struct Sending(Call<Box<dyn UnderWay<Value = ()>>>);
 
 impl Sending {
-    pub(crate) fn new(waiter: Waiter, call: impl UnderWay<Value = ()> + 'static) -> Self {
-        Self(Call::new(waiter, Box::new(call)))
+    pub(crate) fn new(waiter: Waiter, call: impl UnderWay + 'static) -> Self {
+        Self(Call::new(waiter, Box::new(Valueless(call))))
     }
 }
 

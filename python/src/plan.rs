@@ -22,7 +22,7 @@ use crate::{
     fork::Generation,
     input::Destination,
     task::Task,
-    wait::{UnderWay, outcome, timeout},
+    wait::{UnderWay, timeout},
 };
 
 /// Keys that a peer publishes, pulled together. Returned by ``Task.plan``.
@@ -267,6 +267,10 @@ impl Plan {
 
 #[pymethods]
 impl Plan {
+    /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
+    ///
+    /// The arrays are written when the result is taken; until then the plan has no other pull.
+    ///
     /// Pulls every tensor of the plan at ``min_version`` or newer, and waits for those that are older; gives them as a dict
     /// with the keys in their order.
     ///
@@ -278,38 +282,6 @@ impl Plan {
     ///
     /// With ``out``, a mapping from all keys to arrays of the tensors' types and shapes, also in the memory of devices, the tensors
     /// are written there, and the dict has those arrays.
-    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None, fail_if_gone=false))]
-    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
-    fn pull<'py>(
-        &self,
-        py: Python<'py>,
-        min_version: i64,
-        timeout: Option<f64>,
-        partial: bool,
-        copy: bool,
-        out: Option<&Bound<'py, PyMapping>>,
-        fail_if_gone: bool,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let options = PullOptions { timeout: self::timeout(timeout).or_raise(py)?, fail_if_gone };
-        if let Some(out) = out {
-            let (task, out) = self.out(py, out)?;
-            let lease = self.lend().or_raise(py)?;
-            let into = Some((task, out.clone()));
-            let lease = outcome(py, &self.waiter, || Ok(Pull::new(lease, min_version, options, partial, into)))?;
-            return lease.hand_out_to(py, &self.keys, &out);
-        }
-        let mut lease = self.lend().or_raise(py)?;
-        let plan = lease.plan();
-        let ended = outcome(py, &self.waiter, move || Ok(plan.pull_with(min_version, options)))?;
-        if !partial {
-            ended.or_raise(py)?;
-        }
-        lease.hand_out(py, &self.keys, copy)
-    }
-
-    /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
-    ///
-    /// The arrays are written when the result is taken; until then the plan has no other pull.
     #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false, out=None, fail_if_gone=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn pull_async(

@@ -62,7 +62,7 @@ pub(crate) fn pulled(
 /// The first, and as `make`.
 pub(crate) fn by_key<'py, T>(
     py: Python<'py>,
-    keys: &[Bound<'py, PyString>],
+    keys: &[Py<PyString>],
     outcomes: Vec<Result<T, Error>>,
     partial: bool,
     mut make: impl FnMut(usize, T) -> PyResult<Bound<'py, PyAny>>,

@@ -1,21 +1,15 @@
-//! Waiting without the GIL, for calls of any kind and batches of them, interruptible by control-C. Runs on the callers'
-//! threads; bounded by the calls' own deadlines.
+//! Calls of any kind and batches of them, to be looked at and polled. Runs on the callers' threads; bounded by the calls' own deadlines.
 
 use std::{
     convert::identity,
-    future::{Future, poll_fn},
+    future::Future,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
     vec,
 };
 
-use pyo3::prelude::*;
-use sealane::{
-    Error, PlanPulling, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor, Waiter,
-};
-
-use crate::errors::OrRaise;
+use sealane::{Error, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor};
 
 /// How often a thread that waits lets Python's signal handlers run: soon enough for control-C to feel immediate.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
@@ -53,8 +47,6 @@ under_way!(Receiving, Tensor, tensor);
 under_way!(Publishing, (), identity);
 under_way!(Pushing, (), identity);
 under_way!(PullingMany, Vec<Result<Pulled, Error>>, Ok);
-// The errors of a plan's pull are looked at one by one.
-under_way!(PlanPulling<'_>, Result<(), Error>, Ok);
 
 fn tensor(outcome: RecvOutcome) -> Result<Tensor, Error> {
     outcome.map_err(Error::from)
@@ -69,21 +61,6 @@ impl<C: UnderWay + ?Sized> UnderWay for Box<C> {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Value, Error>> {
         (**self).poll(context)
-    }
-}
-
-/// A call whose failure is a value too: among others that go on.
-pub(crate) struct Settled<C>(pub(crate) C);
-
-impl<C: UnderWay> UnderWay for Settled<C> {
-    type Value = Result<C::Value, Error>;
-
-    fn look(&mut self) -> Option<Result<Self::Value, Error>> {
-        self.0.look().map(Ok)
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>> {
-        self.0.poll(context).map(Ok)
     }
 }
 
@@ -123,96 +100,54 @@ impl<C: UnderWay> UnderWay for Valueless<C> {
     }
 }
 
-/// Calls that end together: with the values of all, or with the first error.
+/// Calls that end together: with the outcomes of all, or else with the first error unless what there is is wanted.
 pub(crate) struct All<C: UnderWay> {
     current: Option<C>,
     rest: vec::IntoIter<C>,
-    values: Vec<C::Value>,
+    partial: bool,
+    outcomes: Vec<Result<C::Value, Error>>,
 }
 
 impl<C: UnderWay> All<C> {
-    pub(crate) fn new(calls: Vec<C>) -> Self {
-        let values = Vec::with_capacity(calls.len());
+    pub(crate) fn new(calls: Vec<C>, partial: bool) -> Self {
+        let outcomes = Vec::with_capacity(calls.len());
         let mut rest = calls.into_iter();
-        Self { current: rest.next(), rest, values }
+        Self { current: rest.next(), rest, partial, outcomes }
     }
 
     fn proceed(
         &mut self,
         mut ask: impl FnMut(&mut C) -> Poll<Result<C::Value, Error>>,
-    ) -> Poll<Result<Vec<C::Value>, Error>> {
+    ) -> Poll<Result<Outcomes<C>, Error>> {
         while let Some(call) = &mut self.current {
-            self.values.push(std::task::ready!(ask(call))?);
+            match std::task::ready!(ask(call)) {
+                Err(error) if !self.partial => return Poll::Ready(Err(error)),
+                outcome => self.outcomes.push(outcome),
+            }
             self.current = self.rest.next();
         }
-        Poll::Ready(Ok(std::mem::take(&mut self.values)))
+        Poll::Ready(Ok(std::mem::take(&mut self.outcomes)))
     }
 }
+
+type Outcomes<C> = Vec<Result<<C as UnderWay>::Value, Error>>;
 
 impl<C: UnderWay> UnderWay for All<C>
 where
     C::Value: Unpin,
 {
-    type Value = Vec<C::Value>;
+    type Value = Outcomes<C>;
 
-    fn look(&mut self) -> Option<Result<Vec<C::Value>, Error>> {
+    fn look(&mut self) -> Option<Result<Outcomes<C>, Error>> {
         match self.proceed(|call| call.look().map_or(Poll::Pending, Poll::Ready)) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,
         }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<C::Value>, Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Outcomes<C>, Error>> {
         self.proceed(|call| call.poll(context))
     }
-}
-
-/// Submits, and waits for the outcome.
-///
-/// # Errors
-/// The call's, and what a signal handler raises: KeyboardInterrupt, most often. Then the call is dropped.
-pub(crate) fn outcome<C: UnderWay>(
-    py: Python<'_>,
-    waiter: &Waiter,
-    submit: impl FnOnce() -> Result<C, Error> + Send,
-) -> PyResult<C::Value> {
-    // Python runs signal handlers on the main thread alone.
-    let slice = if on_main_thread() { SIGNALS_EVERY } else { Duration::MAX };
-    let mut call = None;
-    let mut ended = py.detach(|| match submit() {
-        Ok(submitted) => wait(waiter, call.insert(submitted), slice),
-        Err(error) => Some(Err(error)),
-    });
-    let outcome = loop {
-        match (ended, &mut call) {
-            (None, Some(call)) => {
-                if let Err(raised) = py.check_signals() {
-                    break Err(raised);
-                }
-                ended = py.detach(|| wait(waiter, call, slice));
-            }
-            (ended, _) => {
-                let ended = ended.expect("what was not submitted has failed");
-                // It may have waited for room, and no handler has run meanwhile.
-                let handled = if ended.is_err() { py.check_signals() } else { Ok(()) };
-                break handled.and_then(|()| ended.or_raise(py));
-            }
-        }
-    };
-    if outcome.is_err() {
-        // What is given up may wait for its memory.
-        py.detach(|| drop(call));
-    }
-    outcome
-}
-
-/// The outcome, if it comes in time.
-fn wait<C: UnderWay>(waiter: &Waiter, call: &mut C, slice: Duration) -> Option<Result<C::Value, Error>> {
-    waiter.block_on(poll_fn(|context| call.poll(context)), slice)
-}
-
-fn on_main_thread() -> bool {
-    nix::unistd::gettid() == nix::unistd::getpid()
 }
 
 /// Seconds as Python says them: `None` for the default, infinity for no limit.

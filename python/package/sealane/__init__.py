@@ -42,6 +42,7 @@ from ._sealane import (
     embedded,
 )
 from ._sealane import forked as _forked
+from . import _waiting as _waiting
 
 _os.register_at_fork(after_in_child=_forked)
 

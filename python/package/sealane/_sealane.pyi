@@ -161,10 +161,14 @@ class Task:
         """``publish`` that does not wait."""
     def publish_many(self, version: int, tensors: Mapping[str, _Outgoing]) -> None:
         """``publish`` for many tensors of one version."""
+    def publish_many_async(self, version: int, tensors: Mapping[str, _Outgoing]) -> Sending:
+        """``publish_many`` that does not wait."""
     def withdraw(self, key: str) -> None:
         """Withdraws a published tensor."""
     def publish_slices(self, key: str, version: int, slicing: Slicing, tensor: _Outgoing) -> None:
         """Publishes this task's slices of a tensor: of the whole array, or of this task's rows."""
+    def publish_slices_async(self, key: str, version: int, slicing: Slicing, tensor: _Outgoing) -> Sending:
+        """``publish_slices`` that does not wait."""
     def withdraw_slices(self, key: str, slicing: Slicing) -> None:
         """Withdraws this task's slices of a tensor."""
     def pull(
@@ -214,6 +218,18 @@ class Task:
         view: bool = False,
         fail_if_gone: bool = False,
     ) -> dict[str, Pulled | Exception]: ...
+    def pull_many_async(
+        self,
+        peer: str,
+        keys: Iterable[str],
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        partial: bool = False,
+        view: bool = False,
+        fail_if_gone: bool = False,
+    ) -> Receiving:
+        """``pull_many`` that does not wait."""
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
         """Prepares to pull these keys of ``peer`` together, repeatedly, into the same arrays."""
     def sliced_plan(self, slicings: Mapping[str, Slicing], *, any_versions: bool = False) -> Plan:
@@ -224,6 +240,10 @@ class Task:
         """``push`` that does not wait."""
     def push_many(self, to: str, queue: str, arrays: Iterable[_Outgoing], *, timeout: float | None = None) -> None:
         """``push`` for many tensors at once, in order."""
+    def push_many_async(
+        self, to: str, queue: str, arrays: Iterable[_Outgoing], *, timeout: float | None = None
+    ) -> Sending:
+        """``push_many`` that does not wait."""
     def acceptor(self, queue: str, *, tensors_max: int = 4096, bytes_max: int = 268_435_456) -> Acceptor:
         """Opens a queue of this task, into which peers push."""
     def publish_table(self, key: str, array: _Outgoing, *, version: int = 0, torn: bool = False) -> Table:

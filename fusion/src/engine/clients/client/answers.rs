@@ -113,12 +113,12 @@ impl Client {
     #[inline]
     fn add_arrived(&mut self, call: u32, tensor: &Tensor, record: &mut Record) -> bool {
         let small = SmallCall { call, key: "", meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
-        if !self.arrived.push(small) && !(self.tell_arrived(record) && self.arrived.push(small)) {
-            return false;
+        let is_added = self.arrived.push(small) || self.tell_arrived(record) && self.arrived.push(small);
+        if is_added {
+            // The client has a copy.
+            self.counters.count_received(1, tensor.len() as u64);
         }
-        // The client has a copy.
-        self.counters.count_received(1, tensor.len() as u64);
-        true
+        is_added
     }
 
     /// Tells of the small tensors that have come; false if the ring has no room.

@@ -68,5 +68,5 @@ pub use sealane_transport::tensor::{
     DType, Element, IntoTensor, Shape, Tensor, TensorBatch, TensorMeta, TensorView, TypeCode,
 };
 pub use sealane_transport::{
-    Code, Error, Keys, Operation, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived,
+    Code, Error, Keys, Operation, PullBuffer, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,
 };

@@ -38,7 +38,7 @@ impl Pulling {
     pub fn wait(self) -> Result<Pulled, Error> {
         let Pulling(mut plan, begun) = self;
         plan.end(begun.wait())?;
-        plan.tray_mut().take_pulled(0)
+        plan.pull_buffer_mut().take_pulled(0)
     }
 }
 
@@ -189,7 +189,7 @@ pub fn total(engine: &Engine) -> Counters {
             total.figures.iter_mut().zip(shard.figures).for_each(|(total, figure)| *total += figure);
         }
         total.links_lost += shard.links_lost;
-        total.deposits += shard.deposits;
+        total.pending_sends += shard.pending_sends;
         total.parked += shard.parked;
         total.slab_send_bytes += shard.slab_send_bytes;
         total.slab_receive_bytes += shard.slab_receive_bytes;
@@ -221,6 +221,6 @@ pub fn until(engine: &Engine, what: &str, done: impl Fn(&Counters) -> bool) {
 /// If that is not so within [`LONG`].
 pub fn assert_empty(engine: &Engine) {
     until(engine, "memory or waiters leaked", |counters| {
-        (counters.slab_send_bytes, counters.slab_receive_bytes, counters.deposits, counters.parked) == (0, 0, 0, 0)
+        (counters.slab_send_bytes, counters.slab_receive_bytes, counters.pending_sends, counters.parked) == (0, 0, 0, 0)
     });
 }

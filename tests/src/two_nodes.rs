@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_fusion::node::{Answer, ConnectOrder, Node, NodeSettings};
-use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Error, Fuse, Keys, Tensor, Tray};
+use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Error, Fuse, Keys, PullBuffer, Tensor};
 use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::wire::{Greeting, Hello, WireError};
@@ -61,11 +61,11 @@ impl<W: Wire> TwoNodes<W> {
         self.nodes[node].pair(local, peer)
     }
 
-    pub(crate) fn open_plan(&mut self, pair: u32, tensors: &[(String, Tensor)]) -> Result<(Handle, Tray), Error> {
+    pub(crate) fn open_plan(&mut self, pair: u32, tensors: &[(String, Tensor)]) -> Result<(Handle, PullBuffer), Error> {
         let keys = Keys::new(tensors.iter().map(|(key, _)| key))?;
-        let mut tray = Tray::new(keys.len());
-        tensors.iter().enumerate().for_each(|(index, (_, tensor))| tray.set_destination(index, memory(tensor)));
-        Ok((self.nodes[WORKER].open_plan(pair, Arc::new(keys)), tray))
+        let mut pull_buffer = PullBuffer::new(keys.len());
+        tensors.iter().enumerate().for_each(|(index, (_, tensor))| pull_buffer.set_destination(index, memory(tensor)));
+        Ok((self.nodes[WORKER].open_plan(pair, Arc::new(keys)), pull_buffer))
     }
 
     /// Goes on until nothing moves any more; when `is_done` first said so.
@@ -153,7 +153,7 @@ pub(crate) fn node(place: usize, task: &str, fuse: Fuse) -> Result<Node, String>
         shards: 1,
         incarnation: 1 << (32 + place),
         session: SessionLimits::default(),
-        deposited_tensors_max: 65_536,
+        pending_sends_max: 65_536,
         published_tensors_max: 65_536,
         links_max: 2,
         connect_timeout: DEADLINE,

@@ -205,7 +205,7 @@ fn a_peer_that_floods_with_names_on_many_links_has_the_bytes_of_one_peer_and_the
     ps.publish("w", 1, tensor(1000, 7)).wait().unwrap();
     let mut plan = worker.plan(&task(0), Keys::new(["w"]).unwrap());
     plan.pull(1, PullOptions::default()).unwrap();
-    assert_eq!(plan.tray().get(0).expect("pulled").bytes(), bytes(1000, 7));
+    assert_eq!(plan.pull_buffer().get(0).expect("pulled").bytes(), bytes(1000, 7));
     let acceptor = ps.acceptor("gradients", AcceptOptions::default());
     worker.push(&task(0), "gradients", tensor(10, 3)).wait().unwrap();
     assert_eq!(acceptor.wait_many(1, Some(LONG)).unwrap()[0].tensor.bytes(), bytes(10, 3));

@@ -43,6 +43,8 @@ pub mod payload;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod provider;
 #[cfg(not(loom))]
+pub mod pull_buffer;
+#[cfg(not(loom))]
 pub mod row_ids;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod session;
@@ -59,8 +61,6 @@ pub mod tensor;
 pub mod trace;
 #[cfg(all(feature = "network", not(loom)))]
 mod transfers;
-#[cfg(not(loom))]
-pub mod tray;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod verbs;
 #[cfg(not(loom))]
@@ -76,7 +76,7 @@ pub use self::{
     error::{Code, Error, Late, LinkError, Operation},
     limits::SessionLimits,
     payload::{Meta, Payload},
+    pull_buffer::{Keys, PullBuffer, Pulled},
     slicing::Slicing,
     tensor::{Tensor, TensorMeta},
-    tray::{Keys, Pulled, Tray},
 };

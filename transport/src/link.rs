@@ -15,7 +15,7 @@ use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::outbox::Outbox;
 use crate::payload::Meta;
-use crate::tray::Known;
+use crate::pull_buffer::Known;
 use crate::wire::WireError;
 
 /// The kind of link, as named in logs, metrics, `sealane check` and bench results. Each kind defines its own.

@@ -47,7 +47,7 @@ pub enum Moment {
         /// The tensor's bytes.
         bytes: u64,
     },
-    /// A send was deposited.
+    /// A send waits for its recv.
     SendQueued {
         /// The step.
         step: i64,

@@ -135,7 +135,7 @@ fn the_example_is_what_is_said() {
     assert!(!worker.session.has_output() && !worker.session.wants_link());
 
     let (meta, payload) = ([2, 32, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], 3.0_f32.to_le_bytes());
-    let ask = AheadAsk { key: "b", meta: &meta, payload: (&payload[..]).into(), deposit: () };
+    let ask = AheadAsk { key: "b", meta: &meta, payload: (&payload[..]).into(), pending: () };
     server.session.send_ahead((0, 0), 3, false).unwrap().add(ask);
     let ahead = server.says(now);
     assert_says("ahead", &ahead);

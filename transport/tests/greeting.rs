@@ -185,7 +185,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     asking.fill(now, false);
     link.transmit(asking.outbox(), usize::MAX, false).unwrap();
     let settled = event(&mut answering, &mut answering_link, &slab);
-    assert!(matches!(settled, Event::Settled { deposit: 6, taken: true, .. }));
+    assert!(matches!(settled, Event::Settled { pending: 6, taken: true, .. }));
 }
 
 #[test]

@@ -179,8 +179,7 @@ impl<'a> Scene<'a> {
         findings.push(system::gpus(sealane::cuda::devices().map_err(|error| error.to_string())));
         findings.push(system::security(settings, rehearsal.security_failure.as_ref()));
 
-        let unread = settings.unread_variables();
-        findings.extend(unread.map(|(says, remedy)| Finding::better("variables", says, advice(remedy))));
+        findings.extend(settings.warnings().map(|(of, says, remedy)| Finding::better(of, says, advice(remedy))));
         // Nothing of a file that cannot be read, which has an error of its own.
         let lint = lint(&EndpointMap::read_text(&transport.endpoint_map.value).unwrap_or_default());
         findings.push(note("endpoint_map", self.endpoint_map(&lint)));

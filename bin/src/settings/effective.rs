@@ -61,6 +61,8 @@ pub(super) struct Effective {
     entries: Vec<Entry>,
     /// Variables that are set, and are another role's.
     unread: Vec<&'static str>,
+    /// Settings that were given by a former name, with that of today.
+    renamed: Vec<String>,
 }
 
 impl Effective {
@@ -72,7 +74,14 @@ impl Effective {
             .collect();
         // From the weakest source to the strongest, so that the last one to write wins; an
         // unreadable value is an error even where a stronger source would hide it.
+        let mut renamed = Vec::new();
+        let mut note = |given: &str, today: &str| {
+            if given != today {
+                renamed.push(format!("{given} is {today}"));
+            }
+        };
         for given in file {
+            note(&given.name, entries[given.index].setting.name);
             set(&mut entries[given.index], given.source, &given.text)?;
         }
         let mut unread = Vec::new();
@@ -80,14 +89,16 @@ impl Effective {
             unread.extend(variable(entry, sources.environment, role)?);
         }
         for given in sources.overrides {
-            let (index, _) = table::find(&given.name).ok_or_else(|| file::unknown_name(given.flag, &given.name))?;
+            let (index, setting) =
+                table::find(&given.name).ok_or_else(|| file::unknown_name(given.flag, &given.name))?;
+            note(&given.name, setting.name);
             set(&mut entries[index], Source::Flag(given.flag), &given.text)?;
         }
-        Ok(Effective { entries, unread })
+        Ok(Effective { entries, unread, renamed })
     }
 
-    pub(super) fn into_parts(self) -> (Vec<Entry>, Vec<&'static str>) {
-        (self.entries, self.unread)
+    pub(super) fn into_parts(self) -> (Vec<Entry>, Vec<&'static str>, Vec<String>) {
+        (self.entries, self.unread, self.renamed)
     }
 
     /// The entry called `name`.

@@ -26,6 +26,8 @@ const SUGGESTIONS_MAX: usize = 2;
 /// One value of the file: its place in the table, its text, its line.
 pub(super) struct FileValue {
     pub(super) index: usize,
+    /// As the file has it.
+    pub(super) name: String,
     pub(super) text: String,
     pub(super) source: Source,
 }
@@ -75,11 +77,10 @@ impl Document<'_> {
                 section => format!("{section}.{}", key.get_ref()),
             };
             match (table::find(&name), value.get_ref()) {
-                (Some((index, setting)), _) => values.push(FileValue {
-                    index,
-                    text: self.scalar(&name, &setting.kind, value)?,
-                    source: self.source(&key.span()),
-                }),
+                (Some((index, setting)), _) => {
+                    let (text, source) = (self.scalar(&name, &setting.kind, value)?, self.source(&key.span()));
+                    values.push(FileValue { index, name, text, source });
+                }
                 (None, DeValue::Table(inner)) if is_section(&name) => {
                     self.collect(&name, inner, values)?;
                 }

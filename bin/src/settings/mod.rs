@@ -57,6 +57,7 @@ pub struct Settings {
     pub verbs: Verbs,
     entries: Vec<Entry>,
     unread: Vec<&'static str>,
+    renamed: Vec<String>,
 }
 
 /// Variables that one sentence names.
@@ -110,17 +111,37 @@ impl Settings {
         let transport = Transport::checked(&effective)?;
         let daemon = Daemon::placed(&effective, sources.environment)?;
         let (security, verbs) = (Security::checked(&effective)?, Verbs::checked(&effective)?);
-        let (entries, unread) = effective.into_parts();
-        Ok(Settings { runtime, transport, tcp, fusion, daemon, security, verbs, entries, unread, role, tf_config })
+        let (entries, unread, renamed) = effective.into_parts();
+        Ok(Settings {
+            runtime,
+            transport,
+            tcp,
+            fusion,
+            daemon,
+            security,
+            verbs,
+            entries,
+            unread,
+            renamed,
+            role,
+            tf_config,
+        })
     }
 
-    /// Which variables are set and are another role's, and what to do about it; if there are any.
-    pub fn unread_variables(&self) -> Option<(String, &'static str)> {
+    /// What is amiss and no error, what it is of, and what to do about it: variables that are set and are another role's, and former names.
+    pub fn warnings(&self) -> impl Iterator<Item = (&'static str, String, &'static str)> {
+        let renamed = format!("renamed: {}", first_of(&self.renamed, NAMED_MAX));
+        let remedy = "use the new name: the next release does not read the former one";
+        let renamed = (!self.renamed.is_empty()).then_some(("settings", renamed, remedy));
+        self.unread_variables().into_iter().chain(renamed)
+    }
+
+    fn unread_variables(&self) -> Option<(&'static str, String, &'static str)> {
         let (names, Sourced { value: role, source }) = (first_of(&self.unread, NAMED_MAX), &self.role);
         let are = if self.unread.len() == 1 { "is" } else { "are" };
         let says = format!("{names} {are} set and not read: the role is {role} ({source})");
         let remedy = "name the role that they are meant for with --role, or unset them";
-        (!self.unread.is_empty()).then_some((says, remedy))
+        (!self.unread.is_empty()).then_some(("variables", says, remedy))
     }
 
     /// Every setting with its effective value, in the order of [`TABLE`].

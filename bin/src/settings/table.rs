@@ -296,8 +296,8 @@ settings! {
         parked_requests_max: usize as session.parked_requests_max => setting("fusion.parked_requests_max", Nothing,
             count(1, QUEUED_MAX), whole(SESSION.parked_requests_max),
             "Requests of one peer to a shard that may wait for their tensor; also the limit on its pulls, and on the tensors they wait for."),
-        deposited_tensors_max: usize as deposited_tensors_max => setting("fusion.deposited_tensors_max", Nothing,
-            count(1, QUEUED_MAX), whole(EngineSettings::DEPOSITED_TENSORS_MAX),
+        pending_sends_max: usize as pending_sends_max => setting("fusion.pending_sends_max", Nothing,
+            count(1, QUEUED_MAX), whole(EngineSettings::PENDING_SENDS_MAX),
             "Tensors of a shard that may wait for their recv, or be lent but not yet released."),
         published_tensors_max: usize as published_tensors_max => setting("fusion.published_tensors_max", Nothing,
             count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
@@ -416,8 +416,12 @@ settings! {
     }
 }
 
-/// The setting called `name`, and its place in the table.
+/// Names of the last release that are still read, with those of today.
+const FORMER: [(&str, &str); 1] = [("fusion.deposited_tensors_max", "fusion.pending_sends_max")];
+
+/// The setting called `name`, today or formerly, and its place in the table.
 pub(super) fn find(name: &str) -> Option<(usize, &'static Setting)> {
+    let name = FORMER.iter().find(|(former, _)| *former == name).map_or(name, |(_, today)| today);
     TABLE.iter().enumerate().find(|(_, setting)| setting.name == name)
 }
 

@@ -129,6 +129,20 @@ fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
 }
 
 #[test]
+fn a_former_name_is_read_and_noted() {
+    let case = || Case::default().toml("[fusion]\ndeposited_tensors_max = 7\n");
+    let (by_file, by_flag) = (case(), case().set("fusion.deposited_tensors_max", "8"));
+    for (case, value) in [(by_file, 7), (by_flag, 8)] {
+        let settings = case.load().0.unwrap();
+        assert_eq!(settings.fusion.pending_sends_max.value, value);
+        let says: Vec<String> = settings.warnings().map(|(of, says, _)| format!("{of}: {says}")).collect();
+        assert!(says[0].starts_with("settings: renamed: fusion.deposited_tensors_max is fusion.pending_sends_max"));
+    }
+    let today = Case::default().set("fusion.pending_sends_max", "9").load().0.unwrap();
+    assert_eq!(today.warnings().count(), 0);
+}
+
+#[test]
 fn the_role_picks_the_variables() {
     let pairs =
         [("NETWORK_PS_CORE_NUMBER", "3"), ("NETWORK_WORKER_CORE_NUMBER", "4"), ("WORKER_ENABLE_POLLING", "True")];

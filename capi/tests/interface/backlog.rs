@@ -403,11 +403,11 @@ fn a_call_that_waits_ends_at_its_deadline_or_with_its_step_or_when_it_is_given_u
     let daemon = Daemon::start(&directory, Settings { shards: 1, tasks: tasks() });
     let (ps, worker) = attached_to(&daemon.socket, SMALL);
     assert!(ps.knows(WORKER) && worker.knows(PS));
-    // Deposits fill the arena.
-    let (deposits, waiting) = (Ear::new(), Ear::new());
-    (0..4).for_each(|step| ps.send(WORKER, step, "deposit", &vec![1; 1 << 20], &deposits));
+    // PendingSends fill the arena.
+    let (pending_sends, waiting) = (Ear::new(), Ear::new());
+    (0..4).for_each(|step| ps.send(WORKER, step, "pending", &vec![1; 1 << 20], &pending_sends));
     (10..12).for_each(|step| ps.send(WORKER, step, "waits", &vec![2; 1 << 20], &waiting));
-    deposits.nothing();
+    pending_sends.nothing();
     // SAFETY: the task is attached.
     ok(unsafe { sealane_abort(ps.0, 10, text("enough")) });
     let told = waiting.told();

@@ -31,7 +31,7 @@ impl EmbeddedPlan {
 
     /// A pull has what the plan had, and takes it along if it is given up.
     fn is_with_its_pull(&self) -> bool {
-        self.plan.tray().len() < self.plan.keys().len()
+        self.plan.pull_buffer().len() < self.plan.keys().len()
     }
 
     fn end(&mut self, brought: Brought) -> Result<(), Error> {
@@ -46,7 +46,7 @@ impl Pulls for EmbeddedPlan {
     }
 
     fn set_destination(&mut self, index: usize, memory: Buffer) {
-        self.plan.tray_mut().set_destination(index, memory);
+        self.plan.pull_buffer_mut().set_destination(index, memory);
     }
 
     fn begin(&mut self, min_version: i64, options: PullOptions) {
@@ -76,18 +76,18 @@ impl Pulls for EmbeddedPlan {
     fn get(&self, index: usize) -> Result<&Tensor, Error> {
         match self.is_with_its_pull() && index < self.plan.keys().len() {
             true => Err(not_pulled()),
-            false => self.plan.tray().get(index),
+            false => self.plan.pull_buffer().get(index),
         }
     }
 
     fn version(&self, index: usize) -> i64 {
         match self.is_with_its_pull() && index < self.plan.keys().len() {
             true => 0,
-            false => self.plan.tray().version(index),
+            false => self.plan.pull_buffer().version(index),
         }
     }
 
     fn take(&mut self, index: usize) -> Result<Pulled, Error> {
-        self.plan.tray_mut().take_pulled(index)
+        self.plan.pull_buffer_mut().take_pulled(index)
     }
 }

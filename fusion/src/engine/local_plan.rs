@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tray};
+use sealane_transport::{Error, Handle, Keys, PullBuffer, Pulled, RecvOutcome};
 
 use super::deadline;
 use super::local::{LocalPair, LocalTask};
@@ -106,16 +106,16 @@ impl LocalPair {
         let mut plan = self.plan(keys);
         // Each one's error is in its place.
         let _ = plan.pull(min_version).await;
-        let tray = plan.tray_mut();
-        (0..tray.len()).map(|index| tray.take_pulled(index)).collect()
+        let pull_buffer = plan.pull_buffer_mut();
+        (0..pull_buffer.len()).map(|index| pull_buffer.take_pulled(index)).collect()
     }
 
     /// A plan: keys that the peer publishes, to be pulled together. They are sent once per link.
     pub fn plan(&self, keys: Keys) -> LocalPlan {
-        let tray = Tray::new(keys.len());
+        let pull_buffer = PullBuffer::new(keys.len());
         let keys = Arc::new(keys);
         let plan = self.engine.with_node(|node, _| node.open_plan(self.pair, keys.clone()));
-        LocalPlan { engine: self.engine.clone(), plan, keys, tray }
+        LocalPlan { engine: self.engine.clone(), plan, keys, pull_buffer }
     }
 }
 
@@ -183,12 +183,12 @@ pub struct LocalPlan {
     engine: Rc<ShardEngine>,
     plan: Handle,
     keys: Arc<Keys>,
-    tray: Tray,
+    pull_buffer: PullBuffer,
 }
 
 impl LocalPlan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
-    /// by the deadline fail individually: check each in the [pull buffer](Self::tray). Dropping the future cancels the pull.
+    /// by the deadline fail individually: check each in the [pull buffer](Self::pull_buffer). Dropping the future cancels the pull.
     pub fn pull(&mut self, min_version: i64) -> LocalPulling<'_> {
         let timeout = self.engine.settings.request_timeout;
         self.pull_within(min_version, timeout)
@@ -196,12 +196,15 @@ impl LocalPlan {
 
     /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> LocalPulling<'_> {
-        let (plan, tray) = (self.plan, std::mem::take(&mut self.tray));
+        let (plan, pull_buffer) = (self.plan, std::mem::take(&mut self.pull_buffer));
         let (cell, pull) = self.engine.with_node(|node, now| {
             let cell = node.open_pull();
             let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Cell(cell));
             let (views, fail_if_gone) = (false, false);
-            (cell, node.pull(now, PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter }))
+            (
+                cell,
+                node.pull(now, PullRequest { plan, min_version, deadline, pull_buffer, views, fail_if_gone, waiter }),
+            )
         });
         LocalPulling { plan: self, cell: Some(cell), pull }
     }
@@ -212,13 +215,13 @@ impl LocalPlan {
     }
 
     /// The results of the last pull.
-    pub fn tray(&self) -> &Tray {
-        &self.tray
+    pub fn pull_buffer(&self) -> &PullBuffer {
+        &self.pull_buffer
     }
 
     /// The results of the last pull, for taking tensors out or providing memory.
-    pub fn tray_mut(&mut self) -> &mut Tray {
-        &mut self.tray
+    pub fn pull_buffer_mut(&mut self) -> &mut PullBuffer {
+        &mut self.pull_buffer
     }
 }
 
@@ -243,10 +246,10 @@ impl Future for LocalPulling<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let cell = self.cell.expect("polled after it was ready");
         let engine = &self.plan.engine;
-        let tray = ready!(engine.borrow_node(|node| node.poll_pull(cell, context.waker())));
+        let pull_buffer = ready!(engine.borrow_node(|node| node.poll_pull(cell, context.waker())));
         self.cell = None;
-        let error = tray.first_error().map(|(_, error)| error.clone());
-        self.plan.tray = tray;
+        let error = pull_buffer.first_error().map(|(_, error)| error.clone());
+        self.plan.pull_buffer = pull_buffer;
         Poll::Ready(error.map_or(Ok(()), Err))
     }
 }
@@ -255,7 +258,7 @@ impl Drop for LocalPulling<'_> {
     fn drop(&mut self) {
         let Some(cell) = self.cell else { return };
         let pull = self.pull;
-        let tray = self.plan.engine.with_node(|node, _| node.close_pull(cell, pull));
-        self.plan.tray = tray.unwrap_or_else(|| Tray::new(self.plan.keys.len()));
+        let pull_buffer = self.plan.engine.with_node(|node, _| node.close_pull(cell, pull));
+        self.plan.pull_buffer = pull_buffer.unwrap_or_else(|| PullBuffer::new(self.plan.keys.len()));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
-use sealane_transport::{Error, Handle, Keys, PullOptions, SendOutcome, Tensor, Tray};
+use sealane_transport::{Error, Handle, Keys, PullBuffer, PullOptions, SendOutcome, Tensor};
 
 use super::deadline;
 use super::task::{Outcome, Sending, Task, submit_always};
@@ -73,7 +73,7 @@ impl Task {
     pub fn plan_over(&self, stripe: usize, from: &str, keys: Keys) -> Plan {
         let shard = (self.serving(from) + stripe) % self.shards();
         let seat = Seat { task: self.clone(), from: from.into(), shard, plan: Arc::default(), is_open: false };
-        Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
+        Plan { pull_buffer: PullBuffer::new(keys.len()), keys: Arc::new(keys), seat }
     }
 }
 
@@ -132,12 +132,12 @@ impl Drop for Seat {
 pub struct Plan {
     seat: Seat,
     keys: Arc<Keys>,
-    tray: Tray,
+    pull_buffer: PullBuffer,
 }
 
 impl Plan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
-    /// by the deadline fail individually: check each in the [pull buffer](Self::tray). Blocks until each has arrived or failed; not for
+    /// by the deadline fail individually: check each in the [pull buffer](Self::pull_buffer). Blocks until each has arrived or failed; not for
     /// code on a shard.
     ///
     /// # Errors
@@ -153,13 +153,13 @@ impl Plan {
     }
 
     /// The results of the last pull.
-    pub fn tray(&self) -> &Tray {
-        &self.tray
+    pub fn pull_buffer(&self) -> &PullBuffer {
+        &self.pull_buffer
     }
 
     /// The results of the last pull, for taking tensors out or providing memory.
-    pub fn tray_mut(&mut self) -> &mut Tray {
-        &mut self.tray
+    pub fn pull_buffer_mut(&mut self) -> &mut PullBuffer {
+        &mut self.pull_buffer
     }
 
     /// [`pull`](Self::pull) for those who do not block: [`end`](Self::end) takes what comes of it.
@@ -167,10 +167,10 @@ impl Plan {
         let Seat { task, from, shard, plan, .. } = &self.seat;
         let PullOptions { timeout, fail_if_gone } = options;
         let timeout = timeout.unwrap_or(task.request_timeout());
-        let mut tray = std::mem::take(&mut self.tray);
-        if tray.len() != self.keys.len() {
+        let mut pull_buffer = std::mem::take(&mut self.pull_buffer);
+        if pull_buffer.len() != self.keys.len() {
             // A pull that was dropped has taken the places along.
-            tray = Tray::new(self.keys.len());
+            pull_buffer = PullBuffer::new(self.keys.len());
         }
         let (sender, receiver) = oneshot::channel();
         let (local, peer, plan, keys) = (task.place(), from.to_string(), plan.clone(), self.keys.clone());
@@ -178,12 +178,12 @@ impl Plan {
             Ok(plan) => {
                 let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Channel(sender));
                 let views = false;
-                node.pull(now, PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter });
+                node.pull(now, PullRequest { plan, min_version, deadline, pull_buffer, views, fail_if_gone, waiter });
             }
             Err(error) => {
-                tray.begin();
-                tray.fail_missing(|_| error.clone());
-                drop(sender.send(Ok(tray)));
+                pull_buffer.begin();
+                pull_buffer.fail_missing(|_| error.clone());
+                drop(sender.send(Ok(pull_buffer)));
             }
         });
         self.seat.is_open |= submitted.is_ok();
@@ -195,12 +195,12 @@ impl Plan {
     /// # Errors
     /// The first error, if any tensor did not arrive; the pull buffer has each one's.
     pub fn end(&mut self, brought: Brought) -> Result<(), Error> {
-        self.tray = brought.0.unwrap_or_else(|error| {
-            let mut tray = Tray::new(self.keys.len());
-            tray.fail_missing(|_| error.clone());
-            tray
+        self.pull_buffer = brought.0.unwrap_or_else(|error| {
+            let mut pull_buffer = PullBuffer::new(self.keys.len());
+            pull_buffer.fail_missing(|_| error.clone());
+            pull_buffer
         });
-        self.tray.first_error().map_or(Ok(()), |(_, error)| Err(error.clone()))
+        self.pull_buffer.first_error().map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 }
 
@@ -219,11 +219,11 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
 /// A pull in progress, apart from its plan: await it, or [`wait`](Self::wait), and [end](Plan::end) the plan's pull with what it
 /// brought. If it is dropped, the pull continues, and the plan allocates new memory.
 #[must_use = "await it to get the tensors"]
-pub struct Begun(Outcome<Result<Tray, Error>>);
+pub struct Begun(Outcome<Result<PullBuffer, Error>>);
 
 /// What a pull has brought to its plan.
 #[must_use = "the plan's tensors are in it"]
-pub struct Brought(Result<Tray, Error>);
+pub struct Brought(Result<PullBuffer, Error>);
 
 impl Begun {
     /// Blocks until every tensor has arrived or failed, at the latest at the deadline. Not for code on a shard.

@@ -54,7 +54,7 @@ pub struct EngineSettings {
     /// How long a tensor stays lent to a peer that has no link. Default 120 s.
     pub lease: Duration,
     /// Maximum tensors of one shard that wait or are lent. Default 1,048,576.
-    pub deposited_tensors_max: usize,
+    pub pending_sends_max: usize,
     /// Maximum published keys of one shard; plans may name the same number of unpublished keys, peers' plans three quarters of
     /// it. Default 1,048,576.
     pub published_tensors_max: usize,
@@ -92,7 +92,7 @@ impl EngineSettings {
     /// How long a tensor stays lent to a consumer that has no link and may be dead.
     pub const LEASE: Duration = Duration::from_secs(120);
     /// Tensors of a shard that wait for their recv, or are lent and not yet released.
-    pub const DEPOSITED_TENSORS_MAX: usize = 1 << 20;
+    pub const PENDING_SENDS_MAX: usize = 1 << 20;
     /// Keys of a shard that are published.
     pub const PUBLISHED_TENSORS_MAX: usize = 1 << 20;
 }
@@ -123,7 +123,7 @@ impl EngineSettings {
             handshake_timeout: Self::HANDSHAKE_TIMEOUT,
             request_timeout: Self::REQUEST_TIMEOUT,
             lease: Self::LEASE,
-            deposited_tensors_max: Self::DEPOSITED_TENSORS_MAX,
+            pending_sends_max: Self::PENDING_SENDS_MAX,
             published_tensors_max: Self::PUBLISHED_TENSORS_MAX,
             fuse: Fuse::Turn,
             path_reason: "the only network link in this build".into(),
@@ -210,7 +210,7 @@ impl EngineSettings {
             shards: self.runtime.shards as u16,
             incarnation,
             session: self.session.clone(),
-            deposited_tensors_max: self.deposited_tensors_max,
+            pending_sends_max: self.pending_sends_max,
             published_tensors_max: self.published_tensors_max,
             links_max: self.links_max,
             connect_timeout: self.connect_timeout.min(TIMEOUT_MAX),

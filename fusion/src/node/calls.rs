@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tray, Unreceived};
+use sealane_transport::{Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Unreceived};
 
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
@@ -260,11 +260,11 @@ impl Node {
 
     /// Pulls a plan's tensors. The pull buffer goes back to the waiter when each place is filled or failed; the handle cancels.
     pub fn pull(&mut self, now: Instant, mut request: PullRequest) -> Option<Handle> {
-        request.tray.begin();
+        request.pull_buffer.begin();
         let agreed = match self.pulls.check(&request, self.context.draining) {
             // A plan of nothing has all that it wants.
-            Ok(()) if request.tray.is_empty() => {
-                self.context.reporter.finish_pull(request.waiter, request.tray);
+            Ok(()) if request.pull_buffer.is_empty() => {
+                self.context.reporter.finish_pull(request.waiter, request.pull_buffer);
                 return None;
             }
             Ok(()) => self.agree(request.plan),
@@ -290,7 +290,7 @@ impl Node {
     }
 
     /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
-    pub fn cancel_pull(&mut self, handle: Handle) -> Option<Tray> {
+    pub fn cancel_pull(&mut self, handle: Handle) -> Option<PullBuffer> {
         self.pulls.cancel(handle, &mut self.context.peers)
     }
 
@@ -363,7 +363,7 @@ impl Node {
     }
 
     /// The pull buffer that a future waits for.
-    pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
+    pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<PullBuffer> {
         self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }
 
@@ -381,7 +381,7 @@ impl Node {
     }
 
     /// The future is dropped: the pull is cancelled. Returns its pull buffer, unless a tensor is arriving in it at this moment.
-    pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
+    pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<PullBuffer> {
         let done = self.context.reporter.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))
     }
@@ -397,7 +397,7 @@ impl Node {
     }
 
     /// Gives a waiter the pull buffer of its pull.
-    pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
-        self.context.reporter.finish_pull(waiter, tray);
+    pub fn finish_pull(&mut self, waiter: PullWaiter, pull_buffer: PullBuffer) {
+        self.context.reporter.finish_pull(waiter, pull_buffer);
     }
 }

@@ -3,7 +3,7 @@
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Arena, Error, Handle, PullBuffer, RecvOutcome, SendOutcome};
 
 /// Who waits for a tensor.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub enum PullWaiter {
     /// A future on this shard.
     Cell(Handle),
     /// A caller on any thread.
-    Channel(oneshot::Sender<Result<Tray, Error>>),
+    Channel(oneshot::Sender<Result<PullBuffer, Error>>),
     /// A client process.
     Client(ClientCall),
 }
@@ -141,7 +141,7 @@ pub enum ClientOutcome {
     /// A recv.
     Received(RecvOutcome),
     /// A pull.
-    Pulled(Tray),
+    Pulled(PullBuffer),
 }
 
 /// Who sent a tensor, and since when it waits.

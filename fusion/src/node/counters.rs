@@ -33,7 +33,7 @@ pub struct Counters {
     /// Bytes of the receive slab in use now.
     pub slab_receive_bytes: u64,
     /// Tensors that wait or are lent now.
-    pub deposits: u64,
+    pub pending_sends: u64,
     /// Requests of peers that wait now.
     pub parked: u64,
     /// Tensors that are published now.

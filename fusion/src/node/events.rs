@@ -62,21 +62,21 @@ impl Node {
                 };
                 context.reporter.finish_recv(waiter, outcome);
             }
-            Event::Settled { deposit, tensor, taken } => {
+            Event::Settled { pending, tensor, taken } => {
                 let (meta, payload) = *tensor;
                 let (bytes, way) = (payload.len() as u64, context.peers.way_of(handle));
                 let tensor = (TensorMeta::from_own_wire(meta), payload);
-                exchange.settled_as(deposit, tensor, (bytes, taken, way), context);
+                exchange.settled_as(pending, tensor, (bytes, taken, way), context);
             }
-            Event::TakenAhead { deposit, count } => {
+            Event::TakenAhead { pending, count } => {
                 let way = context.peers.way_of(handle);
-                exchange.taken_ahead(deposit, count, way, context);
+                exchange.taken_ahead(pending, count, way, context);
             }
             Event::BackFromAhead(back) => exchange.back_from_ahead(*back, context),
-            Event::Pulled { waiter, tray } => pulls.arrived(handle, waiter, tray, context),
+            Event::Pulled { waiter, pull_buffer } => pulls.arrived(handle, waiter, pull_buffer, context),
             Event::Pushed { .. } => unreachable!("pushes are received by the node itself"),
-            Event::PushEnded { deposit, count, outcome } => {
-                pushes.ended(deposit, count, outcome, &mut context.reporter);
+            Event::PushEnded { pending, count, outcome } => {
+                pushes.ended(pending, count, outcome, &mut context.reporter);
             }
             Event::Opened(opened) => pushes.stream_opened(handle, opened, context),
             Event::Wanting { stream } => pushes.stream_wants(handle, stream, context),

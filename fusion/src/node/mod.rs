@@ -137,7 +137,7 @@ impl Node {
             links: self.context.peers.links() as u64,
             slab_send_bytes: self.context.memory.send_slab().in_use_bytes() as u64,
             slab_receive_bytes: self.context.memory.receive_slab().in_use_bytes() as u64,
-            deposits: self.exchange.pending_sends() as u64,
+            pending_sends: self.exchange.pending_sends() as u64,
             parked: self.exchange.parked() as u64,
             published: self.pulls.count() as u64,
             ..self.context.reporter.counters

@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::LastKind;
-use sealane_transport::{Arena, Error, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Arena, Error, PullBuffer, RecvOutcome, SendOutcome};
 
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendGroup, SendWaiter};
 use super::exchange::batches::Batches;
@@ -14,7 +14,7 @@ use super::exchange::batches::Batches;
 pub(super) struct Outcomes {
     pub(super) recv_cells: Cells<RecvOutcome>,
     pub(super) send_cells: Cells<SendOutcome>,
-    pub(super) pull_cells: Cells<Tray>,
+    pub(super) pull_cells: Cells<PullBuffer>,
     pub(super) batches: Batches,
     /// Sends that are waited for together.
     groups: Arena<SendGroup>,
@@ -66,7 +66,7 @@ impl Outcomes {
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
             RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
-            RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
+            RecvWaiter::Pull(_) => unreachable!("pulls end with a pull_buffer"),
             RecvWaiter::Asked(_) => unreachable!("it is told as the recv that has asked"),
         }
     }
@@ -137,11 +137,11 @@ impl Outcomes {
     }
 
     /// Gives a waiter the pull buffer of its pull.
-    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
+    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, pull_buffer: PullBuffer) {
         match waiter {
-            PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
-            PullWaiter::Channel(sender) => drop(sender.send(Ok(tray))),
-            PullWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Pulled(tray))),
+            PullWaiter::Cell(cell) => self.pull_cells.finish(cell, pull_buffer, &mut self.wakers),
+            PullWaiter::Channel(sender) => drop(sender.send(Ok(pull_buffer))),
+            PullWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Pulled(pull_buffer))),
         }
     }
 }

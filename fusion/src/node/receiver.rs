@@ -81,10 +81,10 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     }
 
     #[inline]
-    fn taken(&mut self, deposit: Handle, payload: Payload) {
+    fn taken(&mut self, pending: Handle, payload: Payload) {
         self.reporter.count_sent(1, payload.len());
-        self.reporter.trace(deposit, || Moment::SendReleased);
-        if let Some(sender) = self.exchange.table().settle_taken(deposit, payload) {
+        self.reporter.trace(pending, || Moment::SendReleased);
+        if let Some(sender) = self.exchange.table().settle_taken(pending, payload) {
             self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
             self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
         }
@@ -132,10 +132,10 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     }
 
     #[inline]
-    fn taken_ahead(&mut self, deposit: Handle, count: u32) {
-        let Some((sender, bytes)) = self.exchange.ahead().ended(deposit, count) else { return };
+    fn taken_ahead(&mut self, pending: Handle, count: u32) {
+        let Some((sender, bytes)) = self.exchange.ahead().ended(pending, count) else { return };
         self.reporter.count_sent(count, bytes);
-        self.reporter.trace(traced_ahead(deposit), || Moment::SendReleased);
+        self.reporter.trace(traced_ahead(pending), || Moment::SendReleased);
         self.sends.ended_together(sender.since, count, (&self.reporter.metrics.latencies, self.way, self.now));
         self.reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }

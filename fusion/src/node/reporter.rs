@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_transport::trace::{self, Moment, Recorder};
-use sealane_transport::{Handle, LinkKind, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Handle, LinkKind, PullBuffer, RecvOutcome, SendOutcome};
 
 use super::Counters;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
@@ -93,7 +93,7 @@ impl Reporter {
     }
 
     /// Gives a waiter the pull buffer of its pull.
-    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
-        self.outcomes.finish_pull(waiter, tray);
+    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, pull_buffer: PullBuffer) {
+        self.outcomes.finish_pull(waiter, pull_buffer);
     }
 }

@@ -31,7 +31,7 @@ pub struct NodeSettings {
     /// Limits of each session.
     pub session: SessionLimits,
     /// Tensors that wait or are lent at most. Default 1,048,576.
-    pub deposited_tensors_max: usize,
+    pub pending_sends_max: usize,
     /// Keys that are published at most; plans name as many that are not. Default 1,048,576.
     pub published_tensors_max: usize,
     /// Links at most; further callers are rejected. Default 4,096.

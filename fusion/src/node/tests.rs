@@ -53,7 +53,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         shards: 1,
         incarnation: 1000,
         session: SessionLimits::default(),
-        deposited_tensors_max: 1000,
+        pending_sends_max: 1000,
         published_tensors_max: 1000,
         links_max: 8,
         connect_timeout: Duration::from_secs(20),
@@ -215,7 +215,7 @@ impl Net {
     fn nothing_is_left(&self) {
         for node in &self.nodes {
             let counters = node.counters();
-            assert_eq!((counters.deposits, counters.parked), (0, 0));
+            assert_eq!((counters.pending_sends, counters.parked), (0, 0));
             assert_eq!((counters.slab_send_bytes, counters.slab_receive_bytes), (0, 0));
         }
     }

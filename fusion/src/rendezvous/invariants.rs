@@ -19,9 +19,9 @@ impl<S> Table<S> {
         let pending_sends = count(|state| !matches!(state, State::Wanted(_)));
         assert_eq!(
             self.pending_sends, pending_sends,
-            "fusion.deposited_tensors_max would bound something else than tensors"
+            "fusion.pending_sends_max would bound something else than tensors"
         );
-        assert!(pending_sends <= self.pending_sends_max, "fusion.deposited_tensors_max would be no bound");
+        assert!(pending_sends <= self.pending_sends_max, "fusion.pending_sends_max would be no bound");
         let local = count(|state| matches!(state, State::Wanted(Parked::Local(_))));
         assert_eq!(self.local_requests, local, "requests that wait are counted, and are not there");
         let parked = count(|state| matches!(state, State::Wanted(Parked::Peer { .. })));

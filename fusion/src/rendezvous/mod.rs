@@ -1,6 +1,6 @@
 //! The table where sends and recvs are matched. Pure: no clock, no I/O.
 //!
-//! One table a shard; bounded by `fusion.deposited_tensors_max` pending sends and what sessions let their peers park.
+//! One table a shard; bounded by `fusion.pending_sends_max` pending sends and what sessions let their peers park.
 //! `S` is what the owner wants back when a pending send ends (the sender's waiter). Entries keep their key while the tensor
 //! is lent to a session, so that one which comes back can be asked for again.
 
@@ -383,7 +383,7 @@ impl<S> Table<S> {
         (self.room(others) == 0).then(|| {
             let pending = self.pending_sends + others;
             let reason = format!("{pending} tensors wait to be received or released");
-            Error::full("fusion.deposited_tensors_max", reason)
+            Error::full("fusion.pending_sends_max", reason)
         })
     }
 

@@ -26,7 +26,7 @@ fn byte((_, payload): &(TensorMeta, Payload)) -> u8 {
     payload.as_ref()[0]
 }
 
-/// Deposits, expecting that nobody waits.
+/// PendingSends, expecting that nobody waits.
 fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadline: Instant) {
     let kept = table.send(at(key), tensor(sender.as_bytes()[0]), sender, deadline);
     assert!(matches!(kept, Ok(Sent::Kept(_))));
@@ -135,7 +135,7 @@ fn a_full_table_names_its_limit_and_counts_what_is_lent() {
     let (lent, pending) = take(&mut table, "w", 1);
     let (error, sender) = table.send(at("v"), tensor(1), "b", now).unwrap_err();
     assert_eq!(sender, "b");
-    assert!(matches!(error, Error::ResourceExhausted { limit, .. } if &*limit == "fusion.deposited_tensors_max"));
+    assert!(matches!(error, Error::ResourceExhausted { limit, .. } if &*limit == "fusion.pending_sends_max"));
     assert!(matches!(table.settle(pending, lent, false), Settled::Kept), "its own place is its own");
 }
 

@@ -137,9 +137,10 @@ impl World {
         }
         for host in &self.hosts {
             let (node, counters) = (&host.clients.node, host.clients.node.counters());
-            let left = [node.under_way() as u64, counters.deposits, counters.parked, host.clients.leaving() as u64];
+            let left =
+                [node.under_way() as u64, counters.pending_sends, counters.parked, host.clients.leaving() as u64];
             if left != [0; 4] {
-                return Err(format!("a node has calls, deposits, requests, and clients that leave: {left:?}"));
+                return Err(format!("a node has calls, pending_sends, requests, and clients that leave: {left:?}"));
             }
         }
         Ok(())

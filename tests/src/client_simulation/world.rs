@@ -156,7 +156,7 @@ fn node(host: usize, places: &[usize]) -> Result<Node, String> {
         shards: 1,
         incarnation: 1 << (32 + host),
         session: SessionLimits::default(),
-        deposited_tensors_max: 65_536,
+        pending_sends_max: 65_536,
         published_tensors_max: 65_536,
         links_max: 2,
         connect_timeout: PATIENCE,

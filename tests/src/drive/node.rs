@@ -104,18 +104,26 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     let (mut two, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, tensor()?);
     let pair = two.number(WORKER).map_err(said)?;
     let tensors: Vec<_> = keys(tensors).into_iter().map(|key| (key, tensor.share())).collect();
-    let (plan, tray) = two.open_plan(pair, &tensors).map_err(said)?;
+    let (plan, pull_buffer) = two.open_plan(pair, &tensors).map_err(said)?;
     let deadline = two.now() + DEADLINE;
-    let (mut tray, mut outcomes) = (Some(tray), VecDeque::new());
+    let (mut pull_buffer, mut outcomes) = (Some(pull_buffer), VecDeque::new());
     for step in 0..steps {
         let now = two.now();
         two.nodes[PS].publish_all(0, step, tensors.iter().map(|(key, tensor)| (key, tensor))).map_err(said)?;
-        let (Some(pulled), waiter) = (tray.take(), PullWaiter::Client(CALL)) else {
+        let (Some(pulled), waiter) = (pull_buffer.take(), PullWaiter::Client(CALL)) else {
             return Err("no pull buffer".into());
         };
         two.nodes[WORKER].pull(
             now,
-            PullRequest { plan, min_version: step, deadline, tray: pulled, views: false, fail_if_gone: false, waiter },
+            PullRequest {
+                plan,
+                min_version: step,
+                deadline,
+                pull_buffer: pulled,
+                views: false,
+                fail_if_gone: false,
+                waiter,
+            },
         );
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
@@ -124,9 +132,9 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
                 if let Some((_, error)) = pulled.first_error() {
                     return Err(error.to_string());
                 }
-                tray = Some(pulled);
+                pull_buffer = Some(pulled);
             }
-            Ok(tray.is_some())
+            Ok(pull_buffer.is_some())
         })?;
     }
     Ok(())

@@ -309,7 +309,7 @@ impl World {
         assert!(self.sends.iter().all(|outcome| outcome.try_recv().is_ok()), "a send or a push stands");
         assert!(self.recvs.iter().all(|outcome| outcome.try_recv().is_ok()), "a recv stands");
         let counters = node.counters();
-        assert_eq!((counters.deposits, counters.parked, counters.slab_receive_bytes), (0, 0, 0), "{counters:?}");
+        assert_eq!((counters.pending_sends, counters.parked, counters.slab_receive_bytes), (0, 0, 0), "{counters:?}");
         assert_eq!(node.under_way(), 0);
     }
 }

@@ -10,7 +10,9 @@ use sealane_fusion::node::{
     Answer, BatchWaiter, ConnectOrder, DialFailure, DialFailureKind, Fuse, FusedRequest, Node, NodeSettings,
     PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Keys, RecvOutcome, SendOutcome, Tensor, Tray};
+use sealane_fusion::{
+    AcceptOptions, AcceptQueue, Buffer, EndpointMap, Keys, PullBuffer, RecvOutcome, SendOutcome, Tensor,
+};
 use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::loopback::{LoopbackLink, loopback};
@@ -59,7 +61,7 @@ pub(super) fn shard() -> Node {
             tensor_bytes_max: TENSOR_BYTES_MAX,
             ..SessionLimits::default()
         },
-        deposited_tensors_max: 32,
+        pending_sends_max: 32,
         published_tensors_max: 16,
         links_max: LINKS_MAX,
         connect_timeout: Duration::from_secs(2),
@@ -78,7 +80,7 @@ pub(super) fn shard() -> Node {
 enum Call {
     Send(Outcome<SendOutcome>),
     Recv(Outcome<RecvOutcome>),
-    Pull(Outcome<Result<Tray, Error>>),
+    Pull(Outcome<Result<PullBuffer, Error>>),
 }
 
 impl Call {
@@ -213,7 +215,7 @@ impl World {
             while link.receive(ear, usize::MAX).is_ok_and(|heard| heard > 0) {}
         }
         let counters = self.node.counters();
-        assert!(counters.deposits <= 32 && counters.published <= 16 && counters.links <= LINKS_MAX as u64);
+        assert!(counters.pending_sends <= 32 && counters.published <= 16 && counters.links <= LINKS_MAX as u64);
         assert!(counters.slab_receive_bytes <= SLAB_BYTES as u64 && counters.parked <= 16 * LINKS_MAX as u64 * 2);
     }
 
@@ -292,14 +294,14 @@ impl World {
                     let (plan, count) = script.one_of(&self.plans);
                     let (sender, outcome) = oneshot::channel();
                     self.calls.push(Call::Pull(outcome));
-                    let (tray, waiter) = (Tray::new(count), PullWaiter::Channel(sender));
+                    let (pull_buffer, waiter) = (PullBuffer::new(count), PullWaiter::Channel(sender));
                     self.node.pull(
                         now,
                         PullRequest {
                             plan,
                             min_version: step,
                             deadline,
-                            tray,
+                            pull_buffer,
                             views: false,
                             fail_if_gone: script.yes(),
                             waiter,
@@ -377,7 +379,7 @@ impl World {
             assert!(self.node.poll_batch(batch, Waker::noop()).is_ready(), "a call stands");
         }
         let counters = self.node.counters();
-        assert_eq!((counters.deposits, counters.parked, counters.links), (0, 0, 0), "{counters:?}");
+        assert_eq!((counters.pending_sends, counters.parked, counters.links), (0, 0, 0), "{counters:?}");
         self.plans.drain(..).for_each(|(plan, _)| self.node.close_plan(plan));
         self.calls.clear();
         assert_eq!((self.node.counters().slab_receive_bytes, self.node.under_way()), (0, 0));

@@ -62,7 +62,7 @@ pub(super) struct Climate {
     /// Limits are so small that they are met.
     pub(super) scarce: bool,
     pub(super) limits: SessionLimits,
-    pub(super) deposited_tensors_max: usize,
+    pub(super) pending_sends_max: usize,
     pub(super) published_tensors_max: usize,
     pub(super) slab_send_bytes: usize,
     pub(super) slab_receive_bytes: usize,
@@ -133,7 +133,7 @@ impl Climate {
                 heartbeat: HEARTBEAT,
                 peer_timeout: PEER_TIMEOUT,
             },
-            deposited_tensors_max: if scarce { random.random_range(2..=6) } else { 4096 },
+            pending_sends_max: if scarce { random.random_range(2..=6) } else { 4096 },
             published_tensors_max: if scarce { random.random_range(4..=24) } else { PUBLISHED_MAX },
             slab_send_bytes: if scarce { 128 * 1024 } else { 16 << 20 },
             slab_receive_bytes: if scarce { 48 * 1024 } else { 128 << 20 },

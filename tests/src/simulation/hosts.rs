@@ -89,7 +89,7 @@ impl Simulation {
                 shards: shards as u16,
                 incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
                 session: self.climate.limits.clone(),
-                deposited_tensors_max: self.climate.deposited_tensors_max,
+                pending_sends_max: self.climate.pending_sends_max,
                 published_tensors_max: self.climate.published_tensors_max,
                 links_max: 64,
                 connect_timeout: super::climate::CONNECT_TIMEOUT,
@@ -275,7 +275,7 @@ impl Simulation {
         let own = limits.queued_requests_max * self.climate.tasks_per_host;
         let parked_max = limits.parked_requests_max as u64 * sessions + own as u64;
         let found = [
-            ("deposits", counters.deposits, self.climate.deposited_tensors_max as u64),
+            ("pending_sends", counters.pending_sends, self.climate.pending_sends_max as u64),
             ("parked", counters.parked, parked_max),
             ("published", counters.published, self.climate.published_tensors_max as u64),
             ("links", counters.links, sessions),
@@ -296,7 +296,7 @@ impl Simulation {
             for (shard, seat) in host.seats.iter().enumerate() {
                 let counters = seat.node.counters();
                 let left = [
-                    ("deposits", counters.deposits),
+                    ("pending_sends", counters.pending_sends),
                     ("parked requests", counters.parked),
                     ("published tensors", counters.published),
                     ("calls under way", seat.node.under_way() as u64),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sealane_fusion::node::{
     BatchWaiter, FusedRequest, PullRequest, PullWaiter, PushRequest, RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{Error, Fuse, RecvOutcome, Tensor, Tray};
+use sealane_fusion::{Error, Fuse, PullBuffer, RecvOutcome, Tensor};
 use sealane_transport::{Handle, Link, Unreceived};
 
 use super::line::{Air, Carried, line};
@@ -96,7 +96,7 @@ impl Pair {
         step: i64,
         way: Way,
         tensors: &[(String, Tensor)],
-        plan: &mut Option<(Handle, Tray)>,
+        plan: &mut Option<(Handle, PullBuffer)>,
     ) -> Result<Cost, String> {
         let failed = |error: Error| error.to_string();
         let (messages, carried, started) = (self.messages(), self.wire.carried.get(), self.wire.now.get());
@@ -135,7 +135,7 @@ impl Pair {
                 })?
             }
             Way::Plan => {
-                let (handle, tray) = match plan.take() {
+                let (handle, pull_buffer) = match plan.take() {
                     Some(plan) => plan,
                     None => self.open_plan(pairs[WORKER], tensors).map_err(failed)?,
                 };
@@ -148,17 +148,17 @@ impl Pair {
                         plan: handle,
                         min_version: step,
                         deadline: until,
-                        tray,
+                        pull_buffer,
                         views: false,
                         fail_if_gone: false,
                         waiter,
                     },
                 );
                 self.run(|_| match pulled.try_recv() {
-                    Ok(tray) => {
-                        let tray = tray.map_err(failed)?;
-                        let error = tray.first_error().map(|(_, error)| error.to_string());
-                        *plan = Some((handle, tray));
+                    Ok(pull_buffer) => {
+                        let pull_buffer = pull_buffer.map_err(failed)?;
+                        let error = pull_buffer.first_error().map(|(_, error)| error.to_string());
+                        *plan = Some((handle, pull_buffer));
                         error.map_or(Ok(true), Err)
                     }
                     Err(_) => Ok(false),

@@ -139,7 +139,7 @@ fn exported_memory_is_reached_without_copies_once_it_is_registered() {
     let exported =
         |seed| Tensor::new(tensor(len, seed).meta().clone(), export.with(&bytes(len, seed)).unwrap()).unwrap();
     let mut plan = worker.plan(ps.name(), Keys::new(["weights"]).unwrap());
-    plan.tray_mut().set_destination(0, export.allocate(len).unwrap());
+    plan.pull_buffer_mut().set_destination(0, export.allocate(len).unwrap());
     // Whether anything was copied.
     let mut round = |step: i64| {
         let before = device.copies();
@@ -152,7 +152,7 @@ fn exported_memory_is_reached_without_copies_once_it_is_registered() {
         let is_copied = device.copies() != before;
         assert!(bytes_in(arrived) == bytes(len, step as u64), "{len} bytes differ");
         let mut read = vec![0; len];
-        plan.tray().get(0).unwrap().payload().read(0, (&mut read).into()).unwrap();
+        plan.pull_buffer().get(0).unwrap().payload().read(0, (&mut read).into()).unwrap();
         assert!(read == bytes(len, step as u64 + 100), "{len} bytes differ");
         is_copied
     };
@@ -182,7 +182,7 @@ fn published_tensors_are_pulled_from_and_into_device_memory() {
         let mut plan = worker.plan(ps.name(), Keys::new(&names).unwrap());
         // Those from the fourth on are pulled into the device.
         for (index, len) in SIZES.into_iter().enumerate().skip(3) {
-            plan.tray_mut().set_destination(index, device.allocate(len));
+            plan.pull_buffer_mut().set_destination(index, device.allocate(len));
         }
         for version in 1..4 {
             let seed = version as u64;
@@ -193,7 +193,7 @@ fn published_tensors_are_pulled_from_and_into_device_memory() {
             ps.publish_many(version, published).wait().unwrap();
             plan.pull(version, PullOptions::default()).unwrap();
             for (index, len) in SIZES.into_iter().enumerate() {
-                let tensor = plan.tray().get(index).unwrap();
+                let tensor = plan.pull_buffer().get(index).unwrap();
                 assert_eq!(tensor.memory(), if index < 3 { MemoryKind::Host } else { IN_DEVICE });
                 let mut read = vec![0; len];
                 tensor.payload().read(0, (&mut read).into()).unwrap();

@@ -148,7 +148,7 @@ fn an_abort_ends_both_sides_and_a_cleanup_frees_the_step() {
     let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
     let waiting = worker_task.recv(&task(0), 5, "never sent");
     let kept = ps_task.send(&task(1), 5, "never asked for", tensor(10, 0));
-    until(&ps, "the request arrives", |counters| counters.parked == 1 && counters.deposits == 1);
+    until(&ps, "the request arrives", |counters| counters.parked == 1 && counters.pending_sends == 1);
     worker_task.abort(5, "the loss is NaN").unwrap();
     let error = waiting.wait().unwrap_err().error;
     assert_eq!((error.code(), error.to_string().contains("the loss is NaN")), (Code::Aborted, true));

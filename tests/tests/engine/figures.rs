@@ -91,7 +91,7 @@ fn what_waits_shows_while_the_shard_sleeps() {
     let worker_task = worker.task(&task(1)).unwrap();
     let asked = worker_task.recv(&task(0), 1, "never sent");
     let kept = ps.task(&task(0)).unwrap().send(&task(1), 1, "never asked for", tensor(10, 0));
-    let there = until(ps, "both wait", |figures| (figures.counters.parked, figures.counters.deposits) == (1, 1));
+    let there = until(ps, "both wait", |figures| (figures.counters.parked, figures.counters.pending_sends) == (1, 1));
     assert_eq!(there.counters.links, 1);
     until(worker, "the request is out", |figures| figures.peers.iter().any(|peer| peer.counters.in_flight == 1));
     until(worker, "the shard sleeps", |figures| figures.load.asleep);

@@ -26,7 +26,7 @@ fn a_tensor_over_the_limit_is_refused_and_stays_with_its_producer() {
     assert_full(&error, "tensor_bytes_max");
     assert_eq!(worker_task.recv(&task(0), 1, "small").wait().unwrap().bytes(), bytes(1000, 2));
     small.wait().unwrap();
-    assert_eq!(total(&engines[0]).deposits, 1);
+    assert_eq!(total(&engines[0]).pending_sends, 1);
     ps_task.cleanup(1).unwrap();
     engines.iter().for_each(assert_empty);
 }
@@ -63,10 +63,10 @@ fn a_destination_that_is_too_small_comes_back_with_the_error() {
 }
 
 #[test]
-fn requests_and_deposits_past_their_limits_are_refused_by_name() {
+fn requests_and_pending_sends_past_their_limits_are_refused_by_name() {
     let engines = engines(2, |_, settings| {
         settings.session.queued_requests_max = 3;
-        settings.deposited_tensors_max = 2;
+        settings.pending_sends_max = 2;
     });
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
     let waiting: Vec<_> = (0..3).map(|key| worker_task.recv(&task(0), 1, &key.to_string())).collect();
@@ -74,7 +74,7 @@ fn requests_and_deposits_past_their_limits_are_refused_by_name() {
     assert_full(&error, "queued_requests_max");
     let kept: Vec<_> = (10..12).map(|key| ps_task.send(&task(1), 1, &key.to_string(), tensor(10, 0))).collect();
     let error = ps_task.send(&task(1), 1, "12", tensor(10, 0)).wait().unwrap_err();
-    assert_full(&error, "deposited_tensors_max");
+    assert_full(&error, "pending_sends_max");
     ps_task.abort(1, "done").unwrap();
     for waiting in waiting {
         assert_eq!(waiting.wait().unwrap_err().error.code(), Code::Aborted);

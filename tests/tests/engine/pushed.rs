@@ -242,7 +242,7 @@ fn a_recv_that_is_dropped_while_the_mailbox_is_full_is_given_up() {
     drop((one, many));
     blocked.release();
     until(&engines[0], "the requests are withdrawn", |counters| counters.parked == 0);
-    assert_eq!(total(&engines[0]).deposits, 0);
+    assert_eq!(total(&engines[0]).pending_sends, 0);
     drop(ps);
 }
 

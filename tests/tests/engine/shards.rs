@@ -38,7 +38,7 @@ fn shards_agree_on_what_two_threads_publish_and_withdraw() {
     let there = |shard| {
         let mut plan = one.plan_over(shard, &task(0), Keys::new(["w"]).unwrap());
         let pulled = plan.pull(1, AT_ONCE);
-        pulled.ok().map(|()| plan.tray().get(0).unwrap().bytes().to_vec())
+        pulled.ok().map(|()| plan.pull_buffer().get(0).unwrap().bytes().to_vec())
     };
     let met = AtomicUsize::new(0);
     // Both leave within nanoseconds of each other, which no lock achieves.

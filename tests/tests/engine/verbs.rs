@@ -187,7 +187,7 @@ fn published_tensors_are_pulled_by_plan_and_pushes_are_accepted_once() {
             ps_task.publish_many(version, tensors).wait().unwrap();
             plan.pull(version, PullOptions::default()).unwrap();
             for at in 0..3 {
-                let tensor = plan.tray().get(at).expect("pulled");
+                let tensor = plan.pull_buffer().get(at).expect("pulled");
                 assert!(tensor.bytes() == bytes(len(at), version as u64 + at as u64), "tensor {at} of {version}");
             }
             let pushed: Vec<_> = (0..3)

@@ -28,7 +28,7 @@ pub struct AheadAsk<'a, D> {
     /// Its bytes, at most [`AHEAD_TENSOR_BYTES`]; copied.
     pub payload: VolatileSlice<'a>,
     /// Comes back with the end. Tensors that end together may have the same.
-    pub deposit: D,
+    pub pending: D,
 }
 
 /// Small tensors of one step for one task, as a session [sends them ahead](Session::send_ahead).
@@ -64,7 +64,7 @@ impl<D> SendingAhead<'_, D> {
 #[derive(Debug)]
 pub struct AheadBack<D> {
     /// What [`AheadAsk`] came with.
-    pub deposit: D,
+    pub pending: D,
     /// Another tensor with its key waits at the peer.
     pub is_duplicate: bool,
     /// Its name within the step.
@@ -138,7 +138,7 @@ pub fn ahead_cost(key: &[u8], meta: &[u8], payload: &[u8]) -> usize {
 struct Record<D> {
     place: RecordPlace,
     /// Taken when it has ended.
-    deposit: Option<D>,
+    pending: Option<D>,
 }
 
 /// Tensors that leave in one frame.
@@ -212,7 +212,7 @@ impl<D> SentAhead<D> {
 
     #[inline]
     fn add(&mut self, ends: Ends, alone: bool, ask: AheadAsk<'_, D>) {
-        let AheadAsk { key, meta, payload, deposit } = ask;
+        let AheadAsk { key, meta, payload, pending } = ask;
         let bytes = key.len() + meta.len() + payload.len();
         let cost = bytes + AHEAD_RECORD_BYTES;
         debug_assert!(self.has_room(bytes), "the peer would end the link");
@@ -234,7 +234,7 @@ impl<D> SentAhead<D> {
             }
         };
         let place = frame.written.push(key, meta, payload);
-        frame.records.push(Record { place, deposit: Some(deposit) });
+        frame.records.push(Record { place, pending: Some(pending) });
         (frame.left, frame.bytes) = (frame.left + 1, frame.bytes + cost);
         self.bytes += cost;
         self.next += 1;
@@ -317,15 +317,15 @@ impl<D> SentAhead<D> {
             let after = frame.first + to as u64;
             let mut taken = None;
             for record in &mut frame.records[from..to] {
-                let Some(deposit) = record.deposit.take() else { break };
+                let Some(pending) = record.pending.take() else { break };
                 (frame.left, number) = (frame.left - 1, number + 1);
                 if fate != Fate::Taken {
-                    events.push_back(back(&frame.written, record.place, deposit, fate == Fate::Duplicate));
+                    events.push_back(back(&frame.written, record.place, pending, fate == Fate::Duplicate));
                     continue;
                 }
                 match &mut taken {
-                    Some((of, count)) if *of == deposit => *count += 1,
-                    _ => tell_taken(taken.replace((deposit, 1)), sink, events),
+                    Some((of, count)) if *of == pending => *count += 1,
+                    _ => tell_taken(taken.replace((pending, 1)), sink, events),
                 }
             }
             tell_taken(taken, sink, events);
@@ -364,8 +364,8 @@ impl<D> SentAhead<D> {
     fn give_back<W>(&mut self, index: usize, events: &mut VecDeque<Event<W, D>>) {
         let Some(frame) = self.frames.get_mut(index).filter(|frame| frame.left > 0) else { return };
         for record in &mut frame.records {
-            let deposit = record.deposit.take();
-            events.extend(deposit.map(|deposit| back(&frame.written, record.place, deposit, false)));
+            let pending = record.pending.take();
+            events.extend(pending.map(|pending| back(&frame.written, record.place, pending, false)));
         }
         frame.left = 0;
         self.remove(index);
@@ -375,7 +375,7 @@ impl<D> SentAhead<D> {
     fn revoke<W>(&mut self, number: u64, events: &mut VecDeque<Event<W, D>>) -> Option<Control> {
         let (index, place) = self.find(number)?;
         let frame = &self.frames[index];
-        let Record { place, deposit: Some(_) } = frame.records[place] else { return None };
+        let Record { place, pending: Some(_) } = frame.records[place] else { return None };
         if index >= self.frames.len() - self.unsent {
             self.give_back(index, events);
             return None;
@@ -387,13 +387,13 @@ impl<D> SentAhead<D> {
     fn key_of(&self, number: u64) -> Option<String> {
         let (index, place) = self.find(number)?;
         let frame = &self.frames[index];
-        let Record { place, deposit: Some(_) } = frame.records[place] else { return None };
+        let Record { place, pending: Some(_) } = frame.records[place] else { return None };
         let key = frame.written.records().at(place).ok()?.key;
         Some(String::from_utf8_lossy(key).into())
     }
 }
 
-/// So many with the same deposit were taken, one after the other.
+/// So many of the same pending send were taken, one after the other.
 #[inline]
 fn tell_taken<W, D>(
     taken: Option<(D, u32)>,
@@ -401,18 +401,18 @@ fn tell_taken<W, D>(
     events: &mut VecDeque<Event<W, D>>,
 ) {
     match (taken, sink) {
-        (Some((deposit, count)), Some(sink)) => sink.taken_ahead(deposit, count),
-        (Some((deposit, count)), None) => events.push_back(Event::TakenAhead { deposit, count }),
+        (Some((pending, count)), Some(sink)) => sink.taken_ahead(pending, count),
+        (Some((pending, count)), None) => events.push_back(Event::TakenAhead { pending, count }),
         (None, _) => {}
     }
 }
 
 /// A tensor that no recv has taken, read out of its frame.
 #[cold]
-fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, deposit: D, is_duplicate: bool) -> Event<W, D> {
+fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, pending: D, is_duplicate: bool) -> Event<W, D> {
     let AheadRecord { key, meta, payload } = written.records().at(place).expect("written here");
     let (key, meta) = (String::from_utf8_lossy(key).into(), Meta::from_slice(meta.unwrap_or_default()));
-    Event::BackFromAhead(Box::new(AheadBack { deposit, is_duplicate, key, meta, buffer: Buffer::copy_of(payload) }))
+    Event::BackFromAhead(Box::new(AheadBack { pending, is_duplicate, key, meta, buffer: Buffer::copy_of(payload) }))
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
@@ -493,7 +493,7 @@ impl<D> SentAhead<D> {
     fn check(&self) -> Result<(), String> {
         let (mut bytes, mut next) = (0, 0);
         for frame in &self.frames {
-            let left = frame.records.iter().filter(|record| record.deposit.is_some()).count();
+            let left = frame.records.iter().filter(|record| record.pending.is_some()).count();
             if left != frame.left || frame.left == 0 && frame.bytes > 0 {
                 return Err(format!(
                     "{left} tensors are left of frame {}, and {} are counted",

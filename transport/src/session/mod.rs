@@ -26,7 +26,7 @@
 //! The window (40) counts requests that the producer has neither answered nor *parked*. Parking a request whose tensor is not
 //! available yet frees its place; otherwise forty requests for late tensors would block the forty-first forever.
 //!
-//! `W` is returned to the owner with an answer (a waiter), `D` with a release (a deposit). Runs on one shard; bounded by
+//! `W` is returned to the owner with an answer (a waiter), `D` with a release (who has sent). Runs on one shard; bounded by
 //! [`SessionLimits`] and `limits.rs`.
 
 mod acceptor;
@@ -58,9 +58,9 @@ use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Kept, Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
+use crate::pull_buffer::PullBuffer;
 use crate::tensor::Tensor;
 use crate::trace::Recorder;
-use crate::tray::Tray;
 
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
@@ -100,7 +100,7 @@ pub enum Event<W, D> {
     /// A tensor of this side was released.
     Settled {
         /// What [`Session::answer`] came with.
-        deposit: D,
+        pending: D,
         /// The tensor's metadata and bytes.
         tensor: Box<(Meta, Payload)>,
         /// True if the consumer has it, false if it goes back to where it was.
@@ -109,7 +109,7 @@ pub enum Event<W, D> {
     /// Tensors of this side that were [sent ahead](Session::send_ahead) were taken.
     TakenAhead {
         /// What their [`AheadAsk`]s came with.
-        deposit: D,
+        pending: D,
         /// How many.
         count: u32,
     },
@@ -120,7 +120,7 @@ pub enum Event<W, D> {
         /// What [`PullAsk`] came with.
         waiter: W,
         /// Its pull buffer.
-        tray: Tray,
+        pull_buffer: PullBuffer,
     },
     /// The peer names a set of keys that it will pull.
     Named(Named),
@@ -132,7 +132,7 @@ pub enum Event<W, D> {
     /// Pushes of this side ended, all in the same way.
     PushEnded {
         /// What each [`PushAsk`] came with.
-        deposit: D,
+        pending: D,
         /// How many.
         count: u32,
         /// `Ok` if the peer's queue has taken them.

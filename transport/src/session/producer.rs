@@ -25,7 +25,7 @@ struct Served<D> {
     /// `None` while the outbox or the link has it.
     payload: Option<Payload>,
     /// Taken with the release.
-    deposit: Option<D>,
+    pending: Option<D>,
     /// It was passed to the current link, and counts as bytes in flight.
     in_flight: bool,
     /// The release, if it came while the link still had the payload.
@@ -361,17 +361,17 @@ impl<D> Producer<D> {
                 served.meta = Meta::new();
             }
             let payload = served.payload.take().unwrap_or_default();
-            (served.deposit.take(), payload, served.in_flight, served.is_gathered)
+            (served.pending.take(), payload, served.in_flight, served.is_gathered)
         });
-        let Some((deposit, payload, in_flight, is_gathered)) = taken else { return };
+        let Some((pending, payload, in_flight, is_gathered)) = taken else { return };
         if in_flight {
             self.count_landed(payload.len());
         }
         if is_gathered {
             self.rows_released(payload.len());
         }
-        if let Some(deposit) = deposit {
-            sink.taken(deposit, payload);
+        if let Some(pending) = pending {
+            sink.taken(pending, payload);
         }
     }
 
@@ -400,8 +400,8 @@ impl<D> Producer<D> {
             self.stale.remove(&served.request);
         }
         let tensor = Box::new((served.meta, served.payload.expect("just looked at")));
-        if let Some(deposit) = served.deposit {
-            events.push_back(Event::Settled { deposit, tensor, taken });
+        if let Some(pending) = served.pending {
+            events.push_back(Event::Settled { pending, tensor, taken });
         }
     }
 
@@ -442,7 +442,7 @@ impl<D> Producer<D> {
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Answers the peer's request with a tensor. It stays here until its release, which comes as
-    /// [`Event::Settled`] with `deposit`.
+    /// [`Event::Settled`] with `pending`.
     ///
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
@@ -452,24 +452,24 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         id: Handle,
         meta: Meta,
         payload: Payload,
-        deposit: D,
+        pending: D,
     ) -> Result<Handle, (Meta, Payload, D)> {
         let (bytes, limit) = (payload.len(), self.attached.as_ref().map_or(u64::MAX, |it| it.tensor_bytes_max));
         if bytes as u64 > limit {
             let reason = format!("the tensor has {bytes} bytes, the consumer accepts {limit}");
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
-            return Err((meta, payload, deposit));
+            return Err((meta, payload, pending));
         }
         if self.producer.served.is_full() {
             let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
             self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
-            return Err((meta, payload, deposit));
+            return Err((meta, payload, pending));
         }
         let nothing = || Served {
             request: Handle::NONE,
             meta: Meta::new(),
             payload: None,
-            deposit: None,
+            pending: None,
             in_flight: false,
             settled: None,
             is_gathered: false,
@@ -478,7 +478,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         served.request = id;
         served.meta = meta;
         served.payload = Some(payload);
-        served.deposit = Some(deposit);
+        served.pending = Some(pending);
         (served.in_flight, served.settled, served.is_gathered) = (false, None, false);
         self.producer.queue(token, bytes);
         Ok(token)
@@ -494,10 +494,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         id: Handle,
         meta: Meta,
         payload: Payload,
-        deposit: D,
+        pending: D,
     ) -> Result<Handle, (Meta, Payload, D)> {
         let bytes = payload.len();
-        let token = self.answer(id, meta, payload, deposit)?;
+        let token = self.answer(id, meta, payload, pending)?;
         self.producer.served.get_mut(token).expect("just answered").is_gathered = true;
         let unreleased = self.producer.share.unreleased_rows();
         unreleased.set(unreleased.get() + bytes);
@@ -505,8 +505,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// A tensor was not answered with after all: it comes back as [`Event::Settled`], as if the consumer had returned it.
-    pub fn give_back(&mut self, meta: Meta, payload: Payload, deposit: D) {
-        self.events.push_back(Event::Settled { deposit, tensor: Box::new((meta, payload)), taken: false });
+    pub fn give_back(&mut self, meta: Meta, payload: Payload, pending: D) {
+        self.events.push_back(Event::Settled { pending, tensor: Box::new((meta, payload)), taken: false });
     }
 
     /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.

@@ -17,8 +17,8 @@ use crate::limits::{SETS_MAX, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
+use crate::pull_buffer::{Keys, Known, PullBuffer, next_stamp};
 use crate::tensor::TensorMeta;
-use crate::tray::{Keys, Known, Tray, next_stamp};
 use crate::wire::{Metas, Part, Parts, Pull, PullFailure, WireError};
 
 /// A pull: of which set, how new, until when, into what.
@@ -33,7 +33,7 @@ pub struct PullAsk<W> {
     /// What a task has not published that has left is not waited for.
     pub fail_if_gone: bool,
     /// The places, as many as the set has keys.
-    pub tray: Tray,
+    pub pull_buffer: PullBuffer,
     /// Comes back with the pull buffer.
     pub waiter: W,
 }
@@ -57,7 +57,7 @@ struct Pulling<W> {
     out: bool,
     /// It went out on any link.
     asked: bool,
-    tray: Tray,
+    pull_buffer: PullBuffer,
     waiter: W,
 }
 
@@ -142,14 +142,14 @@ impl<W> Puller<W> {
     /// Takes a pull out; what has not come of it fails with `error`.
     fn end<D>(&mut self, handle: Handle, error: &Error, events: &mut VecDeque<Event<W, D>>) {
         if let Some(pull) = self.pulls.get_mut(handle) {
-            pull.tray.fail_missing(|_| error.clone());
+            pull.pull_buffer.fail_missing(|_| error.clone());
             self.finish(handle, events);
         }
     }
 
     fn finish<D>(&mut self, handle: Handle, events: &mut VecDeque<Event<W, D>>) {
-        let Some(Pulling { waiter, tray, .. }) = self.remove(handle) else { return };
-        events.push_back(Event::Pulled { waiter, tray });
+        let Some(Pulling { waiter, pull_buffer, .. }) = self.remove(handle) else { return };
+        events.push_back(Event::Pulled { waiter, pull_buffer });
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Pulling<W>> {
@@ -167,14 +167,14 @@ impl<W> Puller<W> {
                 && let Some(pull) = self.pulls.get_mut(landing.request)
                 && let Place::Buffer(memory) = std::mem::replace(&mut landing.place, Place::Nowhere)
             {
-                pull.tray.take_back(index as usize, memory);
+                pull.pull_buffer.take_back(index as usize, memory);
             }
         }
         self.sets.iter_mut().for_each(|(_, set)| set.told = 0);
         self.to_ask.clear();
         for (handle, pull) in self.pulls.iter_mut() {
             pull.out = false;
-            pull.tray.begin();
+            pull.pull_buffer.begin();
             self.to_ask.push_back(handle);
         }
     }
@@ -231,7 +231,7 @@ impl<W> Puller<W> {
             let (step, keys) = (pull.min_version, &set.keys);
             let awaited = awaited.of(set.producer, "but nobody there has published it, or not all of it has come");
             let late = |index| Error::late(Operation::Pull, step, keys.get(index), waited, awaited.as_str());
-            pull.tray.fail_missing(late);
+            pull.pull_buffer.fail_missing(late);
             self.finish(handle, events);
         }
         self.deadlines = Sweep::after(now, self.pulls.slots());
@@ -285,15 +285,15 @@ impl<W> Puller<W> {
                 return Err(WireError::Truncated { what: "parts", found: parts.payload.len() });
             };
             rest = tail;
-            if !pull.tray.is_missing(index) {
+            if !pull.pull_buffer.is_missing(index) {
                 return Err(comes_again(index as u32));
             }
-            pull.tray.put(index, known, parts.version, bytes, |len| memory.allocate_to_stay(set.consumer, len));
+            pull.pull_buffer.put(index, known, parts.version, bytes, |len| memory.allocate_to_stay(set.consumer, len));
         }
         if !rest.is_empty() {
             return Err(WireError::BadValue { what: "bytes behind the last part", found: rest.len() as u64 });
         }
-        if pull.tray.is_complete() {
+        if pull.pull_buffer.is_complete() {
             self.finish(parts.id, events);
         }
         Ok(parts.count.into())
@@ -317,7 +317,7 @@ impl<W> Puller<W> {
         let Some(known) = known else {
             return Err(WireError::BadValue { what: "length of a set's tensor", found: part.payload_bytes });
         };
-        if !pull.tray.is_missing(index) {
+        if !pull.pull_buffer.is_missing(index) {
             return Err(comes_again(part.index));
         }
         let refusal = if part.payload_bytes > self.tensor_bytes_max {
@@ -325,7 +325,7 @@ impl<W> Puller<W> {
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             let allocate = |len| memory.allocate_to_stay(set.consumer, len);
-            match pull.tray.lend_for(index, known.len, outbox, allocate) {
+            match pull.pull_buffer.lend_for(index, known.len, outbox, allocate) {
                 Ok(memory) => {
                     let (index, version, known) = (part.index, part.version, known.clone());
                     return Ok(landing(LandingOf::Part { index, version, known }, Place::Buffer(memory)));
@@ -333,8 +333,8 @@ impl<W> Puller<W> {
                 Err(full) => full,
             }
         };
-        pull.tray.fail(index, refusal);
-        if pull.tray.is_complete() {
+        pull.pull_buffer.fail(index, refusal);
+        if pull.pull_buffer.is_complete() {
             self.finish(part.id, events);
         }
         Ok(landing(LandingOf::GivenUp, Place::Nowhere))
@@ -350,8 +350,8 @@ impl<W> Puller<W> {
         events: &mut VecDeque<Event<W, D>>,
     ) {
         let Some(pull) = self.pulls.get_mut(id) else { return };
-        pull.tray.land(index as usize, known, version, memory);
-        if pull.tray.is_complete() {
+        pull.pull_buffer.land(index as usize, known, version, memory);
+        if pull.pull_buffer.is_complete() {
             self.finish(id, events);
         }
     }
@@ -367,11 +367,11 @@ impl<W> Puller<W> {
         let error = Error::from_wire(failure.code, peer, pull.min_version, failure.reason);
         let set = (failure.index == PullFailure::ALL).then_some(pull.set);
         if failure.index == PullFailure::ALL {
-            pull.tray.fail_missing(|_| error.clone());
-        } else if (failure.index as usize) < pull.tray.len() {
-            pull.tray.fail(failure.index as usize, error);
+            pull.pull_buffer.fail_missing(|_| error.clone());
+        } else if (failure.index as usize) < pull.pull_buffer.len() {
+            pull.pull_buffer.fail(failure.index as usize, error);
         }
-        if pull.tray.is_complete() {
+        if pull.pull_buffer.is_complete() {
             self.finish(failure.id, events);
         }
         // The peer has not taken the plan in, perhaps for lack of room: the next pull names it anew.
@@ -417,46 +417,46 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
     /// Unavailable if the peer is going away. Pull buffer and waiter come back with each.
-    pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, Tray, W)> {
-        let PullAsk { set, min_version, deadline, fail_if_gone, mut tray, waiter } = ask;
+    pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, PullBuffer, W)> {
+        let PullAsk { set, min_version, deadline, fail_if_gone, mut pull_buffer, waiter } = ask;
         if let Some(reason) = &self.going_away {
-            return Err((Error::unavailable(&self.peer, reason.clone()), tray, waiter));
+            return Err((Error::unavailable(&self.peer, reason.clone()), pull_buffer, waiter));
         }
         let Some(told) = self.puller.sets.get(set) else {
-            return Err((Error::invalid("the plan was closed"), tray, waiter));
+            return Err((Error::invalid("the plan was closed"), pull_buffer, waiter));
         };
-        if tray.len() != told.keys.len() {
-            let (places, keys) = (tray.len(), told.keys.len());
-            return Err((Error::invalid(format!("{places} places for {keys} tensors")), tray, waiter));
+        if pull_buffer.len() != told.keys.len() {
+            let (places, keys) = (pull_buffer.len(), told.keys.len());
+            return Err((Error::invalid(format!("{places} places for {keys} tensors")), pull_buffer, waiter));
         }
         if let Some(attached) = &self.attached
             && attached.roster.place_of(told.producer).is_none()
         {
-            return Err((super::consumer::not_served(&self.peer), tray, waiter));
+            return Err((super::consumer::not_served(&self.peer), pull_buffer, waiter));
         }
-        tray.begin();
+        pull_buffer.begin();
         let puller = &mut self.puller;
         puller.pulls.prune(&mut puller.to_ask);
         let (since, out, asked) = (now, false, false);
-        let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, asked, tray, waiter };
+        let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, asked, pull_buffer, waiter };
         match puller.pulls.insert(pull) {
             Ok(handle) => {
                 puller.to_ask.push_back(handle);
                 puller.deadlines.enter(deadline);
                 Ok(handle)
             }
-            Err(Pulling { tray, waiter, .. }) => {
+            Err(Pulling { pull_buffer, waiter, .. }) => {
                 let reason = format!("{} pulls from {} are already waiting", puller.pulls_max, self.peer);
-                Err((Error::full("fusion.queued_requests_max", reason), tray, waiter))
+                Err((Error::full("fusion.queued_requests_max", reason), pull_buffer, waiter))
             }
         }
     }
 
     /// Cancels a pull: nothing more is reported for it. `None` if it has already ended.
-    pub fn cancel_pull(&mut self, handle: Handle) -> Option<(W, Tray)> {
+    pub fn cancel_pull(&mut self, handle: Handle) -> Option<(W, PullBuffer)> {
         self.puller.cancel_out(handle, &mut self.control);
         let pull = self.puller.remove(handle)?;
-        Some((pull.waiter, pull.tray))
+        Some((pull.waiter, pull.pull_buffer))
     }
 
     /// Takes out the pulls that `pick` (consumer, producer) chooses and that have not been sent: see
@@ -467,8 +467,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         let chosen = |pull: &Pulling<W>| sets.get(pull.set).is_some_and(|set| pick(set.consumer, set.producer));
         for handle in self.puller.pulls.select(chosen) {
             let pull = self.puller.pulls.remove(handle).expect("just selected");
-            let Pulling { set, min_version, deadline, fail_if_gone, tray, waiter, .. } = pull;
-            each(PullAsk { set, min_version, deadline, fail_if_gone, tray, waiter });
+            let Pulling { set, min_version, deadline, fail_if_gone, pull_buffer, waiter, .. } = pull;
+            each(PullAsk { set, min_version, deadline, fail_if_gone, pull_buffer, waiter });
         }
     }
 }

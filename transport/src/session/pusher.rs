@@ -37,7 +37,7 @@ pub struct PushAsk<D> {
     /// When it ends with DeadlineExceeded, if it has not been taken.
     pub deadline: Instant,
     /// Comes back with the end.
-    pub deposit: D,
+    pub pending: D,
 }
 
 /// Streams whose end is told again on the next link, although it was told on the last: far more than end within what a link may
@@ -158,8 +158,8 @@ impl<D: PartialEq + Clone> Pusher<D> {
                     }
                     Err(Unreadable::Fails(error)) => {
                         self.pushes -= 1;
-                        if let Some(deposit) = stream.drop_next().deposit {
-                            events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error) });
+                        if let Some(pending) = stream.drop_next().pending {
+                            events.push_back(Event::PushEnded { pending, count: 1, outcome: Err(error) });
                         }
                         continue;
                     }
@@ -204,17 +204,17 @@ impl<D: PartialEq + Clone> Pusher<D> {
             let Some((ended, memory)) = stream.take_front(grant.taken - stream.first) else { break };
             self.spare = memory.or(self.spare.take());
             match (&mut taken, ended) {
-                (Some((deposit, count)), Some((next, more))) if *deposit == next => *count += more,
+                (Some((pending, count)), Some((next, more))) if *pending == next => *count += more,
                 (last, Some(next)) => {
-                    if let Some((deposit, count)) = last.replace(next) {
-                        events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
+                    if let Some((pending, count)) = last.replace(next) {
+                        events.push_back(Event::PushEnded { pending, count, outcome: Ok(()) });
                     }
                 }
                 (_, None) => {}
             }
         }
-        if let Some((deposit, count)) = taken {
-            events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
+        if let Some((pending, count)) = taken {
+            events.push_back(Event::PushEnded { pending, count, outcome: Ok(()) });
         }
         stream.next = stream.next.max(stream.first);
         self.pushes -= count as usize;
@@ -242,8 +242,8 @@ impl<D: PartialEq + Clone> Pusher<D> {
             // The peer has not taken the stream in, and knows nothing of it: the next push opens it again.
             (stream.told, stream.known) = (false, false);
             self.pushes -= stream.entries.len();
-            for deposit in stream.entries.drain(..).filter_map(|entry| entry.deposit) {
-                events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
+            for pending in stream.entries.drain(..).filter_map(|entry| entry.pending) {
+                events.push_back(Event::PushEnded { pending, count: 1, outcome: Err(error.clone()) });
             }
             return Ok(());
         }
@@ -251,8 +251,8 @@ impl<D: PartialEq + Clone> Pusher<D> {
             if stream.tried_entry(failure.number).is_some_and(|entry| matches!(entry.what, What::Many(_))) {
                 stream.unpack();
             }
-            if let Some((deposit, count)) = stream.tried_entry(failure.number).and_then(Entry::end) {
-                events.push_back(Event::PushEnded { deposit, count, outcome: Err(error) });
+            if let Some((pending, count)) = stream.tried_entry(failure.number).and_then(Entry::end) {
+                events.push_back(Event::PushEnded { pending, count, outcome: Err(error) });
             }
         }
         Ok(())
@@ -312,9 +312,9 @@ impl<D: PartialEq + Clone> Pusher<D> {
             stream.entries.retain_mut(|entry| {
                 index += 1;
                 let stays = index <= stream.tried || entry.bytes <= limit;
-                if !stays && let Some(deposit) = entry.deposit.take() {
+                if !stays && let Some(pending) = entry.pending.take() {
                     let outcome = Err(too_large(entry.bytes, limit));
-                    events.push_back(Event::PushEnded { deposit, count: 1, outcome });
+                    events.push_back(Event::PushEnded { pending, count: 1, outcome });
                 }
                 stays
             });
@@ -330,8 +330,8 @@ impl<D: PartialEq + Clone> Pusher<D> {
             debug_assert_eq!(stream.fresh - stream.first, stream.tried as u64, "there is no link: each is by itself");
             let tried = std::mem::take(&mut stream.tried);
             self.pushes -= tried;
-            for deposit in stream.entries.drain(..tried).filter_map(|entry| entry.deposit) {
-                events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
+            for pending in stream.entries.drain(..tried).filter_map(|entry| entry.pending) {
+                events.push_back(Event::PushEnded { pending, count: 1, outcome: Err(error.clone()) });
             }
             (stream.first, stream.next, stream.left, stream.fresh) = (0, 0, 0, 0);
             (stream.bytes_before, stream.bytes_ready) = (0, 0);
@@ -349,8 +349,8 @@ impl<D: PartialEq + Clone> Pusher<D> {
                 continue;
             }
             // What was sent keeps its number until the peer says that it was taken.
-            for (deposit, count) in stream.entries.iter_mut().filter_map(Entry::end) {
-                events.push_back(Event::PushEnded { deposit, count, outcome: Err(error.clone()) });
+            for (pending, count) in stream.entries.iter_mut().filter_map(Entry::end) {
+                events.push_back(Event::PushEnded { pending, count, outcome: Err(error.clone()) });
             }
             self.pushes -= stream.entries.len() - stream.tried;
             stream.entries.truncate(stream.tried);
@@ -409,13 +409,13 @@ impl<D: PartialEq + Clone> Pusher<D> {
             stream.entries.retain_mut(|entry| {
                 index += 1;
                 if entry.deadline > now {
-                    if entry.deposit.is_some() {
+                    if entry.pending.is_some() {
                         self.deadlines.enter(entry.deadline);
                     }
                     return true;
                 }
                 let stays = index <= tried;
-                if let Some((deposit, count)) = entry.end() {
+                if let Some((pending, count)) = entry.end() {
                     let waited = entry.deadline.saturating_duration_since(entry.since);
                     let missing = match stays {
                         true => "but it has not said that it took the tensor",
@@ -425,7 +425,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
                     let awaited = awaited.of(to, missing).into();
                     let late = Late { operation, step, key, waited, delivery_unknown, awaited };
                     let outcome = Err(late.into());
-                    events.push_back(Event::PushEnded { deposit, count, outcome });
+                    events.push_back(Event::PushEnded { pending, count, outcome });
                 }
                 dropped += usize::from(!stays);
                 stays
@@ -516,23 +516,23 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Pushes a tensor; its end comes as [`Event::PushEnded`].
     ///
     /// # Errors
-    /// ResourceExhausted if `fusion.queued_requests_max` pushes wait. The deposit comes back.
+    /// ResourceExhausted if `fusion.queued_requests_max` pushes wait. The pending send comes back.
     pub fn push(&mut self, now: Instant, push: PushAsk<D>) -> Result<(), (Error, D)> {
-        let PushAsk { stream: handle, meta, payload, deadline, deposit } = push;
+        let PushAsk { stream: handle, meta, payload, deadline, pending } = push;
         let pusher = &mut self.pusher;
         let Some(stream) = pusher.streams.get_mut(handle) else {
-            return Err((Error::invalid("there is no such stream"), deposit));
+            return Err((Error::invalid("there is no such stream"), pending));
         };
         if pusher.pushes >= pusher.pushes_max {
             let reason = format!("{} pushes to {} are already waiting", pusher.pushes, self.peer);
-            return Err((Error::full("fusion.queued_requests_max", reason), deposit));
+            return Err((Error::full("fusion.queued_requests_max", reason), pending));
         }
         let bytes = payload.len() as u64;
         if let Some(attached) = &self.attached
             && bytes > attached.tensor_bytes_max
         {
             let limit = attached.tensor_bytes_max;
-            return Err((too_large(bytes, limit), deposit));
+            return Err((too_large(bytes, limit), pending));
         }
         stream.entries.push_back(Entry {
             number: u64::MAX,
@@ -540,7 +540,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             bytes,
             since: now,
             deadline,
-            deposit: Some(deposit),
+            pending: Some(pending),
         });
         pusher.pushes += 1;
         pusher.deadlines.enter(deadline);
@@ -556,7 +556,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn push_together<T: IntoTensor>(
         &mut self,
         now: Instant,
-        (handle, deadline, deposit): (Handle, Instant, &D),
+        (handle, deadline, pending): (Handle, Instant, &D),
         tensors: &mut impl Iterator<Item = T>,
     ) -> Option<T> {
         let limit = self.attached.as_ref().map_or(0, |attached| attached.tensor_bytes_max) as usize;
@@ -591,9 +591,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 pusher.spare = Some(records.into_memory());
                 return next;
             }
-            let (number, deposit) = (stream.fresh, Some(deposit.clone()));
+            let (number, pending) = (stream.fresh, Some(pending.clone()));
             let what = What::Many(Batch::new(records, count));
-            stream.entries.push_back(Entry { number, what, bytes, since: now, deadline, deposit });
+            stream.entries.push_back(Entry { number, what, bytes, since: now, deadline, pending });
             (stream.tried, stream.fresh) = (stream.tried + 1, number + u64::from(count));
             stream.bytes_ready += bytes;
             pusher.pushes += count as usize;
@@ -617,8 +617,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         debug_assert!(self.attached.is_none(), "pushes move before a link is attached");
         for stream in self.pusher.take(pick) {
             for entry in stream.entries {
-                if let (What::One(meta, Some(payload)), Some(deposit)) = (entry.what, entry.deposit) {
-                    each((stream.from, stream.to, &stream.queue), meta, payload, entry.deadline, deposit);
+                if let (What::One(meta, Some(payload)), Some(pending)) = (entry.what, entry.pending) {
+                    each((stream.from, stream.to, &stream.queue), meta, payload, entry.deadline, pending);
                 }
             }
         }

@@ -51,7 +51,7 @@ pub trait Sink<W, D> {
     fn arrived(&mut self, waiter: W, since: Instant, meta: &[u8], buffer: Buffer) -> bool;
 
     /// A tensor of this side was taken by its consumer.
-    fn taken(&mut self, deposit: D, payload: Payload);
+    fn taken(&mut self, pending: D, payload: Payload);
 
     /// A small tensor came ahead of its request: what became of it, or `None` if it is kept, and
     /// [released](Session::release_ahead) later.
@@ -82,8 +82,8 @@ pub trait Sink<W, D> {
     /// A tensor of the peer's with this key waits for its request.
     fn held(&mut self, _of: KeyOf<'_>) {}
 
-    /// So many tensors of this side that were [sent ahead](Session::send_ahead) with this deposit were taken.
-    fn taken_ahead(&mut self, _deposit: D, _count: u32) {
+    /// So many tensors of this side that were [sent ahead](Session::send_ahead) for this pending send were taken.
+    fn taken_ahead(&mut self, _pending: D, _count: u32) {
         unreachable!("none was sent")
     }
 

@@ -14,7 +14,7 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, LOOKS_PER_TURN, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner, Unreadable};
-use crate::tray::{Stored, StoredBytes};
+use crate::pull_buffer::{Stored, StoredBytes};
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
 /// Published tensors, by slot.

@@ -29,14 +29,14 @@ const PEER_TASK: u32 = 7;
 /// Receive slab of an end: a few tensors.
 const SLAB_BYTES: usize = 4 << 20;
 
-/// What an end's owner sees: waiters are numbers, deposits are names. As the session's events, without boxes.
+/// What an end's owner sees: waiters are numbers, pending sends are names. As the session's events, without boxes.
 #[derive(Debug)]
 enum Event {
     Asked(Asked),
     RowsAsked(Box<super::RowsAsked>),
     Withdrawn(Handle),
     Answered { waiter: u32, answer: Result<Arrived, Unanswered> },
-    Settled { deposit: &'static str, tensor: (Meta, Payload), taken: bool },
+    Settled { pending: &'static str, tensor: (Meta, Payload), taken: bool },
     Aborted { step: i64, peer_task: u32, reason: Box<str> },
 }
 
@@ -48,7 +48,7 @@ impl From<super::Event<u32, &'static str>> for Event {
             Told::RowsAsked(asked) => Event::RowsAsked(asked),
             Told::Withdrawn(id) => Event::Withdrawn(id),
             Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
-            Told::Settled { deposit, tensor, taken } => Event::Settled { deposit, tensor: *tensor, taken },
+            Told::Settled { pending, tensor, taken } => Event::Settled { pending, tensor: *tensor, taken },
             Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
             other => panic!("nobody pulls or pushes: {other:?}"),
         }
@@ -107,9 +107,9 @@ impl End {
         self.session.request(self.now, ask).expect("accepted")
     }
 
-    fn answer(&mut self, id: Handle, bytes: impl Into<Payload>, deposit: &'static str) {
-        let meta = Meta::from_slice(deposit.as_bytes());
-        assert!(self.session.answer(id, meta, bytes.into(), deposit).is_ok());
+    fn answer(&mut self, id: Handle, bytes: impl Into<Payload>, pending: &'static str) {
+        let meta = Meta::from_slice(pending.as_bytes());
+        assert!(self.session.answer(id, meta, bytes.into(), pending).is_ok());
     }
 
     /// All that the session has to say, as if the link had taken it.
@@ -186,12 +186,12 @@ impl End {
         self.events().into_iter().map(answered).collect()
     }
 
-    /// Releases that came: deposit, bytes, taken.
+    /// Releases that came: the pending send, bytes, taken.
     fn settled(&mut self) -> Vec<(&'static str, usize, bool)> {
         let settled = |event: Event| match event {
-            Event::Settled { deposit, tensor: (meta, payload), taken } => {
-                assert_eq!(&meta[..], deposit.as_bytes(), "the metadata comes back too");
-                (deposit, payload.len(), taken)
+            Event::Settled { pending, tensor: (meta, payload), taken } => {
+                assert_eq!(&meta[..], pending.as_bytes(), "the metadata comes back too");
+                (pending, payload.len(), taken)
             }
             other => panic!("not a release: {other:?}"),
         };

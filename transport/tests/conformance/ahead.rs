@@ -115,7 +115,7 @@ impl Sink<u32, u32> for Ended {
     }
 
     fn taken_ahead(&mut self, tensor: u32, count: u32) {
-        assert_eq!(count, 1, "each has a deposit of its own");
+        assert_eq!(count, 1, "each is a pending send of its own");
         self.end(tensor, true);
     }
 }
@@ -159,7 +159,7 @@ impl Side {
             }
             (self.last, *next) = (Some(sending.next()), tensor + 1);
             assert!(self.sent.insert(tensor));
-            sending.add(AheadAsk { key: &key, meta: &meta, payload: VolatileSlice::from(&bytes[..]), deposit: tensor });
+            sending.add(AheadAsk { key: &key, meta: &meta, payload: VolatileSlice::from(&bytes[..]), pending: tensor });
         }
     }
 
@@ -196,11 +196,11 @@ impl Side {
     fn handle_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::TakenAhead { deposit, .. } => self.ends.end(deposit, true),
+                Event::TakenAhead { pending, .. } => self.ends.end(pending, true),
                 Event::BackFromAhead(back) => {
-                    assert_eq!((&*back.key, &back.meta[..]), (&*back.deposit.to_string(), &[7; 9][..]));
-                    assert!(back.buffer[..] == contents(back.deposit, length(back.deposit)), "back, and another");
-                    self.ends.end(back.deposit, false);
+                    assert_eq!((&*back.key, &back.meta[..]), (&*back.pending.to_string(), &[7; 9][..]));
+                    assert!(back.buffer[..] == contents(back.pending, length(back.pending)), "back, and another");
+                    self.ends.end(back.pending, false);
                 }
                 other => panic!("nobody asks, pulls or pushes: {other:?}"),
             }

@@ -247,9 +247,9 @@ impl Side {
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
                     };
                 }
-                Event::Settled { deposit, tensor, taken } => {
-                    let kept = self.kept.get_mut(&deposit).expect("lent");
-                    assert!(kept.at_home.is_none() && !kept.taken, "tensor {deposit} came home twice");
+                Event::Settled { pending, tensor, taken } => {
+                    let kept = self.kept.get_mut(&pending).expect("lent");
+                    assert!(kept.at_home.is_none() && !kept.taken, "tensor {pending} came home twice");
                     kept.taken = taken;
                     kept.at_home = Some(tensor.1);
                 }

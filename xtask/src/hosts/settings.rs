@@ -69,7 +69,7 @@ impl Manner {
             // Longer than any trouble lasts: what is lent stays lent meanwhile.
             ("fusion.lease_ms", "20000".to_owned()),
             // So few that a burst reaches it.
-            ("fusion.deposited_tensors_max", "1500".to_owned()),
+            ("fusion.pending_sends_max", "1500".to_owned()),
             // Memory of a client for what it receives without a destination, for each shard.
             ("daemon.area_bytes", (16 << 20).to_string()),
             // Shorter than what is in flight may take, so that draining ends both ways.

@@ -142,7 +142,7 @@ pub(crate) enum Bound {
 /// What [`Line::Holds`] has, and how much more of each it may be in the end of a soak.
 pub(crate) const HOLDINGS: [(&str, Bound); 5] = [
     ("slabs in use, B", Bound::More(0)),
-    ("deposits", Bound::More(0)),
+    ("pending_sends", Bound::More(0)),
     // One of each peer stands all the time; which of them have asked again after the last trouble varies.
     ("parked requests", Bound::More(6)),
     // Of the key that is there in two versions of four, one on each shard.

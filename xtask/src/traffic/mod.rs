@@ -168,7 +168,7 @@ fn sample(actor: &Actor, engine: &Engine) {
         let mut held = [0; 5];
         for shard in shards {
             let slabs = shard.slab_send_bytes + shard.slab_receive_bytes;
-            let more = [slabs, shard.deposits, shard.parked, shard.published, shard.links];
+            let more = [slabs, shard.pending_sends, shard.parked, shard.published, shard.links];
             held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
         }
         actor.ledger.write(&Line::Holds(held));

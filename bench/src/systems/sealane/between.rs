@@ -2,7 +2,7 @@
 //! loopback. Over shm: two clients of one engine, see `attached`.
 //!
 //! Both engines' sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
-//! next step as soon as the former has arrived; the producer has deposited it before, one step ahead.
+//! next step as soon as the former has arrived; the producer has sent it before, one step ahead.
 
 use std::time::Duration;
 

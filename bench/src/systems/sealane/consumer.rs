@@ -150,7 +150,7 @@ impl<'a> Consumer<'a> {
     fn close(mut self) -> Result<Vec<Lane>, BenchError> {
         if let Some(Way::Planned(mut plan)) = self.way {
             for (number, lane) in self.lanes.iter_mut().enumerate() {
-                lane.take_in(plan.tray_mut().take(number).map_err(failed)?)?;
+                lane.take_in(plan.pull_buffer_mut().take(number).map_err(failed)?)?;
             }
         }
         Ok(self.lanes)
@@ -270,7 +270,7 @@ impl Way {
             Fuse::Plan => {
                 let mut agreed = pair.plan(Keys::new(lanes.iter().map(|lane| lane.key.as_str()))?);
                 for (number, lane) in lanes.iter_mut().enumerate() {
-                    agreed.tray_mut().set_destination(number, lane.lend());
+                    agreed.pull_buffer_mut().set_destination(number, lane.lend());
                 }
                 Self::Planned(agreed)
             }

@@ -1,4 +1,4 @@
-//! The producer's side, on its shard: for every lane of the consumer, a large tensor of the next step is always deposited already, and
+//! The producer's side, on its shard: for every lane of the consumer, a large tensor of the next step was always sent already, and
 //! waits for its request; a small one, which is sent ahead of that, is sent when the one before it was released, so that what is measured
 //! is a way there and back. For plans, every tensor is published once.
 
@@ -45,9 +45,9 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     })
 }
 
-/// Deposits the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was deposited first
+/// Sends the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was sent first
 /// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is; or else when it is asked
-/// for. So many lanes are deposited by one call.
+/// for. So many lanes are sent for by one call.
 async fn serve(
     pair: LocalPair,
     parameters: Vec<Parameter>,
@@ -81,10 +81,10 @@ async fn serve(
     Ok(())
 }
 
-/// Steps whose tensors are deposited at most: the one that is asked for and the next.
+/// Steps whose tensors were sent at most: the one that is asked for and the next.
 pub(super) const AHEAD: usize = 2;
 
-/// Steps whose tensors are deposited: of small ones, which do not wait to be asked for, the one that is received next.
+/// Steps whose tensors were sent: of small ones, which do not wait to be asked for, the one that is received next.
 fn steps_ahead(parameters: &[Parameter]) -> usize {
     if parameters.iter().any(|parameter| parameter.bytes() <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
 }
@@ -111,7 +111,7 @@ impl Parameter {
         (&self.key, &self.tensor)
     }
 
-    /// Deposits it for a step.
+    /// PendingSends it for a step.
     fn send(&self, pair: &LocalPair, step: i64) -> LocalSending {
         pair.send(step, &self.key, &self.tensor)
     }
@@ -122,13 +122,13 @@ pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) ->
     ps.publish_many(version, parameters.iter().map(Parameter::named))
 }
 
-/// Deposits the tensors of step after step, as many as [`steps_ahead`] says, each when `ready` lets it.
-pub(super) async fn deposit_ahead(
+/// PendingSends the tensors of step after step, as many as [`steps_ahead`] says, each when `ready` lets it.
+pub(super) async fn send_ahead(
     pair: &LocalPair,
     parameters: &[Parameter],
     mut ready: impl AsyncFnMut(i64),
 ) -> Result<(), Error> {
-    let mut deposited = VecDeque::with_capacity(AHEAD);
+    let mut sent = VecDeque::with_capacity(AHEAD);
     let steps = steps_ahead(parameters);
     for step in 0.. {
         ready(step).await;
@@ -138,9 +138,9 @@ pub(super) async fn deposit_ahead(
             last = Some(parameter.send(pair, step));
         }
         let Some(last) = last else { return Ok(()) };
-        deposited.push_back(last);
-        if deposited.len() == steps
-            && let Some(first) = deposited.pop_front()
+        sent.push_back(last);
+        if sent.len() == steps
+            && let Some(first) = sent.pop_front()
         {
             first.await?;
         }

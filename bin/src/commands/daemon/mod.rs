@@ -123,7 +123,7 @@ const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 /// started or stopped.
 pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Failure> {
     let settings = context.settings(&args.settings, args.places.overrides()?)?;
-    if let Some((says, remedy)) = settings.unread_variables() {
+    for (_, says, remedy) in settings.warnings() {
         tracing::warn!("{says}; {remedy}");
     }
     // Before any thread starts.

@@ -76,7 +76,7 @@ fn shards(now: &Figures, before: Option<&Figures>) -> String {
             bytes(rates.bytes_received),
             bytes(rates.bytes_sent),
             shard.counters.parked.to_string(),
-            shard.counters.deposits.to_string(),
+            shard.counters.pending_sends.to_string(),
             slab("send"),
             slab("receive"),
         ]

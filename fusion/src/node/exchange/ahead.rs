@@ -2,7 +2,7 @@
 //!
 //! A pair's tensors go ahead on the link on which its consumer has asked for one: so it is no stranger, this shard serves the pair, and
 //! the consumer holds its further requests back for a moment. One that cannot go ahead waits in the table for its request, as one does
-//! that comes back. Bounded by the credit of its session and by `fusion.deposited_tensors_max`.
+//! that comes back. Bounded by the credit of its session and by `fusion.pending_sends_max`.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -136,8 +136,8 @@ impl SentAhead {
 
     /// So many of those that were sent together have ended: who is to hear how, and with the last the bytes of all that are not back.
     #[inline]
-    pub(in crate::node) fn ended(&mut self, deposit: Handle, count: u32) -> Option<(Sender, usize)> {
-        let ahead = self.sends.get_mut(deposit)?;
+    pub(in crate::node) fn ended(&mut self, pending: Handle, count: u32) -> Option<(Sender, usize)> {
+        let ahead = self.sends.get_mut(pending)?;
         debug_assert!(count <= ahead.left, "one would end twice");
         (ahead.left, self.tensors) = (ahead.left - count, self.tensors - count as usize);
         let sender = Sender { waiter: ahead.waiter.for_one(), since: ahead.since };
@@ -145,14 +145,14 @@ impl SentAhead {
             return Some((sender, 0));
         }
         let (bytes, is_lent) = (ahead.bytes, ahead.is_lent);
-        self.sends.retire(deposit, |ahead| ahead.barred = None);
-        self.steps.remove(deposit);
+        self.sends.retire(pending, |ahead| ahead.barred = None);
+        self.steps.remove(pending);
         if self.sends.is_empty() {
             self.deadlines.clear();
         }
         if is_lent {
             // Its owner's again, before anybody hears of it.
-            self.lent.remove(&deposit);
+            self.lent.remove(&pending);
         }
         Some((sender, bytes))
     }
@@ -167,28 +167,28 @@ impl SentAhead {
         (waiter, bytes): (SendWaiter, usize),
     ) -> Handle {
         let revoke_at = self.revoke_at(since, deadline);
-        let (deposit, ahead) = self.sends.renew(Ahead::nothing).expect("2^32 sends do not fit in memory");
+        let (pending, ahead) = self.sends.renew(Ahead::nothing).expect("2^32 sends do not fit in memory");
         (ahead.waiter, ahead.since, ahead.pair, ahead.step) = (waiter, since, pair, step);
         (ahead.session, ahead.number, ahead.count, ahead.left) = (session, number, 1, 1);
         (ahead.bytes, ahead.is_lent) = (bytes, false);
         (ahead.deadline, ahead.revoke_at) = (Some(deadline), Some(revoke_at));
-        self.steps.add(deposit, (pair, step));
+        self.steps.add(pending, (pair, step));
         self.deadlines.enter(revoke_at);
-        deposit
+        pending
     }
 
     /// Keeps the memory of one, which is lent.
     #[cold]
-    fn lend(&mut self, deposit: Handle, tensor: Tensor) {
-        if let Some(ahead) = self.sends.get_mut(deposit) {
+    fn lend(&mut self, pending: Handle, tensor: Tensor) {
+        if let Some(ahead) = self.sends.get_mut(pending) {
             ahead.is_lent = true;
-            self.lent.insert(deposit, tensor.into_parts().1);
+            self.lent.insert(pending, tensor.into_parts().1);
         }
     }
 
     /// Has those come back that were not told so before.
-    fn revoke(&mut self, deposit: Handle, peers: &mut Peers) {
-        let Some(ahead) = self.sends.get_mut(deposit) else { return };
+    fn revoke(&mut self, pending: Handle, peers: &mut Peers) {
+        let Some(ahead) = self.sends.get_mut(pending) else { return };
         if ahead.revoke_at.take().is_some()
             && let Some(session) = peers.session_mut(ahead.session)
         {
@@ -206,11 +206,11 @@ impl SentAhead {
     /// Panics unless what is counted is what its sessions have, and ends in time.
     pub(super) fn check_invariants(&self, peers: &Peers) {
         let left: usize = self.sends.iter().map(|(_, ahead)| ahead.left as usize).sum();
-        assert_eq!(self.tensors, left, "fusion.deposited_tensors_max would bound something else than tensors");
-        for (deposit, ahead) in self.sends.iter() {
+        assert_eq!(self.tensors, left, "fusion.pending_sends_max would bound something else than tensors");
+        for (pending, ahead) in self.sends.iter() {
             let Ahead { pair, step, count, left, .. } = *ahead;
             assert!(0 < left && left <= count, "of {count} tensors {left} are left");
-            assert!(self.steps.of((pair, step)).contains(&deposit), "a send would outlive step {step}");
+            assert!(self.steps.of((pair, step)).contains(&pending), "a send would outlive step {step}");
             let ends = ahead.due().is_none_or(|due| self.deadlines.covers(due));
             assert!(ends, "a send would wait past its deadline");
             let session = peers.session(ahead.session).filter(|session| !session.has_events());
@@ -228,8 +228,8 @@ impl SentAhead {
 }
 
 /// What a trace calls it: not what it calls an entry of the table.
-pub(in crate::node) fn traced(deposit: Handle) -> Handle {
-    Handle::from_bits(deposit.to_bits() | 1 << 63)
+pub(in crate::node) fn traced(pending: Handle) -> Handle {
+    Handle::from_bits(pending.to_bits() | 1 << 63)
 }
 
 impl Exchange {
@@ -269,11 +269,11 @@ impl Exchange {
             }
             // Lent memory goes back by itself, and a trace names each tensor.
             let is_single = payload.is_lent() || is_traced;
-            let deposit = match open.filter(|_| !is_single) {
-                Some(deposit) => {
-                    let ahead = self.ahead.sends.get_mut(deposit).expect("none of its tensors has ended");
+            let pending = match open.filter(|_| !is_single) {
+                Some(pending) => {
+                    let ahead = self.ahead.sends.get_mut(pending).expect("none of its tensors has ended");
                     (ahead.count, ahead.left, ahead.bytes) = (ahead.count + 1, ahead.left + 1, ahead.bytes + len);
-                    deposit
+                    pending
                 }
                 None => {
                     let (at, first) = ((pair, step), (handle, sending.next()));
@@ -281,15 +281,15 @@ impl Exchange {
                 }
             };
             (self.ahead.tensors, room) = (self.ahead.tensors + 1, room - 1);
-            sending.add(AheadAsk { key, meta, payload: bytes, deposit });
-            (open, has_said) = (Some(deposit), true);
+            sending.add(AheadAsk { key, meta, payload: bytes, pending });
+            (open, has_said) = (Some(pending), true);
             self.ahead.short.take_if(|(of, ..)| *of == pair);
             if is_single {
                 open = None;
                 let bytes = len as u64;
-                context.reporter.trace(traced(deposit), || Moment::SendQueued { step, key: key.into(), bytes });
+                context.reporter.trace(traced(pending), || Moment::SendQueued { step, key: key.into(), bytes });
                 if payload.is_lent() {
-                    self.ahead.lend(deposit, next.1.into_tensor());
+                    self.ahead.lend(pending, next.1.into_tensor());
                 }
             }
             match tensors.next() {
@@ -312,25 +312,25 @@ impl Exchange {
 
     /// Tensors that were sent ahead together were taken.
     #[cold]
-    pub(in crate::node) fn taken_ahead(&mut self, deposit: Handle, count: u32, way: Way, context: &mut Context) {
-        let Some((sender, bytes)) = self.ahead.ended(deposit, count) else { return };
+    pub(in crate::node) fn taken_ahead(&mut self, pending: Handle, count: u32, way: Way, context: &mut Context) {
+        let Some((sender, bytes)) = self.ahead.ended(pending, count) else { return };
         let reporter = &mut context.reporter;
         reporter.count_sent(count, bytes);
         (0..count).for_each(|_| reporter.record(Operation::Send, way, sender.since));
-        reporter.trace(traced(deposit), || Moment::SendReleased);
+        reporter.trace(traced(pending), || Moment::SendReleased);
         reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }
 
     /// One that was sent ahead is back, and waits for its request, unless it has nothing to wait for.
     pub(in crate::node) fn back_from_ahead(&mut self, back: AheadBack<Handle>, context: &mut Context) {
-        let Some(ahead) = self.ahead.sends.get_mut(back.deposit) else { return };
+        let Some(ahead) = self.ahead.sends.get_mut(back.pending) else { return };
         ahead.bytes -= back.buffer.len();
         let (deadline, pair, step, barred) = (ahead.deadline, ahead.pair, ahead.step, ahead.barred.clone());
-        let lent = self.ahead.lent.remove(&back.deposit);
-        let Some((sender, bytes)) = self.ahead.ended(back.deposit, 1) else { return };
+        let lent = self.ahead.lent.remove(&back.pending);
+        let Some((sender, bytes)) = self.ahead.ended(back.pending, 1) else { return };
         context.reporter.count_sent(0, bytes);
         let key = &*back.key;
-        context.reporter.trace(traced(back.deposit), || Moment::SendReleased);
+        context.reporter.trace(traced(back.pending), || Moment::SendReleased);
         let ended = match barred {
             Some(error) => Some(*error),
             None if back.is_duplicate => Some(crate::rendezvous::sent_twice(MatchKey { pair, step, key })),
@@ -352,9 +352,9 @@ impl Exchange {
             return;
         }
         let due = self.ahead.sends.select(|ahead| ahead.due().is_some_and(|due| due <= now));
-        for deposit in due {
-            self.ahead.revoke(deposit, &mut context.peers);
-            let Some(ahead) = self.ahead.sends.get_mut(deposit) else { continue };
+        for pending in due {
+            self.ahead.revoke(pending, &mut context.peers);
+            let Some(ahead) = self.ahead.sends.get_mut(pending) else { continue };
             if ahead.deadline.is_none_or(|deadline| deadline > now) {
                 continue;
             }
@@ -377,9 +377,9 @@ impl Exchange {
 
     /// Those of a pair's step are to come back, and end with `error` then.
     pub(super) fn end_ahead_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
-        for deposit in self.ahead.steps.of((pair, step)) {
-            if self.ahead.sends.get(deposit).is_some_and(|ahead| (ahead.pair, ahead.step) == (pair, step)) {
-                self.end_ahead(deposit, error.clone(), context);
+        for pending in self.ahead.steps.of((pair, step)) {
+            if self.ahead.sends.get(pending).is_some_and(|ahead| (ahead.pair, ahead.step) == (pair, step)) {
+                self.end_ahead(pending, error.clone(), context);
             }
         }
     }
@@ -387,40 +387,40 @@ impl Exchange {
     /// The same for all of a local task.
     pub(super) fn end_ahead_of_task(&mut self, local: u16, error: &Error, context: &mut Context) {
         let pairs = &context.pairs;
-        for deposit in self.ahead.sends.select(|ahead| pairs[ahead.pair].local == local) {
-            self.end_ahead(deposit, error.clone(), context);
+        for pending in self.ahead.sends.select(|ahead| pairs[ahead.pair].local == local) {
+            self.end_ahead(pending, error.clone(), context);
         }
     }
 
-    fn end_ahead(&mut self, deposit: Handle, error: Error, context: &mut Context) {
-        if let Some(ahead) = self.ahead.sends.get_mut(deposit) {
+    fn end_ahead(&mut self, pending: Handle, error: Error, context: &mut Context) {
+        if let Some(ahead) = self.ahead.sends.get_mut(pending) {
             ahead.barred = Some(Box::new(error));
-            self.ahead.revoke(deposit, &mut context.peers);
+            self.ahead.revoke(pending, &mut context.peers);
         }
     }
 
     /// The peer of a pair has moved: what was sent ahead to where it was comes back, to wait for its request, and what came from there
     /// goes back.
     pub(in crate::node) fn leave_ahead(&mut self, pair: u32, context: &mut Context) {
-        for deposit in self.ahead.sends.select(|ahead| ahead.pair == pair) {
-            self.ahead.revoke(deposit, &mut context.peers);
+        for pending in self.ahead.sends.select(|ahead| ahead.pair == pair) {
+            self.ahead.revoke(pending, &mut context.peers);
         }
         self.give_back_of_pair(pair, context);
     }
 
     /// All are to come back, and to wait for their requests: the engine drains.
     pub(in crate::node) fn revoke_all_ahead(&mut self, context: &mut Context) {
-        for deposit in self.ahead.sends.select(|_| true) {
-            self.ahead.revoke(deposit, &mut context.peers);
+        for pending in self.ahead.sends.select(|_| true) {
+            self.ahead.revoke(pending, &mut context.peers);
         }
     }
 
     /// The engine stops: those that come back before it has end with this. Of the others it is not known whether they are taken, as of a
     /// tensor that is lent.
     pub(super) fn end_all_ahead(&mut self, reason: &str, context: &mut Context) {
-        for deposit in self.ahead.sends.select(|_| true) {
-            let step = self.ahead.sends.get(deposit).map_or(0, |ahead| ahead.step);
-            self.end_ahead(deposit, Error::Aborted { step, reason: reason.into() }, context);
+        for pending in self.ahead.sends.select(|_| true) {
+            let step = self.ahead.sends.get(pending).map_or(0, |ahead| ahead.step);
+            self.end_ahead(pending, Error::Aborted { step, reason: reason.into() }, context);
         }
     }
 

@@ -85,7 +85,7 @@ pub(super) struct Exchange {
 impl Exchange {
     pub(super) fn new(settings: &NodeSettings) -> Exchange {
         Exchange {
-            table: Table::new(settings.deposited_tensors_max),
+            table: Table::new(settings.pending_sends_max),
             ended: EndedSteps::default(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
             there: There::new(),

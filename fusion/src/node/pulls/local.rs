@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::{Buffer, DeviceError, Sweep};
+use sealane_transport::pull_buffer::{Stored, StoredBytes};
 use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
-use sealane_transport::tray::{Stored, StoredBytes};
-use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
+use sealane_transport::{Error, Handle, Payload, PullBuffer, TensorMeta};
 
 use super::store::PublishedStore;
 use super::watchers::Watcher;
@@ -27,7 +27,7 @@ pub(super) struct LocalPull {
     wish: Wish,
     since: Instant,
     pub(super) deadline: Instant,
-    tray: Tray,
+    pull_buffer: PullBuffer,
     /// Numbers to look at: first and count.
     ready: VecDeque<(u32, u32)>,
     copy: Option<PartCopy>,
@@ -56,13 +56,19 @@ struct PartCopy {
 }
 
 impl LocalPull {
-    pub(super) fn new(slots: Arc<[u32]>, wish: Wish, since: Instant, deadline: Instant, tray: Tray) -> Self {
+    pub(super) fn new(
+        slots: Arc<[u32]>,
+        wish: Wish,
+        since: Instant,
+        deadline: Instant,
+        pull_buffer: PullBuffer,
+    ) -> Self {
         let ready = VecDeque::from([(0, slots.len() as u32)]);
-        Self { slots, wish, since, deadline, tray, ready, copy: None, queued: false }
+        Self { slots, wish, since, deadline, pull_buffer, ready, copy: None, queued: false }
     }
 
-    pub(super) fn into_tray(self) -> Tray {
-        self.tray
+    pub(super) fn into_pull_buffer(self) -> PullBuffer {
+        self.pull_buffer
     }
 
     /// Copies about `budget` bytes on; how many. Who waits for more goes into `watchers`.
@@ -80,8 +86,8 @@ impl LocalPull {
                 if advanced.is_err() || copy.filled == copy.from.len() {
                     let PartCopy { index, version, stamp, meta, to, .. } = self.copy.take().expect("just looked at");
                     match &advanced {
-                        Ok(_) => self.tray.fill(index, stamp, meta, version, to),
-                        Err(error) => self.tray.fail_with(index, to, error.clone().into()),
+                        Ok(_) => self.pull_buffer.fill(index, stamp, meta, version, to),
+                        Err(error) => self.pull_buffer.fail_with(index, to, error.clone().into()),
                     }
                 }
                 copied += advanced.unwrap_or(0);
@@ -117,25 +123,25 @@ impl LocalPull {
         let payload = match published.bytes {
             StoredBytes::Payload(payload) if views && memory.shares_with(consumer, payload) => {
                 let meta = TensorMeta::from_own_wire(published.meta.into());
-                self.tray.fill(index, published.stamp, meta, published.version, payload.share());
+                self.pull_buffer.fill(index, published.stamp, meta, published.version, payload.share());
                 reporter.count_received(1, bytes);
                 return VIEW_COST_BYTES;
             }
             StoredBytes::Payload(payload) if bytes > COPY_AT_ONCE_BYTES || payload.host_bytes().is_none() => payload,
             StoredBytes::Packed(_) | StoredBytes::Payload(_) => {
-                self.tray.copy_in(index, published, allocate);
+                self.pull_buffer.copy_in(index, published, allocate);
                 reporter.count_received(1, bytes);
                 return bytes;
             }
         };
-        match self.tray.lend(index, bytes, allocate) {
+        match self.pull_buffer.lend(index, bytes, allocate) {
             Ok(to) => {
                 let meta = TensorMeta::from_own_wire(published.meta.into());
                 let (version, stamp, from) = (published.version, published.stamp, payload.share());
                 self.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
                 reporter.count_received(1, bytes);
             }
-            Err(full) => self.tray.fail(index, full),
+            Err(full) => self.pull_buffer.fail(index, full),
         }
         0
     }
@@ -150,8 +156,8 @@ impl LocalPull {
     pub(super) fn check_invariants(&self, places: usize) {
         assert_eq!(places, usize::from(self.queued), "a pull would be copied out of its turn, or never");
         assert!(self.queued || !self.has_more(), "a pull would wait for ever for what is published");
-        assert!(!self.tray.is_complete(), "nobody would hear that a pull has all that it wants");
-        assert_eq!(self.slots.len(), self.tray.len(), "a tensor would come to another's place");
+        assert!(!self.pull_buffer.is_complete(), "nobody would hear that a pull has all that it wants");
+        assert_eq!(self.slots.len(), self.pull_buffer.len(), "a tensor would come to another's place");
     }
 }
 
@@ -159,7 +165,7 @@ impl Pulls {
     /// Begins a pull from this node's store: what one batch holds is copied at once.
     pub(super) fn pull_here(&mut self, pull: UnderWay, context: &mut Context) -> Option<Handle> {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
-        let (deadline, tensors) = (local.deadline, local.tray.len() as u64);
+        let (deadline, tensors) = (local.deadline, local.pull_buffer.len() as u64);
         let Ok(handle) = self.under_way.insert(pull) else { unreachable!("2^32 pulls do not fit in memory") };
         context.reporter.trace(handle, || Moment::PullQueued { tensors });
         self.begin_here(handle, deadline, context);
@@ -191,7 +197,7 @@ impl Pulls {
     /// A tensor that a pull waits for will not come.
     pub(super) fn fail_local(&mut self, handle: Handle, index: u32, error: &Error, reporter: &mut Reporter) {
         let Some(local) = self.local(handle) else { return };
-        local.tray.fail(index as usize, error.clone());
+        local.pull_buffer.fail(index as usize, error.clone());
         self.end_if_complete(handle, reporter);
     }
 
@@ -205,7 +211,7 @@ impl Pulls {
         for handle in self.under_way.select(is_of) {
             let Some(local) = self.local(handle) else { continue };
             for (first, count) in std::mem::take(&mut local.ready) {
-                (first..first + count).for_each(|index| local.tray.fail(index as usize, error.clone()));
+                (first..first + count).for_each(|index| local.pull_buffer.fail(index as usize, error.clone()));
             }
             self.end_if_complete(handle, &mut context.reporter);
         }
@@ -255,7 +261,7 @@ impl Pulls {
         let has_more = local.has_more();
         for watcher in watchers {
             match (self.in_vain(&watcher.wait, context), self.local(handle)) {
-                (Some(error), Some(local)) => local.tray.fail(watcher.wait.index as usize, error),
+                (Some(error), Some(local)) => local.pull_buffer.fail(watcher.wait.index as usize, error),
                 _ => self.watch(watcher, &context.peers),
             }
         }
@@ -282,13 +288,13 @@ impl Pulls {
         if let Some(UnderWay { waiter: PullWaiter::Client(_), at: At::Here(local), .. }) =
             self.under_way.get_mut(handle)
         {
-            local.tray.fail_missing(|_| draining());
+            local.pull_buffer.fail_missing(|_| draining());
         }
         self.end_if_complete(handle, reporter);
     }
 
     fn end_if_complete(&mut self, handle: Handle, reporter: &mut Reporter) {
-        if self.local(handle).is_some_and(|local| local.tray.is_complete()) {
+        if self.local(handle).is_some_and(|local| local.pull_buffer.is_complete()) {
             if let Some(pull) = self.under_way.get(handle) {
                 reporter.record(Operation::Pull, Way::MEMORY, pull.since);
             }
@@ -299,14 +305,14 @@ impl Pulls {
     fn end_one(&mut self, handle: Handle, reporter: &mut Reporter) {
         let Some(UnderWay { waiter, at: At::Here(local), .. }) = self.under_way.remove(handle) else { return };
         reporter.trace(handle, || Moment::PullEnded);
-        reporter.finish_pull(waiter, local.into_tray());
+        reporter.finish_pull(waiter, local.into_pull_buffer());
     }
 
     /// Ends the pulls from this node's store that `pick` (consumer) chooses.
     pub(in crate::node) fn end_local(&mut self, pick: impl Fn(u16) -> bool, error: &Error, reporter: &mut Reporter) {
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if pick(local.wish.consumer))) {
             if let Some(local) = self.local(handle) {
-                local.tray.fail_missing(|_| error.clone());
+                local.pull_buffer.fail_missing(|_| error.clone());
                 self.end_one(handle, reporter);
             }
         }
@@ -325,7 +331,7 @@ impl Pulls {
             let missing = "nobody has published it, or not all of it is copied";
             let awaited = pair.map_or_else(String::new, |pair| context.awaited(now, pair, missing));
             let late = |key: &str| Error::late(Operation::Pull, step, key, waited, awaited.as_str());
-            local.tray.fail_missing(|index| late(store.key(slots[index])));
+            local.pull_buffer.fail_missing(|index| late(store.key(slots[index])));
             self.end_one(handle, &mut context.reporter);
         }
         let deadline = |pull: &UnderWay| match &pull.at {

@@ -14,7 +14,7 @@ use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::session::{Named, PullAsk, Store, Wait};
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
-use sealane_transport::{Arena, Error, Handle, Tray};
+use sealane_transport::{Arena, Error, Handle, PullBuffer};
 
 use super::cells::{PullWaiter, RecvWaiter};
 use super::context::{Context, draining};
@@ -39,7 +39,7 @@ pub struct PullRequest {
     /// When what is missing ends with DeadlineExceeded.
     pub deadline: Instant,
     /// The places, as many as the plan has keys.
-    pub tray: Tray,
+    pub pull_buffer: PullBuffer,
     /// Tensors of tasks of this node may be shared with the task's [pool](super::Pool) in place of being copied.
     pub views: bool,
     /// What a task has not published that has left is not waited for.
@@ -199,32 +199,38 @@ impl Pulls {
     }
 
     /// A pull has come from a peer, as far as it does.
-    pub(super) fn arrived(&mut self, session: Handle, waiter: RecvWaiter, tray: Tray, context: &mut Context) {
+    pub(super) fn arrived(
+        &mut self,
+        session: Handle,
+        waiter: RecvWaiter,
+        pull_buffer: PullBuffer,
+        context: &mut Context,
+    ) {
         let handle = named(&waiter);
-        let (came, bytes) = tray.came();
+        let (came, bytes) = pull_buffer.came();
         context.reporter.count_received(came as u32, bytes);
-        if let Some(pull) = self.under_way.get(handle).filter(|_| came == tray.len()) {
+        if let Some(pull) = self.under_way.get(handle).filter(|_| came == pull_buffer.len()) {
             context.reporter.record(Operation::Pull, context.peers.way_of(session), pull.since);
         }
-        self.ended(handle, tray, &mut context.reporter);
+        self.ended(handle, pull_buffer, &mut context.reporter);
     }
 
     /// A pull has ended.
-    fn ended(&mut self, handle: Handle, tray: Tray, reporter: &mut Reporter) {
+    fn ended(&mut self, handle: Handle, pull_buffer: PullBuffer, reporter: &mut Reporter) {
         if let Some(pull) = self.under_way.remove(handle) {
             reporter.trace(handle, || Moment::PullEnded);
-            reporter.finish_pull(pull.waiter, tray);
+            reporter.finish_pull(pull.waiter, pull_buffer);
         }
     }
 
     /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
-    pub(super) fn cancel(&mut self, handle: Handle, peers: &mut Peers) -> Option<Tray> {
+    pub(super) fn cancel(&mut self, handle: Handle, peers: &mut Peers) -> Option<PullBuffer> {
         match self.under_way.remove(handle)?.at {
-            At::Here(local) => Some(local.into_tray()),
+            At::Here(local) => Some(local.into_pull_buffer()),
             At::Peer { session, pull } => {
-                let (_, tray) = peers.session_mut(session)?.cancel_pull(pull)?;
+                let (_, pull_buffer) = peers.session_mut(session)?.cancel_pull(pull)?;
                 peers.mark_dirty(session);
-                Some(tray)
+                Some(pull_buffer)
             }
         }
     }

@@ -94,7 +94,7 @@ impl Pulls {
     /// # Errors
     /// InvalidArgument, Unavailable while the engine drains.
     pub(in crate::node) fn check(&self, request: &PullRequest, is_draining: bool) -> Result<(), Error> {
-        let places = request.tray.len();
+        let places = request.pull_buffer.len();
         match self.plans.get(request.plan) {
             None => Err(Error::invalid("the plan was closed")),
             Some(plan) if plan.keys.len() != places => {
@@ -156,18 +156,18 @@ impl Pulls {
             // Those that are being moved are no longer in the session.
             let Some(&At::Peer { pull, .. }) = self.under_way.get(handle).map(|pull| &pull.at) else { continue };
             let Some(with) = context.peers.session_mut(session) else { return };
-            let Some((_, mut tray)) = with.cancel_pull(pull) else { continue };
+            let Some((_, mut pull_buffer)) = with.cancel_pull(pull) else { continue };
             let error = Error::unavailable(with.peer(), "the endpoint map has moved the publisher");
-            tray.fail_missing(|_| error.clone());
-            self.ended(handle, tray, &mut context.reporter);
+            pull_buffer.fail_missing(|_| error.clone());
+            self.ended(handle, pull_buffer, &mut context.reporter);
         }
     }
 
     /// A pull that does not begin.
     pub(in crate::node) fn refuse(request: PullRequest, error: &Error, reporter: &mut Reporter) {
-        let PullRequest { mut tray, waiter, .. } = request;
-        tray.fail_missing(|_| error.clone());
-        reporter.finish_pull(waiter, tray);
+        let PullRequest { mut pull_buffer, waiter, .. } = request;
+        pull_buffer.fail_missing(|_| error.clone());
+        reporter.finish_pull(waiter, pull_buffer);
     }
 
     /// Begins a pull of a plan that is agreed; its handle, unless it has ended at once.
@@ -177,15 +177,15 @@ impl Pulls {
         request: PullRequest,
         context: &mut Context,
     ) -> Option<Handle> {
-        let PullRequest { plan, min_version, deadline, tray, views, fail_if_gone, waiter } = request;
-        let tensors = tray.len() as u64;
+        let PullRequest { plan, min_version, deadline, pull_buffer, views, fail_if_gone, waiter } = request;
+        let tensors = pull_buffer.len() as u64;
         let Plan { agreed, pair, .. } = self.plans.get(plan).expect("the caller looked it up");
         match agreed {
             Agreed::Nowhere => unreachable!("the caller agreed on it"),
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
                 let wish = Wish { consumer, min_version, views, fail_if_gone };
-                let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
+                let local = LocalPull::new(slots.clone(), wish, now, deadline, pull_buffer);
                 self.pull_here(UnderWay { plan, since: now, waiter, at: At::Here(Box::new(local)) }, context)
             }
             &Agreed::Session(session, set) => {
@@ -195,7 +195,7 @@ impl Pulls {
                 };
                 context.reporter.trace(handle, || Moment::PullQueued { tensors });
                 let waiter = RecvWaiter::Pull(handle);
-                let ask = PullAsk { set, min_version, deadline, fail_if_gone, tray, waiter };
+                let ask = PullAsk { set, min_version, deadline, fail_if_gone, pull_buffer, waiter };
                 self.pull_there(now, session, ask, context)
             }
         }
@@ -219,9 +219,9 @@ impl Pulls {
                 context.asked(now, session, deadline);
                 Some(handle)
             }
-            Err((error, mut tray, _)) => {
-                tray.fail_missing(|_| error.clone());
-                self.ended(handle, tray, &mut context.reporter);
+            Err((error, mut pull_buffer, _)) => {
+                pull_buffer.fail_missing(|_| error.clone());
+                self.ended(handle, pull_buffer, &mut context.reporter);
                 None
             }
         }
@@ -237,9 +237,9 @@ impl Pulls {
     ) {
         let handle = named(&moved.waiter);
         if let Err(error) = agreed {
-            let PullAsk { mut tray, .. } = moved;
-            tray.fail_missing(|_| error.clone());
-            return self.ended(handle, tray, &mut context.reporter);
+            let PullAsk { mut pull_buffer, .. } = moved;
+            pull_buffer.fail_missing(|_| error.clone());
+            return self.ended(handle, pull_buffer, &mut context.reporter);
         }
         let pull = self.under_way.get_mut(handle).expect("the caller looked it up");
         let Plan { agreed, pair, .. } = self.plans.get(pull.plan).expect("just agreed");
@@ -250,9 +250,9 @@ impl Pulls {
             // The map has brought the producer here since it was asked.
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let PullAsk { min_version, deadline, fail_if_gone, tray, .. } = moved;
+                let PullAsk { min_version, deadline, fail_if_gone, pull_buffer, .. } = moved;
                 let wish = Wish { consumer, min_version, views: false, fail_if_gone };
-                let local = LocalPull::new(slots.clone(), wish, now, deadline, tray);
+                let local = LocalPull::new(slots.clone(), wish, now, deadline, pull_buffer);
                 pull.at = At::Here(Box::new(local));
                 self.begin_here(handle, deadline, context);
             }

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::limits::{INLINE_PAYLOAD_BYTES, LOCKS_SUFFIX};
+use sealane_transport::pull_buffer::{Stored, StoredBytes, next_stamp};
 use sealane_transport::session::Store;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::tray::{Stored, StoredBytes, next_stamp};
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
 
 use super::packed::{Packed, Slot};

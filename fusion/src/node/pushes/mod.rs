@@ -143,7 +143,7 @@ impl Pushes {
             let with = context.peers.session_mut(session).expect("the caller found it");
             let Some(next) = with.push_together(now, (stream, deadline, &group), &mut tensors) else { break };
             let (meta, payload) = next.into_tensor().into_parts();
-            let ask = PushAsk { stream, meta: meta.into_wire(), payload, deadline, deposit: group };
+            let ask = PushAsk { stream, meta: meta.into_wire(), payload, deadline, pending: group };
             self.ask(now, session, ask, context);
         }
         context.asked(now, session, deadline);
@@ -162,7 +162,7 @@ impl Pushes {
         let with = context.peers.session_mut(session).expect("the caller found it");
         match with.stream(from, to, &queue) {
             Ok(stream) => {
-                self.ask(now, session, PushAsk { stream, meta, payload, deadline, deposit: group }, context);
+                self.ask(now, session, PushAsk { stream, meta, payload, deadline, pending: group }, context);
                 context.asked(now, session, deadline);
             }
             Err(error) => self.ended(group, 1, Err(error), &mut context.reporter),

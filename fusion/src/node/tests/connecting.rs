@@ -246,7 +246,7 @@ fn a_lease_ends_what_a_dead_consumer_never_releases() {
     net.rest();
     net.pass(SOON);
     assert!(matches!(sent.error(), Error::DeadlineExceeded(late) if late.delivery_unknown));
-    assert_eq!(net.nodes[0].counters().deposits, 1);
+    assert_eq!(net.nodes[0].counters().pending_sends, 1);
     net.pass(net.nodes[0].settings().lease);
     assert_eq!(net.nodes[0].counters().sessions_reset, 1);
     net.nothing_is_left();

@@ -73,7 +73,7 @@ fn a_send_on_its_way_at_its_deadline_ends_then_and_its_books_are_settled_later()
         let Error::DeadlineExceeded(late) = &error else { panic!("{error}") };
         assert_eq!((late.operation, late.delivery_unknown), (Operation::Send, true));
         assert!(error.to_string().contains("delivery unknown"), "{error}");
-        assert_eq!(net.nodes[0].counters().deposits, 1, "the engine has it until it is released");
+        assert_eq!(net.nodes[0].counters().pending_sends, 1, "the engine has it until it is released");
         if given_up {
             net.nodes[1].cancel(asked.ticket.unwrap());
             net.rest();
@@ -230,9 +230,9 @@ fn cleanup_frees_what_is_left_of_a_step() {
 
 #[test]
 fn a_full_table_takes_no_more_tensors() {
-    let mut net = Net::new([NodeSettings { deposited_tensors_max: 1, ..ps() }, worker()]);
+    let mut net = Net::new([NodeSettings { pending_sends_max: 1, ..ps() }, worker()]);
     let _kept = net.send(PS, "worker:1", "w", &[1]);
-    assert_eq!(limit(&net.send(PS, "worker:1", "v", &[1]).error()), "fusion.deposited_tensors_max");
+    assert_eq!(limit(&net.send(PS, "worker:1", "v", &[1]).error()), "fusion.pending_sends_max");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tasks whose process leaves: what waits for them ends, and so does what comes later and says that it does not wait for who has left.
 
 use sealane_transport::named_rows::NamedRowsBuf;
-use sealane_transport::{Keys, LinkError, Tray};
+use sealane_transport::{Keys, LinkError, PullBuffer};
 
 use super::*;
 use crate::node::{PullRequest, PullWaiter, RowsRequest};
@@ -141,8 +141,8 @@ fn a_pull_of_what_a_task_has_not_published_that_has_left_ends() {
         let pull = |net: &mut Net, fail_if_gone| {
             let (sender, receiver) = oneshot::channel();
             let (deadline, waiter) = (net.now + SOON, PullWaiter::Channel(sender));
-            let (tray, views) = (Tray::new(2), false);
-            let request = PullRequest { plan, min_version: 0, deadline, tray, views, fail_if_gone, waiter };
+            let (pull_buffer, views) = (PullBuffer::new(2), false);
+            let request = PullRequest { plan, min_version: 0, deadline, pull_buffer, views, fail_if_gone, waiter };
             let handle = net.nodes[at.0].pull(net.now, request);
             net.rest();
             (receiver, handle)
@@ -152,9 +152,9 @@ fn a_pull_of_what_a_task_has_not_published_that_has_left_ends() {
         net.come();
         net.leave();
         net.rest();
-        let gone = |ended: oneshot::Receiver<Result<Tray, Error>>| {
-            let tray = ended.try_recv().expect("it has ended").unwrap();
-            (0..2).for_each(|index| assert_eq!(tray.get(index).err(), Some(left())));
+        let gone = |ended: oneshot::Receiver<Result<PullBuffer, Error>>| {
+            let pull_buffer = ended.try_recv().expect("it has ended").unwrap();
+            (0..2).for_each(|index| assert_eq!(pull_buffer.get(index).err(), Some(left())));
         };
         gone(before);
         gone(pull(&mut net, true).0);

@@ -290,7 +290,7 @@ fn a_client_that_is_gone_takes_its_calls_along_and_tells_who_waits_for_it() {
 #[test]
 fn draining_lets_what_is_under_way_finish_and_nothing_else_begin() {
     let mut net = Net::pair();
-    client_send(&mut net, 1, "deposited");
+    client_send(&mut net, 1, "pending");
     client_recv(&mut net, 2, "worker:1", "asked");
     let parked = net.recv(WORKER, "ps:1", "never sent");
     net.rest();
@@ -302,7 +302,7 @@ fn draining_lets_what_is_under_way_finish_and_nothing_else_begin() {
     let refused = net.recv(WORKER, "ps:1", "too late");
     net.pass(QUIET_TIME);
     assert!(refused.error().to_string().contains("draining"));
-    let fetched = net.recv(WORKER, "ps:1", "deposited");
+    let fetched = net.recv(WORKER, "ps:1", "pending");
     let _sent = net.send(WORKER, "ps:1", "asked", &[5]);
     net.pass(QUIET_TIME);
     assert_eq!(fetched.bytes(), [1]);

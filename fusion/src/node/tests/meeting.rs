@@ -28,7 +28,7 @@ fn a_send_waits_for_its_recv() {
     let sent = net.send(PS, "worker:1", "w", &[7; 50_000]);
     net.rest();
     assert!(sent.waits());
-    assert_eq!(net.nodes[0].counters().deposits, 1);
+    assert_eq!(net.nodes[0].counters().pending_sends, 1);
     assert_eq!(net.nodes[0].counters().links, 0, "only who asks needs a connection");
     let asked = net.recv(WORKER, "ps:1", "w");
     net.rest();

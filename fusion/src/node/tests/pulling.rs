@@ -1,6 +1,6 @@
 //! Published tensors: pulled by plan, over a link and within a node.
 
-use sealane_transport::{Keys, Tray};
+use sealane_transport::{Keys, PullBuffer};
 
 use super::*;
 use crate::node::{PullRequest, PullWaiter};
@@ -9,24 +9,28 @@ use crate::node::{PullRequest, PullWaiter};
 struct Plan {
     at: usize,
     plan: Handle,
-    tray: Option<Tray>,
+    pull_buffer: Option<PullBuffer>,
 }
 
 fn plan(net: &mut Net, at: (usize, &str), keys: &[&str]) -> Plan {
     let pair = net.number(at.0, at.1, "ps:1");
     let plan = net.nodes[at.0].open_plan(pair, Arc::new(Keys::new(keys).unwrap()));
-    Plan { at: at.0, plan, tray: Some(Tray::new(keys.len())) }
+    Plan { at: at.0, plan, pull_buffer: Some(PullBuffer::new(keys.len())) }
 }
 
 impl Plan {
-    fn pull(&mut self, net: &mut Net, min_version: i64) -> (oneshot::Receiver<Result<Tray, Error>>, Option<Handle>) {
+    fn pull(
+        &mut self,
+        net: &mut Net,
+        min_version: i64,
+    ) -> (oneshot::Receiver<Result<PullBuffer, Error>>, Option<Handle>) {
         let (sender, receiver) = oneshot::channel();
-        let (deadline, tray) = (net.now + SOON, self.tray.take().unwrap());
+        let (deadline, pull_buffer) = (net.now + SOON, self.pull_buffer.take().unwrap());
         let request = PullRequest {
             plan: self.plan,
             min_version,
             deadline,
-            tray,
+            pull_buffer,
             views: false,
             fail_if_gone: false,
             waiter: PullWaiter::Channel(sender),
@@ -39,15 +43,15 @@ impl Plan {
     fn pulled(&mut self, net: &mut Net, min_version: i64) -> Vec<Result<Vec<u8>, Code>> {
         let (receiver, _) = self.pull(net, min_version);
         net.rest();
-        let tray = receiver.try_recv().expect("the pull has ended").unwrap();
-        let bytes = (0..tray.len()).map(|index| bytes(&tray, index)).collect();
-        self.tray = Some(tray);
+        let pull_buffer = receiver.try_recv().expect("the pull has ended").unwrap();
+        let bytes = (0..pull_buffer.len()).map(|index| bytes(&pull_buffer, index)).collect();
+        self.pull_buffer = Some(pull_buffer);
         bytes
     }
 }
 
-fn bytes(tray: &Tray, index: usize) -> Result<Vec<u8>, Code> {
-    tray.get(index).map(|tensor| tensor.bytes().to_vec()).map_err(|error| error.code())
+fn bytes(pull_buffer: &PullBuffer, index: usize) -> Result<Vec<u8>, Code> {
+    pull_buffer.get(index).map(|tensor| tensor.bytes().to_vec()).map_err(|error| error.code())
 }
 
 fn publish(net: &mut Net, key: &str, version: i64, bytes: &[u8]) {
@@ -73,7 +77,7 @@ fn plan_over(net: &mut Net, at: usize, key: &str) -> Plan {
     let local = node.local_task("worker:1").unwrap();
     let pair = node.pulling_pair(local, "ps:1").unwrap();
     let plan = node.open_plan(pair, Arc::new(Keys::new([key]).unwrap()));
-    Plan { at, plan, tray: Some(Tray::new(1)) }
+    Plan { at, plan, pull_buffer: Some(PullBuffer::new(1)) }
 }
 
 fn publish_on(net: &mut Net, shards: usize, version: i64, bytes: &[u8]) {
@@ -113,9 +117,9 @@ fn shards_that_pull_for_a_pair_follow_its_publisher_to_fewer_shards() {
     publish_on(&mut net, 1, 2, &large(2));
     net.rest();
     for (plan, waiting) in plans.iter_mut().zip(waiting) {
-        let tray = waiting.try_recv().expect("the pull has ended").unwrap();
-        assert!(matches!(bytes(&tray, 0), Err(Code::Unavailable)), "it was lost with the process");
-        (plan.at, plan.tray) = (plan.at - 1, Some(tray));
+        let pull_buffer = waiting.try_recv().expect("the pull has ended").unwrap();
+        assert!(matches!(bytes(&pull_buffer, 0), Err(Code::Unavailable)), "it was lost with the process");
+        (plan.at, plan.pull_buffer) = (plan.at - 1, Some(pull_buffer));
         assert!(plan.pulled(&mut net, 2) == [Ok(large(2))]);
     }
     assert_eq!(net.nodes[0].counters().links, 2);
@@ -134,14 +138,14 @@ fn a_plan_brings_every_tensor_again_and_again_into_the_same_memory() {
         let mut plan = plan(&mut net, at, &["small", "large", "empty", "small"]);
         let first = plan.pulled(&mut net, 0);
         assert!(first == [Ok(vec![1, 2, 3]), Ok(large(0)), Ok(vec![]), Ok(vec![1, 2, 3])], "{at:?}");
-        let place = |plan: &Plan| plan.tray.as_ref().unwrap().get(1).unwrap().bytes().as_ptr();
+        let place = |plan: &Plan| plan.pull_buffer.as_ref().unwrap().get(1).unwrap().bytes().as_ptr();
         let before = place(&plan);
         publish(&mut net, "small", 2, &[4, 5, 6]);
         publish(&mut net, "large", 3, &large(9));
         let second = plan.pulled(&mut net, 0);
         assert!(second == [Ok(vec![4, 5, 6]), Ok(large(9)), Ok(vec![]), Ok(vec![4, 5, 6])]);
-        let tray = plan.tray.as_ref().unwrap();
-        let versions = (0..4).map(|index| tray.version(index)).collect::<Vec<_>>();
+        let pull_buffer = plan.pull_buffer.as_ref().unwrap();
+        let versions = (0..4).map(|index| pull_buffer.version(index)).collect::<Vec<_>>();
         assert_eq!((versions, place(&plan)), (vec![2, 3, 1, 2], before));
     }
 }
@@ -162,9 +166,9 @@ fn a_plan_waits_for_the_version_and_takes_what_is_there() {
         assert!(receiver.try_recv().is_err(), "a is too old");
         publish(&mut net, "a", 2, &[1]);
         net.rest();
-        let tray = receiver.try_recv().unwrap().unwrap();
+        let pull_buffer = receiver.try_recv().unwrap().unwrap();
         assert_eq!(
-            [0, 1, 2].map(|index| (bytes(&tray, index).unwrap()[0], tray.version(index))),
+            [0, 1, 2].map(|index| (bytes(&pull_buffer, index).unwrap()[0], pull_buffer.version(index))),
             [(1, 2), (2, 2), (3, 5)]
         );
     }
@@ -176,7 +180,7 @@ fn a_changed_shape_is_nobodys_error() {
         let mut net = Net::pair();
         publish(&mut net, "w", 1, &[1, 2, 3]);
         let mut plan = plan(&mut net, at, &["w"]);
-        plan.tray.as_mut().unwrap().set_destination(0, Buffer::of_len(4));
+        plan.pull_buffer.as_mut().unwrap().set_destination(0, Buffer::of_len(4));
         assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1, 2, 3])]);
         publish(&mut net, "w", 2, &[1; 200]);
         assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1; 200])]);
@@ -194,25 +198,25 @@ fn what_is_not_there_in_time_fails_alone_and_names_its_key() {
         let (receiver, _) = plan.pull(&mut net, 0);
         net.rest();
         net.pass(SOON);
-        let tray = receiver.try_recv().unwrap().unwrap();
-        assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::DeadlineExceeded)));
-        assert!(tray.get(1).unwrap_err().to_string().contains("never"));
-        plan.tray = Some(tray);
+        let pull_buffer = receiver.try_recv().unwrap().unwrap();
+        assert_eq!((bytes(&pull_buffer, 0), bytes(&pull_buffer, 1)), (Ok(vec![1]), Err(Code::DeadlineExceeded)));
+        assert!(pull_buffer.get(1).unwrap_err().to_string().contains("never"));
+        plan.pull_buffer = Some(pull_buffer);
         publish(&mut net, "never", 1, &[2]);
         assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1]), Ok(vec![2])]);
     }
 }
 
 #[test]
-fn a_pull_that_is_given_up_gives_its_tray_back() {
+fn a_pull_that_is_given_up_gives_its_buffer_back() {
     for at in [WORKER, NEIGHBOUR] {
         let mut net = Net::pair();
         let mut plan = plan(&mut net, at, &["w"]);
         let (receiver, pull) = plan.pull(&mut net, 0);
         net.rest();
-        plan.tray = net.nodes[at.0].cancel_pull(pull.unwrap());
+        plan.pull_buffer = net.nodes[at.0].cancel_pull(pull.unwrap());
         net.rest();
-        assert!(plan.tray.is_some() && matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)));
+        assert!(plan.pull_buffer.is_some() && matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)));
         publish(&mut net, "w", 0, &[5]);
         assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![5])]);
         net.nodes[at.0].close_plan(plan.plan);
@@ -235,8 +239,8 @@ fn a_plan_survives_its_link() {
     publish(&mut net, "w", 2, &[2]);
     publish(&mut net, "v", 2, &large(4));
     net.pass(Duration::from_secs(1));
-    let tray = receiver.try_recv().unwrap().unwrap();
-    assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![2]), Ok(large(4))));
+    let pull_buffer = receiver.try_recv().unwrap().unwrap();
+    assert_eq!((bytes(&pull_buffer, 0), bytes(&pull_buffer, 1)), (Ok(vec![2]), Ok(large(4))));
 }
 
 #[test]
@@ -301,8 +305,8 @@ fn a_task_whose_process_is_gone_publishes_nothing_any_more() {
         let task = net.nodes[0].local_task("ps:1").unwrap();
         net.nodes[0].forget_client(task, "its process is gone");
         net.rest();
-        let tray = receiver.try_recv().expect("nobody waits for ever").unwrap();
-        assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::Unavailable)));
+        let pull_buffer = receiver.try_recv().expect("nobody waits for ever").unwrap();
+        assert_eq!((bytes(&pull_buffer, 0), bytes(&pull_buffer, 1)), (Ok(vec![1]), Err(Code::Unavailable)));
         assert_eq!(net.nodes[0].counters().published, 0);
     }
 }
@@ -330,9 +334,9 @@ fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
     let peers = net.nodes[1].context.peers.select(|_| true);
     net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
     net.pass(Duration::from_secs(1));
-    let tray = receiver.try_recv().unwrap().unwrap();
-    assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
-    plan.tray = Some(tray);
+    let pull_buffer = receiver.try_recv().unwrap().unwrap();
+    assert_eq!(bytes(&pull_buffer, 0), Err(Code::Unavailable));
+    plan.pull_buffer = Some(pull_buffer);
     publish(&mut net, "w", 0, &[8]);
     assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![8])]);
 }
@@ -346,11 +350,11 @@ fn a_pull_whose_producer_was_moved_by_the_map_ends() {
     let moved = MAP.replace("ps:1=10.0.0.1:7000", "ps:1=10.0.0.9:7000");
     let map = Arc::new(EndpointMap::parse(&moved, "test").unwrap());
     net.nodes[1].set_map(map, Vec::new()).unwrap();
-    plan.tray = Some(Tray::new(1));
+    plan.pull_buffer = Some(PullBuffer::new(1));
     let (second, _) = plan.pull(&mut net, 0);
     net.rest();
-    let tray = receiver.try_recv().expect("nobody waits for ever").unwrap();
-    assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
+    let pull_buffer = receiver.try_recv().expect("nobody waits for ever").unwrap();
+    assert_eq!(bytes(&pull_buffer, 0), Err(Code::Unavailable));
     assert!(second.try_recv().is_err(), "the new host is being called");
 }
 
@@ -373,11 +377,11 @@ fn a_producer_that_goes_in_the_middle_of_a_pull_ends_what_has_not_begun() {
         let task = net.nodes[0].local_task("ps:1").unwrap();
         net.nodes[0].forget_client(task, "its process is gone");
         net.rest();
-        let tray = receiver.try_recv().expect("nobody waits for the next publisher").unwrap();
-        let outcomes: Vec<_> = (0..keys.len()).map(|index| bytes(&tray, index).map(drop)).collect();
+        let pull_buffer = receiver.try_recv().expect("nobody waits for the next publisher").unwrap();
+        let outcomes: Vec<_> = (0..keys.len()).map(|index| bytes(&pull_buffer, index).map(drop)).collect();
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(()) | Err(Code::Unavailable))), "{outcomes:?}");
         assert!(at == WORKER || outcomes.contains(&Err(Code::Unavailable)), "too little for more than a turn");
-        plan.tray = Some(tray);
+        plan.pull_buffer = Some(pull_buffer);
         keys.iter().for_each(|key| publish(&mut net, key, 1, &[9]));
         assert!(plan.pulled(&mut net, 0).iter().all(|bytes| *bytes == Ok(vec![9])));
     }

@@ -10,7 +10,7 @@ use sealane_transport::wire::{
     Ahead, AheadRecordsBuf, Ends, Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, Request,
     RowsRequest, parse,
 };
-use sealane_transport::{Keys, Tray};
+use sealane_transport::{Keys, PullBuffer};
 
 use super::pushing::{WORKER, accept_at, push_to, taken_from};
 use super::*;
@@ -203,18 +203,20 @@ fn publish(net: &mut Net, key: &str) -> Result<(), Error> {
 }
 
 /// Pulls of `keys` from ps:1 by a task of node `at`.
-fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::Receiver<Result<Tray, Error>> {
+fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::Receiver<Result<PullBuffer, Error>> {
     let pair = net.number(at, task, "ps:1");
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let plan = net.nodes[at].open_plan(pair, Arc::new(Keys::new(&keys).unwrap()));
     pull_plan(net, at, plan, keys.len())
 }
 
-fn pull_plan(net: &mut Net, at: usize, plan: Handle, count: usize) -> oneshot::Receiver<Result<Tray, Error>> {
+fn pull_plan(net: &mut Net, at: usize, plan: Handle, count: usize) -> oneshot::Receiver<Result<PullBuffer, Error>> {
     let (sender, receiver) = oneshot::channel();
-    let (deadline, tray, waiter) = (net.now + SOON, Tray::new(count), PullWaiter::Channel(sender));
-    net.nodes[at]
-        .pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, views: false, fail_if_gone: false, waiter });
+    let (deadline, pull_buffer, waiter) = (net.now + SOON, PullBuffer::new(count), PullWaiter::Channel(sender));
+    net.nodes[at].pull(
+        net.now,
+        PullRequest { plan, min_version: 0, deadline, pull_buffer, views: false, fail_if_gone: false, waiter },
+    );
     net.rest();
     receiver
 }

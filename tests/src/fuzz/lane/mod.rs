@@ -62,7 +62,7 @@ struct World {
     from_friend: Vec<Receiving>,
     friend_sent: i64,
     /// Calls that the shard has of the hostile one, which keeps the rules there.
-    deposits: Vec<Outcome<SendOutcome>>,
+    pending_sends: Vec<Outcome<SendOutcome>>,
     wants: Vec<Outcome<RecvOutcome>>,
 }
 
@@ -117,7 +117,7 @@ impl World {
             taken: Vec::new(),
             from_friend: Vec::new(),
             friend_sent: 0,
-            deposits: Vec::new(),
+            pending_sends: Vec::new(),
             wants: Vec::new(),
         }
     }
@@ -254,16 +254,16 @@ impl World {
     fn act(&mut self, script: &mut Script<'_>) {
         let (step, key, len) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
         match script.yes() {
-            true => self.deposit(step, key, len),
+            true => self.pending(step, key, len),
             false => self.want(step, key),
         }
     }
 
-    fn deposit(&mut self, step: i64, key: &str, len: usize) {
+    fn pending(&mut self, step: i64, key: &str, len: usize) {
         let node = &mut self.shard.node;
         let pair = node.pair(HOSTILE_NUMBER, TASK).expect("both are on the map");
         let (sender, outcome) = oneshot::channel();
-        self.deposits.push(outcome);
+        self.pending_sends.push(outcome);
         let deadline = self.now + Duration::from_secs(5);
         node.send(pair, step, key, tensor(len, HONEST), deadline, SendWaiter::Channel(sender));
     }
@@ -316,10 +316,10 @@ impl World {
             self.now += Duration::from_secs(5);
             node.turn(self.now);
         }
-        assert!(self.deposits.iter().all(|outcome| outcome.try_recv().is_ok()), "a send stands");
+        assert!(self.pending_sends.iter().all(|outcome| outcome.try_recv().is_ok()), "a send stands");
         assert!(self.wants.iter().all(|outcome| outcome.try_recv().is_ok()), "a recv stands");
         let counters = node.counters();
-        assert_eq!((counters.deposits, counters.parked, counters.slab_receive_bytes), (0, 0, 0), "{counters:?}");
+        assert_eq!((counters.pending_sends, counters.parked, counters.slab_receive_bytes), (0, 0, 0), "{counters:?}");
         assert_eq!(node.under_way(), 0);
     }
 
@@ -351,7 +351,7 @@ impl World {
     fn go_on_without(&mut self, task: &Task) {
         let (mut sending, mut receiving) =
             (task.send(HOSTILE, LAST_STEP, "w", tensor(40, HONEST)), task.recv(HOSTILE, LAST_STEP, "w"));
-        self.deposit(LAST_STEP, "w", 40);
+        self.pending(LAST_STEP, "w", 40);
         self.want(LAST_STEP, "w");
         for _ in 0..LAST_TURNS {
             self.driver.look(0);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab};
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX, TABLE_KEY_BYTES_MAX};
 use sealane_transport::link::{Landing, Receiver};
+use sealane_transport::pull_buffer::{Stored, StoredBytes};
 use sealane_transport::session::{
     AheadAsk, Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
 };
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
-use sealane_transport::tray::{Stored, StoredBytes};
 use sealane_transport::wire::WireError;
-use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tensor, Tray};
+use sealane_transport::{Error, Handle, Keys, Meta, Payload, PullBuffer, SessionLimits, Tensor};
 
 use super::{STEPS, TASKS};
 use crate::fuzz::forge::{KEYS, vector};
@@ -152,7 +152,7 @@ pub(super) struct End<'s> {
     recvs: Calls,
     pulls: Calls,
     /// Tensors sent and pushed.
-    deposits: Calls,
+    pending_sends: Calls,
     /// The peer's requests that wait for their tensor.
     parked: Vec<Handle>,
     sets: Vec<(Handle, usize)>,
@@ -174,7 +174,7 @@ impl<'s> End<'s> {
             landing: None,
             recvs: Calls::default(),
             pulls: Calls::default(),
-            deposits: Calls::default(),
+            pending_sends: Calls::default(),
             parked: Vec::new(),
             sets: Vec::new(),
             streams: Vec::new(),
@@ -313,16 +313,16 @@ impl<'s> End<'s> {
                     let (count, together) = if call == 11 { (1, false) } else { (1 + script.below(4), true) };
                     let tensor = |_| Tensor::from_wire(&vector(bytes as u64), Buffer::from_vec(vec![7; bytes]));
                     let mut tensors = (0..count).map(tensor).map(|tensor| tensor.expect("a vector of bytes"));
-                    let deposit = self.deposits.begin_many(count as u32);
+                    let pending = self.pending_sends.begin_many(count as u32);
                     loop {
                         let next = match together {
-                            true => self.session.push_together(now, (stream, deadline, &deposit), &mut tensors),
+                            true => self.session.push_together(now, (stream, deadline, &pending), &mut tensors),
                             false => tensors.next(),
                         };
                         let Some((meta, payload)) = next.map(Tensor::into_parts) else { break };
-                        let push = PushAsk { stream, meta: meta.into_wire(), payload, deadline, deposit };
-                        if let Err((_, deposit)) = self.session.push(now, push) {
-                            self.deposits.end(deposit);
+                        let push = PushAsk { stream, meta: meta.into_wire(), payload, deadline, pending };
+                        if let Err((_, pending)) = self.session.push(now, push) {
+                            self.pending_sends.end(pending);
                         }
                     }
                 }
@@ -337,14 +337,14 @@ impl<'s> End<'s> {
                 0 => self.session.go_away("enough"),
                 1..128 => {
                     let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
-                    let (meta, payload, deposit) = (vector(bytes as u64), vec![7; bytes], self.deposits.begin());
+                    let (meta, payload, pending) = (vector(bytes as u64), vec![7; bytes], self.pending_sends.begin());
                     let sending = self.session.send_ahead((consumer, peer_task), step, script.yes());
                     match sending.filter(|sending| sending.has_room(key.len() + meta.len(), bytes)) {
                         Some(mut sending) => {
                             self.ahead.push(sending.next());
-                            sending.add(AheadAsk { key, meta: &meta, payload: (&payload[..]).into(), deposit });
+                            sending.add(AheadAsk { key, meta: &meta, payload: (&payload[..]).into(), pending });
                         }
-                        None => self.deposits.end(deposit),
+                        None => self.pending_sends.end(pending),
                     }
                 }
                 _ => {
@@ -361,13 +361,13 @@ impl<'s> End<'s> {
             return;
         }
         let (set, count) = script.one_of(&self.sets);
-        let mut tray = Tray::new(count);
+        let mut pull_buffer = PullBuffer::new(count);
         if count > 0 && script.yes() {
-            tray.set_destination(script.below(count), Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
+            pull_buffer.set_destination(script.below(count), Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
         }
         let (min_version, waiter) = (script.below(STEPS) as i64, self.pulls.begin());
         if let Err((_, _, waiter)) =
-            self.session.pull(now, PullAsk { set, min_version, deadline, fail_if_gone: false, tray, waiter })
+            self.session.pull(now, PullAsk { set, min_version, deadline, fail_if_gone: false, pull_buffer, waiter })
         {
             self.pulls.end(waiter);
         }
@@ -397,9 +397,9 @@ impl<'s> End<'s> {
     }
 
     fn answer(&mut self, id: Handle, bytes: usize) {
-        let deposit = self.deposits.begin();
-        if let Err((_, _, deposit)) = self.session.answer(id, vector(bytes as u64), vec![5; bytes].into(), deposit) {
-            self.deposits.end(deposit);
+        let pending = self.pending_sends.begin();
+        if let Err((_, _, pending)) = self.session.answer(id, vector(bytes as u64), vec![5; bytes].into(), pending) {
+            self.pending_sends.end(pending);
         }
     }
 
@@ -444,14 +444,14 @@ impl<'s> End<'s> {
                         Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
                     }
                 }
-                Event::Settled { deposit, .. } | Event::TakenAhead { deposit, .. } => self.deposits.end(deposit),
+                Event::Settled { pending, .. } | Event::TakenAhead { pending, .. } => self.pending_sends.end(pending),
                 Event::BackFromAhead(back) => {
                     assert!(back.key.len() <= KEY_BYTES_MAX && back.buffer.len() <= AHEAD_TENSOR_BYTES);
-                    self.deposits.end(back.deposit);
+                    self.pending_sends.end(back.pending);
                 }
-                Event::Pulled { waiter, tray } => {
+                Event::Pulled { waiter, pull_buffer } => {
                     self.pulls.end(waiter);
-                    assert!(tray.is_complete());
+                    assert!(pull_buffer.is_complete());
                 }
                 Event::Named(named) => {
                     let slot = |key: &str| KEYS.iter().position(|known| *known == key).unwrap_or(0) as u32;
@@ -463,9 +463,9 @@ impl<'s> End<'s> {
                     }
                 }
                 Event::Forgotten { .. } => {}
-                Event::PushEnded { deposit, count, .. } => {
+                Event::PushEnded { pending, count, .. } => {
                     assert_ne!(count, 0, "nobody is told of nothing");
-                    self.deposits.end_many(deposit, count);
+                    self.pending_sends.end_many(pending, count);
                 }
                 Event::Opened(opened) => {
                     if !self.opened.contains(&opened.stream) {
@@ -504,7 +504,7 @@ impl<'s> End<'s> {
         self.settle(script);
         assert!(self.recvs.all_have_ended(), "a recv stands");
         assert!(self.pulls.all_have_ended(), "a pull stands");
-        assert!(self.deposits.all_have_ended(), "a send or a push stands");
+        assert!(self.pending_sends.all_have_ended(), "a send or a push stands");
         assert_eq!((self.session.requests(), self.session.unreleased()), (0, 0));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use sealane_fusion::node::{PullRequest, PullWaiter};
-use sealane_fusion::{Buffer, Error, Keys, Tray};
+use sealane_fusion::{Buffer, Error, Keys, PullBuffer};
 use sealane_transport::Handle;
 
 use super::run::Simulation;
@@ -39,13 +39,13 @@ struct Opened {
     host: usize,
     shard: usize,
     /// `None` while a pull has it.
-    tray: Option<Tray>,
+    pull_buffer: Option<PullBuffer>,
     /// Address and length of each tensor in the pull buffer, if its last pull brought them all.
     memory: Vec<(usize, usize)>,
 }
 
 enum Ear {
-    Channel(oneshot::Receiver<Result<Tray, Error>>),
+    Channel(oneshot::Receiver<Result<PullBuffer, Error>>),
     Cell(Handle),
 }
 
@@ -107,9 +107,9 @@ impl Simulation {
         let known = self.plans.plans.get_mut(&plan).expect("just looked at");
         let keys = Keys::new(known.keys.iter().map(|&number| super::published::key(number)));
         let keys = Arc::new(keys.map_err(|error| error.to_string())?);
-        let tray = Some(Tray::new(keys.len()));
+        let pull_buffer = Some(PullBuffer::new(keys.len()));
         let handle = self.hosts[host].seats[shard].node.open_plan(pair, keys);
-        known.open = Some(Opened { handle, host, shard, tray, memory: Vec::new() });
+        known.open = Some(Opened { handle, host, shard, pull_buffer, memory: Vec::new() });
         let count = known.keys.len();
         self.trace.note(
             self.now,
@@ -136,15 +136,15 @@ impl Simulation {
         let as_cell = self.plans.asked % 3 == 2;
         let Some(opened) = &mut self.plans.plans.get_mut(&plan).expect("just looked at").open else { return Ok(None) };
         let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
-        let (mut tray, mut memory) = match opened.tray.take() {
-            Some(tray) => (tray, std::mem::take(&mut opened.memory)),
-            None => (Tray::new(self.plans.plans[&plan].keys.len()), Vec::new()),
+        let (mut pull_buffer, mut memory) = match opened.pull_buffer.take() {
+            Some(pull_buffer) => (pull_buffer, std::mem::take(&mut opened.memory)),
+            None => (PullBuffer::new(self.plans.plans[&plan].keys.len()), Vec::new()),
         };
-        let room = room.filter(|_| !tray.is_empty());
+        let room = room.filter(|_| !pull_buffer.is_empty());
         let brought = room.map(|room| {
             let buffer = Buffer::from_vec(vec![0; room]);
             let place = (buffer.as_ptr() as usize, room);
-            tray.set_destination(0, buffer);
+            pull_buffer.set_destination(0, buffer);
             memory.clear();
             place
         });
@@ -164,7 +164,7 @@ impl Simulation {
             plan: handle,
             min_version,
             deadline: self.base + deadline,
-            tray,
+            pull_buffer,
             views: false,
             fail_if_gone: false,
             waiter,
@@ -185,17 +185,17 @@ impl Simulation {
         let (host, shard) = (opened.host, opened.shard);
         self.trace.note(self.now, format_args!("pull {number} is given up"));
         let node = &mut self.hosts[host].seats[shard].node;
-        let (tray, told) = match ear {
+        let (pull_buffer, told) = match ear {
             Ear::Cell(cell) => (node.close_pull(cell, handle), false),
             Ear::Channel(receiver) => {
-                let tray = handle.and_then(|handle| node.cancel_pull(handle));
-                (tray, !matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)))
+                let pull_buffer = handle.and_then(|handle| node.cancel_pull(handle));
+                (pull_buffer, !matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)))
             }
         };
-        let Some(tray) = tray.filter(|_| !told) else {
-            return Err(format!("pull {number} was given up and did not give its tray back"));
+        let Some(pull_buffer) = pull_buffer.filter(|_| !told) else {
+            return Err(format!("pull {number} was given up and did not give its pull_buffer back"));
         };
-        opened.tray.get_or_insert(tray);
+        opened.pull_buffer.get_or_insert(pull_buffer);
         opened.memory.clear();
         self.settle(host, shard)
     }
@@ -214,7 +214,7 @@ impl Simulation {
         known.closed = true;
         let Some(opened) = &mut known.open else { return Ok(()) };
         opened.memory.clear();
-        opened.tray = None;
+        opened.pull_buffer = None;
         let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
         // By code on the shard, or by another thread, whose pulls go on until the shard hears it.
         let later = self.random.random_bool(0.5);
@@ -285,7 +285,7 @@ impl Simulation {
 
     /// True if a pull that has ended brought everything.
     pub(super) fn is_plan_filled(&self, plan: usize) -> bool {
-        let tray = self.plans.plans[&plan].open.as_ref().and_then(|opened| opened.tray.as_ref());
-        tray.is_some_and(|tray| tray.is_complete() && tray.first_error().is_none())
+        let pull_buffer = self.plans.plans[&plan].open.as_ref().and_then(|opened| opened.pull_buffer.as_ref());
+        pull_buffer.is_some_and(|pull_buffer| pull_buffer.is_complete() && pull_buffer.first_error().is_none())
     }
 }

@@ -14,7 +14,7 @@
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use sealane_fusion::{Code, Error, Tray};
+use sealane_fusion::{Code, Error, PullBuffer};
 use sealane_transport::lane::{lane, lane_by, shard_of};
 
 use super::{Ear, Place, Plan, Pull};
@@ -36,13 +36,13 @@ impl Simulation {
             if opened.host != host {
                 continue;
             }
-            let tray = match &pull.ear {
+            let pull_buffer = match &pull.ear {
                 Ear::Cell(cell) => match self.hosts[host].seats[opened.shard].node.poll_pull(*cell, context.waker()) {
-                    Poll::Ready(tray) => tray,
+                    Poll::Ready(pull_buffer) => pull_buffer,
                     Poll::Pending => continue,
                 },
                 Ear::Channel(receiver) => match receiver.try_recv() {
-                    Ok(Ok(tray)) => tray,
+                    Ok(Ok(pull_buffer)) => pull_buffer,
                     Ok(Err(error)) => return Err(format!("pull {number} failed as a whole: {error}")),
                     Err(oneshot::TryRecvError::Empty) => continue,
                     Err(oneshot::TryRecvError::Disconnected) => {
@@ -51,26 +51,26 @@ impl Simulation {
                 },
             };
             let pull = self.plans.open.remove(&number).expect("just looked at");
-            self.pull_ended(number, &pull, tray)
+            self.pull_ended(number, &pull, pull_buffer)
                 .map_err(|what| format!("pull {number} of plan {}: {what}", pull.plan))?;
         }
         Ok(())
     }
 
-    fn pull_ended(&mut self, number: u64, pull: &Pull, tray: Tray) -> Result<(), String> {
+    fn pull_ended(&mut self, number: u64, pull: &Pull, pull_buffer: PullBuffer) -> Result<(), String> {
         let now = self.now;
         if now > pull.deadline + LATENESS_MAX {
             return Err(format!("it ended {:?} after its deadline", now - pull.deadline));
         }
         let count = self.plans.plans[&pull.plan].keys.len();
-        if tray.len() != count {
-            return Err(format!("its tray has {} places, the plan {count} keys", tray.len()));
+        if pull_buffer.len() != count {
+            return Err(format!("its pull_buffer has {} places, the plan {count} keys", pull_buffer.len()));
         }
         let mut failed = 0;
         for index in 0..count {
-            match tray.get(index) {
+            match pull_buffer.get(index) {
                 Ok(_) if pull.refused => return Err("it brought a tensor though its plan was closed".into()),
-                Ok(_) => self.pulled(pull, index, &tray).map_err(|what| format!("tensor {index}: {what}"))?,
+                Ok(_) => self.pulled(pull, index, &pull_buffer).map_err(|what| format!("tensor {index}: {what}"))?,
                 Err(error) => {
                     failed += 1;
                     let plan = &self.plans.plans[&pull.plan];
@@ -84,23 +84,23 @@ impl Simulation {
         self.trace.note(now, format_args!("pull {number} ends: {} came, {failed} did not", count - failed));
         self.plans.pulled += count - failed;
         self.plans.failed += failed;
-        let places = || (0..count).filter_map(|index| tray.get(index).ok());
+        let places = || (0..count).filter_map(|index| pull_buffer.get(index).ok());
         let memory = places().map(|tensor| (tensor.bytes().as_ptr() as usize, tensor.bytes().len()));
         let memory = if failed == 0 { memory.collect() } else { Vec::new() };
         let known = self.plans.plans.get_mut(&pull.plan).expect("just looked at");
         if let Some(opened) = &mut known.open
-            && opened.tray.is_none()
+            && opened.pull_buffer.is_none()
             && !known.closed
         {
-            (opened.tray, opened.memory) = (Some(tray), memory);
+            (opened.pull_buffer, opened.memory) = (Some(pull_buffer), memory);
         }
         Ok(())
     }
 
     /// A pull brought a tensor: which one, and might it?
-    fn pulled(&mut self, pull: &Pull, index: usize, tray: &Tray) -> Result<(), String> {
-        let (now, version) = (self.now, tray.version(index));
-        let tensor = tray.get(index).expect("the caller looked at it");
+    fn pulled(&mut self, pull: &Pull, index: usize, pull_buffer: &PullBuffer) -> Result<(), String> {
+        let (now, version) = (self.now, pull_buffer.version(index));
+        let tensor = pull_buffer.get(index).expect("the caller looked at it");
         let plan = &self.plans.plans[&pull.plan];
         let number = workload::number_of(tensor).filter(|&number| number < self.published.all.len());
         let Some(number) = number else { return Err("nobody published it".into()) };

@@ -47,7 +47,7 @@ impl Batch {
                 bytes: payload.len() as u64,
                 since: of.since,
                 deadline: of.deadline,
-                deposit: of.deposit.clone(),
+                pending: of.pending.clone(),
             }
         })
     }

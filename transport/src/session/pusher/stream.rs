@@ -25,7 +25,7 @@ pub(super) struct Entry<D> {
     pub(super) since: Instant,
     pub(super) deadline: Instant,
     /// `None` once its end was told.
-    pub(super) deposit: Option<D>,
+    pub(super) pending: Option<D>,
 }
 
 pub(super) enum What {
@@ -54,7 +54,7 @@ impl<D> Entry<D> {
     #[inline]
     pub(super) fn end(&mut self) -> Option<(D, u32)> {
         let count = self.count();
-        self.deposit.take().map(|deposit| (deposit, count))
+        self.pending.take().map(|pending| (pending, count))
     }
 }
 
@@ -159,7 +159,7 @@ impl<D: Clone> Stream<D> {
                     payload.drop_host_copy();
                 }
             }
-            if index < tried || entry.deposit.is_some() {
+            if index < tried || entry.pending.is_some() {
                 self.entries.push_front(entry);
             }
         }

@@ -150,9 +150,9 @@ fn an_answer_over_a_limit_comes_back_to_its_owner() {
     pair.talk();
     let ids: Vec<_> = pair.answering.asked().iter().map(|(request, _)| request.id).collect();
     assert_eq!(ids.len(), 3, "the fourth is refused before its owner hears of it");
-    let (meta, payload, deposit) =
+    let (meta, payload, pending) =
         pair.answering.session.answer(ids[0], Meta::from_slice(b"m"), vec![0; 101].into(), "large").unwrap_err();
-    assert_eq!((&meta[..], payload.len(), deposit), (&b"m"[..], 101, "large"));
+    assert_eq!((&meta[..], payload.len(), pending), (&b"m"[..], 101, "large"));
     pair.answering.answer(ids[1], vec![0; 100], "fits");
     let nobody = Handle::from_bits(77 << 32);
     (0..2).for_each(|_| pair.answering.answer(nobody, vec![0; 1], "unwanted"));

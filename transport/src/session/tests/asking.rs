@@ -119,7 +119,7 @@ fn a_deadline_within_the_payload_gives_the_tensor_back() {
     pair.asking.hear(&bytes[50_000..]).unwrap();
     pair.talk();
     let events = pair.answering.events();
-    let [Event::Settled { deposit: "late", taken: false, .. }, Event::Withdrawn(_)] = events[..] else {
+    let [Event::Settled { pending: "late", taken: false, .. }, Event::Withdrawn(_)] = events[..] else {
         panic!("{events:?}")
     };
     assert!(pair.asking.session.poll_event().is_none());

@@ -11,9 +11,9 @@ use crate::fake_device::{Copies, FakeDevice, bytes_of};
 use crate::limits::INLINE_PAYLOAD_BYTES;
 use crate::link::{Place, Traits};
 use crate::outbox::Aside;
+use crate::pull_buffer::{Keys, PullBuffer};
 use crate::session::{Credit, Event as Told, PullAsk, PushAsk};
 use crate::tensor::{DType, TensorMeta};
-use crate::tray::{Keys, Tray};
 
 const LARGE: usize = 100_000;
 
@@ -210,12 +210,12 @@ fn a_pull_buffer_in_device_memory_is_written_through_the_host() {
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     let on_device = |len| Payload::from(device.with(&pattern(len))).into_shared();
     both.store = vec![Entry::of(1, 1, on_device(LARGE)), Entry::new(1, 2, 1000), Entry::of(1, 3, on_device(50_000))];
-    let mut tray = Tray::new(3);
+    let mut pull_buffer = PullBuffer::new(3);
     let lengths = [LARGE, 1000, 50_000];
-    lengths.iter().enumerate().for_each(|(index, len)| tray.set_destination(index, device.allocate(*len + 1)));
+    lengths.iter().enumerate().for_each(|(index, len)| pull_buffer.set_destination(index, device.allocate(*len + 1)));
     for round in 0..3_u64 {
         let deadline = both.now + Duration::from_secs(60);
-        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray, waiter: 0 };
+        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 };
         both.here.pull(both.now, ask).map_err(|_| ()).unwrap();
         both.forth();
         both.open_and_find();
@@ -240,7 +240,7 @@ fn a_pull_buffer_in_device_memory_is_written_through_the_host() {
         assert_eq!(pulled.first_error().is_some(), round == 1);
         assert_eq!((slab.in_use_bytes(), both.slab.in_use_bytes()), (0, 0));
         assert_eq!(device.in_use_bytes(), LARGE + 50_000 + lengths.iter().map(|len| len + 1).sum::<usize>());
-        tray = pulled;
+        pull_buffer = pulled;
     }
 }
 
@@ -256,7 +256,7 @@ fn pushes_leave_in_order_whatever_copies_fail() {
     for (number, len) in lengths.into_iter().enumerate() {
         let meta = Meta::from_slice(TensorMeta::new(DType::U8, &[len as u64]).unwrap().as_wire());
         let payload = device.with(&pattern(len)).into();
-        let push = PushAsk { stream, meta, payload, deadline, deposit: number as u32 };
+        let push = PushAsk { stream, meta, payload, deadline, pending: number as u32 };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
     }
     both.forth();
@@ -282,8 +282,8 @@ fn pushes_leave_in_order_whatever_copies_fail() {
                 came.push(tensor.len());
             }
         }
-        while let Some(Told::PushEnded { deposit, outcome, .. }) = both.here.poll_event() {
-            ended.push((deposit, outcome.map_err(|error: Error| error.code())));
+        while let Some(Told::PushEnded { pending, outcome, .. }) = both.here.poll_event() {
+            ended.push((pending, outcome.map_err(|error: Error| error.code())));
         }
     }
     assert_eq!(came, [1, 1000, 9000, LARGE, 20, LARGE, 30_000]);

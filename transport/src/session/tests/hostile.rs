@@ -6,9 +6,9 @@ use super::*;
 use crate::error::Code;
 use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
+use crate::pull_buffer::{Keys, PullBuffer};
 use crate::session::{Event as Told, PullAsk, PushAsk};
 use crate::tensor::{DType, TensorMeta};
-use crate::tray::{Keys, Tray};
 use crate::wire::{Abort, Part, PushFailure, PushFrame, PushGrant, PushOpen, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
@@ -59,10 +59,10 @@ fn a_push_that_is_not_the_next_ends_the_link_up_to_the_last_number_there_is() {
 fn whoever_says_again_and_again_that_nobody_accepts_is_sent_the_rest_when_somebody_does() {
     let mut pushing = End::new();
     let stream = pushing.session.stream(0, PEER_TASK, "queue").unwrap();
-    for deposit in ["a", "b", "c", "d", "e"] {
+    for pending in ["a", "b", "c", "d", "e"] {
         let (meta, payload) = (TensorMeta::new(DType::U8, &[3]).unwrap().into_wire(), pattern(3).into());
         let deadline = pushing.now + Duration::from_secs(60);
-        let push = PushAsk { stream, meta, payload, deadline, deposit };
+        let push = PushAsk { stream, meta, payload, deadline, pending };
         pushing.session.push(pushing.now, push).map_err(|(error, _)| error).unwrap();
     }
     pushing.speak();
@@ -94,8 +94,8 @@ fn a_tensor_of_a_pull_comes_once_and_what_nobody_pulls_is_not_counted() {
         let mut pulling = End::new();
         let keys = Keys::new(["none", "large", "kept back"]).unwrap();
         let set = pulling.session.add_set(0, PEER_TASK, Arc::new(keys)).unwrap();
-        let (deadline, tray) = (pulling.now + Duration::from_secs(60), Tray::new(3));
-        let ask = PullAsk { set, min_version: 0, deadline, fail_if_gone: false, tray, waiter: 1 };
+        let (deadline, pull_buffer) = (pulling.now + Duration::from_secs(60), PullBuffer::new(3));
+        let ask = PullAsk { set, min_version: 0, deadline, fail_if_gone: false, pull_buffer, waiter: 1 };
         let id = pulling.session.pull(pulling.now, ask).map_err(|(error, ..)| error).unwrap();
         pulling.speak();
         let metas = frames(|w| {

@@ -7,10 +7,10 @@ use super::chunks::{LARGE, limits, written};
 use super::*;
 use crate::error::{Code, Error};
 use crate::limits::{LOOKS_PER_TURN, TRANSFERS_MAX};
+use crate::pull_buffer::{Keys, PullBuffer};
+use crate::pull_buffer::{Stored, StoredBytes};
 use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
-use crate::tray::{Keys, Tray};
-use crate::tray::{Stored, StoredBytes};
 use crate::wire::PullFrame;
 
 /// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
@@ -124,9 +124,9 @@ impl Both {
         self.there.set_found(named.set, named.serial, (0..named.keys.len() as u32).collect()).unwrap();
     }
 
-    pub(super) fn pulled(&mut self) -> Option<(u32, Tray)> {
+    pub(super) fn pulled(&mut self) -> Option<(u32, PullBuffer)> {
         match self.here.poll_event()? {
-            Told::Pulled { waiter, tray } => Some((waiter, tray)),
+            Told::Pulled { waiter, pull_buffer } => Some((waiter, pull_buffer)),
             other => panic!("not a pull: {other:?}"),
         }
     }
@@ -173,7 +173,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
             min_version: 1,
             deadline,
             fail_if_gone: false,
-            tray: Tray::new(keys.len()),
+            pull_buffer: PullBuffer::new(keys.len()),
             waiter: keys.len() as u32,
         };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
@@ -190,8 +190,8 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
         pulled.extend(std::iter::from_fn(|| both.pulled()));
     }
     assert_eq!(pulled.len(), 2);
-    for (_, tray) in &pulled {
-        let tensor = tray.get(0).unwrap();
+    for (_, pull_buffer) in &pulled {
+        let tensor = pull_buffer.get(0).unwrap();
         assert_eq!(tensor.bytes(), pattern(tensor.bytes().len()));
         assert_eq!(tensor.meta().shape().iter().product::<u64>(), tensor.bytes().len() as u64);
     }
@@ -204,7 +204,8 @@ fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turn
     let keys = Arc::new(Keys::new((0..KEYS).map(|key| key.to_string())).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     let deadline = both.now + Duration::from_secs(60);
-    let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(KEYS), waiter: 1 };
+    let ask =
+        PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(KEYS), waiter: 1 };
     both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     both.forth();
     both.find_set();
@@ -232,8 +233,8 @@ fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turn
         parts += together;
         hear(&mut both.here, (&mut both.input, &mut both.landing), &both.slab, both.now, &said);
     }
-    let (_, tray) = both.pulled().unwrap();
-    assert_eq!(tray.came(), (KEYS, 0));
+    let (_, pull_buffer) = both.pulled().unwrap();
+    assert_eq!(pull_buffer.came(), (KEYS, 0));
 }
 
 #[test]
@@ -245,7 +246,8 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     for waiter in 0..PULLS as u32 {
-        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(1), waiter };
+        let ask =
+            PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(1), waiter };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();
@@ -255,14 +257,15 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     both.store.push(Entry::new(1, 2, 64));
-    let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray: Tray::new(2), waiter: 1000 };
+    let ask =
+        PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(2), waiter: 1000 };
     both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     both.forth();
     both.find_set();
     let mut ended = Vec::new();
     while both.back_once() {
-        ended.extend(std::iter::from_fn(|| both.pulled()).map(|(waiter, tray)| {
-            assert!(tray.first_error().is_none() && tray.get(0).unwrap().bytes() == pattern(LARGE));
+        ended.extend(std::iter::from_fn(|| both.pulled()).map(|(waiter, pull_buffer)| {
+            assert!(pull_buffer.first_error().is_none() && pull_buffer.get(0).unwrap().bytes() == pattern(LARGE));
             waiter
         }));
     }
@@ -276,10 +279,10 @@ fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
     let deadline = both.now + Duration::from_secs(60);
     let streams: Vec<_> =
         (0..6).map(|queue| both.here.stream(0, PEER_TASK, &format!("queue {queue}")).unwrap()).collect();
-    let push = |both: &mut Both, stream: usize, length: usize, deposit: u32| {
+    let push = |both: &mut Both, stream: usize, length: usize, pending: u32| {
         let entry = Entry::new(0, 1, length);
         let meta = Meta::from_slice(entry.meta.as_wire());
-        let push = PushAsk { stream: streams[stream], meta, payload: pattern(length).into(), deadline, deposit };
+        let push = PushAsk { stream: streams[stream], meta, payload: pattern(length).into(), deadline, pending };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
     };
     // More than may leave in chunks at the same time, a small one behind each, and a stream of small ones.
@@ -326,18 +329,18 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         both.store = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, LARGE)];
         let keys = Arc::new(Keys::new(["own", "slab"]).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
-        let mut tray = Tray::new(2);
+        let mut pull_buffer = PullBuffer::new(2);
         let own = heap(LARGE);
         let address = own.as_ptr();
-        tray.set_destination(0, own);
+        pull_buffer.set_destination(0, own);
         both.here
-            .pull(both.now, PullAsk { set, min_version: 1, deadline, fail_if_gone: false, tray, waiter: 0 })
+            .pull(both.now, PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 })
             .map_err(|_| ())
             .unwrap();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
-        for deposit in 0..2 {
+        for pending in 0..2 {
             let meta = Meta::from_slice(both.store[0].meta.as_wire());
-            let push = PushAsk { stream, meta, payload: pattern(LARGE).into(), deadline, deposit };
+            let push = PushAsk { stream, meta, payload: pattern(LARGE).into(), deadline, pending };
             both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
         }
         both.forth();
@@ -362,9 +365,13 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
             let more = both.back_once();
             while let Some(event) = both.here.poll_event() {
                 match event {
-                    Told::Pulled { tray, .. } => {
-                        assert!((0..2).all(|index| tray.get(index).unwrap().bytes() == pattern(LARGE)));
-                        assert_eq!(tray.get(0).unwrap().bytes().as_ptr(), address, "in the consumer's own memory");
+                    Told::Pulled { pull_buffer, .. } => {
+                        assert!((0..2).all(|index| pull_buffer.get(index).unwrap().bytes() == pattern(LARGE)));
+                        assert_eq!(
+                            pull_buffer.get(0).unwrap().bytes().as_ptr(),
+                            address,
+                            "in the consumer's own memory"
+                        );
                         pulls += 1;
                     }
                     Told::PushEnded { count, outcome: Ok(()), .. } => ends += count,
@@ -389,7 +396,8 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
     let deadline = both.now + Duration::from_secs(60);
     for (waiter, min_version) in [(1, 1), (2, 2)] {
-        let ask = PullAsk { set, min_version, deadline, fail_if_gone: false, tray: Tray::new(count), waiter };
+        let ask =
+            PullAsk { set, min_version, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(count), waiter };
         both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();
@@ -410,14 +418,14 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     while both.back_once() {
         pulled.extend(std::iter::from_fn(|| both.pulled()));
     }
-    let came = |tray: &Tray| (0..count).filter(|&index| tray.get(index).is_ok()).count();
-    let unavailable = |tray: &Tray| {
-        (0..count).filter_map(|index| tray.get(index).err()).all(|error| error.code() == Code::Unavailable)
+    let came = |pull_buffer: &PullBuffer| (0..count).filter(|&index| pull_buffer.get(index).is_ok()).count();
+    let unavailable = |pull_buffer: &PullBuffer| {
+        (0..count).filter_map(|index| pull_buffer.get(index).err()).all(|error| error.code() == Code::Unavailable)
     };
     assert_eq!(pulled.len(), 2, "nobody waits for the next publisher");
-    for (waiter, tray) in &pulled {
-        assert!(unavailable(tray));
-        assert_eq!((1..count).contains(&came(tray)), *waiter == 1, "what had begun to leave arrives whole");
+    for (waiter, pull_buffer) in &pulled {
+        assert!(unavailable(pull_buffer));
+        assert_eq!((1..count).contains(&came(pull_buffer)), *waiter == 1, "what had begun to leave arrives whole");
     }
 }
 
@@ -430,7 +438,7 @@ fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
         let (entry, deadline) = (Entry::new(0, 1, 64), both.now + Duration::from_secs(60));
         let (meta, payload) = (Meta::from_slice(entry.meta.as_wire()), pattern(64).into());
-        let push = PushAsk { stream, meta, payload, deadline, deposit: 1 };
+        let push = PushAsk { stream, meta, payload, deadline, pending: 1 };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
         both.forth();
         let opened = both.open_and_find().expect("a stream was opened");

@@ -49,7 +49,7 @@ fn errors() -> Vec<Error> {
         Error::late(Operation::Push, 0, "q", Duration::ZERO, reason),
         Error::TimedOut { reason: reason.into() },
         Error::Aborted { step: i64::MIN, reason: reason.into() },
-        Error::full("limits.deposited_tensors_max", reason),
+        Error::full("limits.pending_sends_max", reason),
         Error::invalid("ungültig"),
         Error::PermissionDenied { reason: reason.into() },
         Error::Unimplemented { reason: reason.into() },

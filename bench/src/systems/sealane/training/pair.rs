@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use sealane_fusion::{Buffer, DType, Error, Keys, TensorMeta, Tray};
+use sealane_fusion::{Buffer, DType, Error, Keys, PullBuffer, TensorMeta};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{
     Ask, Asked, CameAhead, Event, KeyOf, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Sink, Untaken,
@@ -61,7 +61,7 @@ pub(super) struct Ended {
 /// Where what is pulled goes.
 enum Places {
     /// All at once, by the number of a plan; the pull buffer is with the session while a pull is in progress.
-    Planned { set: Handle, tray: Option<Tray> },
+    Planned { set: Handle, pull_buffer: Option<PullBuffer> },
     /// One by one.
     Single(Vec<Recv>),
 }
@@ -204,9 +204,10 @@ impl Pair {
         session.attach(Instant::now(), FIRST_EPOCH, roster, limits.tensor_bytes_max);
         let ps = ps as u32;
         let places = match variant.fuse {
-            Fuse::Plan => {
-                Places::Planned { set: session.add_set(THE_ONE, ps, share.keys.clone()).map_err(broken)?, tray: None }
-            }
+            Fuse::Plan => Places::Planned {
+                set: session.add_set(THE_ONE, ps, share.keys.clone()).map_err(broken)?,
+                pull_buffer: None,
+            },
             _ => Places::Single(share.pulled.iter().map(|_| Recv::default()).collect()),
         };
         Ok(Self {
@@ -242,7 +243,7 @@ impl Pair {
     pub(super) fn pull(&mut self, now: Instant, min_version: i64) -> Result<usize, BenchError> {
         self.to_pull = self.share.pulled.len();
         self.arrived.clear();
-        let Places::Planned { set, tray } = &mut self.places else {
+        let Places::Planned { set, pull_buffer } = &mut self.places else {
             (0..self.to_pull).try_for_each(|number| self.want(now, number))?;
             self.has_asked = true;
             return self.look_at_what_came();
@@ -250,17 +251,18 @@ impl Pair {
         if self.to_pull == 0 {
             return Ok(0);
         }
-        let tray = match tray.take() {
-            Some(tray) => tray,
+        let pull_buffer = match pull_buffer.take() {
+            Some(pull_buffer) => pull_buffer,
             None => {
-                let mut tray = Tray::new(self.share.pulled.len());
+                let mut pull_buffer = PullBuffer::new(self.share.pulled.len());
                 for (number, &bytes) in self.share.pulled.iter().enumerate() {
-                    tray.set_destination(number, destination(self.variant.registration, bytes)?);
+                    pull_buffer.set_destination(number, destination(self.variant.registration, bytes)?);
                 }
-                tray
+                pull_buffer
             }
         };
-        let ask = PullAsk { set: *set, min_version, deadline: now + PATIENCE, fail_if_gone: false, tray, waiter: 0 };
+        let ask =
+            PullAsk { set: *set, min_version, deadline: now + PATIENCE, fail_if_gone: false, pull_buffer, waiter: 0 };
         self.session.pull(now, ask).map_err(|(error, ..)| broken(error)).map(|_| 0)
     }
 
@@ -358,7 +360,7 @@ impl Pair {
             let (meta, bytes) = &self.share.gradients[self.next_push];
             let payload = Payload::Bytes(bytes.clone());
             let deadline = now + PATIENCE;
-            let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, deposit: () };
+            let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, pending: () };
             self.session.push(now, push).map_err(|(error, ())| broken(error))?;
             self.next_push += 1;
             self.pushing += 1;
@@ -391,13 +393,14 @@ impl Pair {
                         answer.err().map_or_else(|| "an answer came twice".into(), |failed| failed.error.to_string());
                     return Err(broken(failed));
                 }
-                Event::Pulled { tray, .. } => {
-                    for number in 0..tray.len() {
-                        self.arrived(number, tray.get(number).map_err(broken)?.bytes())?;
+                Event::Pulled { pull_buffer, .. } => {
+                    for number in 0..pull_buffer.len() {
+                        self.arrived(number, pull_buffer.get(number).map_err(broken)?.bytes())?;
                     }
-                    if let (Places::Planned { tray: place, .. }, true) = (&mut self.places, self.variant.keeps_memory())
+                    if let (Places::Planned { pull_buffer: place, .. }, true) =
+                        (&mut self.places, self.variant.keeps_memory())
                     {
-                        *place = Some(tray);
+                        *place = Some(pull_buffer);
                     }
                     ended.pull = self.to_pull == 0;
                 }

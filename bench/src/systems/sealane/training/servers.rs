@@ -1,6 +1,6 @@
 //! The parameter servers, on one shard of their engine, whatever links it with the workers. What is pulled by plan is published, anew whenever as many gradients
 //! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
-//! deposited. Bounded by the plan's workers and tensors.
+//! sent. Bounded by the plan's workers and tensors.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::super::attached::{admit_next, serve_clients};
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
-use super::super::producer::{AHEAD, Parameter, deposit_ahead, publish, told};
+use super::super::producer::{AHEAD, Parameter, publish, send_ahead, told};
 use super::memory;
 use super::rows;
 use crate::error::BenchError;
@@ -135,8 +135,8 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     // All of them call one ps at once, and from one host.
     settings.greetings_max = settings.greetings_max.max(training.size.workers);
     settings.greetings_per_host_max = settings.greetings_per_host_max.max(training.size.workers);
-    let deposited = AHEAD * training.size.workers * plan.step.len();
-    settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
+    let sent = AHEAD * training.size.workers * plan.step.len();
+    settings.pending_sends_max = settings.pending_sends_max.max(2 * sent);
     settings.fuse = engine::fuse(plan);
     let largest: usize = training::shares(plan).filter_map(|share| share.pushed.into_iter().max()).sum();
     if largest > 0 {
@@ -175,7 +175,7 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
         let waits = training.mode == Mode::Sync && gradients > 0;
         for worker in 0..training.size.workers {
             let pair = server.task.pair(&peers::task(worker))?;
-            drop(shard.shard().spawn(told(ended.clone(), deposit(server.clone(), pair, waits))));
+            drop(shard.shard().spawn(told(ended.clone(), pending(server.clone(), pair, waits))));
         }
     }
     if gradients == 0 {
@@ -200,7 +200,7 @@ struct Server {
 }
 
 /// Serves one worker that receives: its next tensors are there before it asks, unless everybody's gradients are waited for.
-async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
+async fn pending(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
     let mut versions = server.versions.subscribe();
     let ready = async |step| {
         if waits {
@@ -208,7 +208,7 @@ async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(),
             let _ = versions.wait_for(|version| *version >= step).await;
         }
     };
-    deposit_ahead(&pair, &server.parameters, ready).await
+    send_ahead(&pair, &server.parameters, ready).await
 }
 
 /// Takes gradients; when as many have come as all workers push in a step, there is a new version.

@@ -58,8 +58,8 @@ impl Client {
     /// Takes a call's outcome for the client.
     pub(in crate::engine::clients) fn answer(&mut self, name: Handle, outcome: ClientOutcome, record: &mut Record) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
-        if let ClientOutcome::Pulled(tray) = outcome {
-            if let Some(answer) = self.pulled(name, tray) {
+        if let ClientOutcome::Pulled(pull_buffer) = outcome {
+            if let Some(answer) = self.pulled(name, pull_buffer) {
                 self.put(answer, record);
             }
             return;

@@ -11,7 +11,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::limits::SET_KEYS_MAX;
 use sealane_transport::shm::limits::{PLAN_KEY_BYTES_MAX, PLAN_KEYS_MAX, PLANS_MAX};
 use sealane_transport::shm::{BOARD_BYTES_PER_KEY, Completion, KeyList, PushError, Record, Span};
-use sealane_transport::{Error, Handle, Keys, Payload, Tensor, TensorMeta, Tray};
+use sealane_transport::{Error, Handle, Keys, Payload, PullBuffer, Tensor, TensorMeta};
 
 use super::answers::Answer;
 use super::{Client, Misconduct};
@@ -39,7 +39,7 @@ struct Seat {
     /// The node's name for it, once it was pulled.
     plan: Option<Handle>,
     /// Here while no pull is in progress.
-    tray: Tray,
+    pull_buffer: PullBuffer,
     board: Board,
     /// By the number of the key.
     told: Vec<Told>,
@@ -118,7 +118,7 @@ impl Plans {
             naming: Naming::Partly(expected, Vec::new()),
             key_bytes: 0,
             plan: None,
-            tray: Tray::default(),
+            pull_buffer: PullBuffer::default(),
             board: Board::default(),
             told: Vec::new(),
             bytes: 0,
@@ -143,10 +143,10 @@ impl Plans {
     pub(super) fn set_place(&mut self, plan: u32, index: u32, place: Buffer) -> Result<(), Misconduct> {
         let seat = self.open.get_mut(&plan).ok_or_else(|| not_open(plan))?;
         let is_new = matches!(seat.naming, Naming::Whole(_)) && seat.plan.is_none() && seat.state == State::Idle;
-        if !is_new || index as usize >= seat.tray.len() {
+        if !is_new || index as usize >= seat.pull_buffer.len() {
             return Err(Misconduct(format!("plan {plan} has no room for a place of tensor {index} now")));
         }
-        seat.tray.set_destination(index as usize, place);
+        seat.pull_buffer.set_destination(index as usize, place);
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Plans {
         }
         if names.len() == *expected {
             let keys = Keys::new(std::mem::take(names)).map_err(|error| Misconduct(error.to_string()))?;
-            seat.tray = Tray::new(keys.len());
+            seat.pull_buffer = PullBuffer::new(keys.len());
             seat.naming = Naming::Whole(Arc::new(keys));
         }
         Ok(())
@@ -217,15 +217,15 @@ impl Client {
         };
         seat.told.resize_with(keys.len(), Told::default);
         let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: asked.name() });
-        let tray = std::mem::take(&mut seat.tray);
-        let request = PullRequest { plan: handle, min_version, deadline, tray, views, fail_if_gone, waiter };
+        let pull_buffer = std::mem::take(&mut seat.pull_buffer);
+        let request = PullRequest { plan: handle, min_version, deadline, pull_buffer, views, fail_if_gone, waiter };
         let pull = node.pull(now, request);
         seat.state = State::Pulling(asked, pull);
         Ok(())
     }
 
     /// A pull has ended; `None` if it was given up.
-    pub(super) fn pulled(&mut self, name: Handle, tray: Tray) -> Option<Answer> {
+    pub(super) fn pulled(&mut self, name: Handle, pull_buffer: PullBuffer) -> Option<Answer> {
         let pull @ Pull { call, .. } = Pull::named(name);
         let &(plan, _) = self.plans.pulling.get(&call).filter(|(_, asked)| *asked == pull)?;
         self.plans.pulling.remove(&call);
@@ -234,7 +234,7 @@ impl Client {
         if let Some(seat) = self.plans.open.get_mut(&plan)
             && matches!(seat.state, State::Pulling(asked, _) if asked == pull)
         {
-            seat.tray = tray;
+            seat.pull_buffer = pull_buffer;
             seat.state = State::Telling(pull);
         }
         Some(Answer::Pulled { call, plan, next: 0 })
@@ -249,10 +249,10 @@ impl Client {
             // Its plan was closed, and another of the number is pulled.
             return false;
         }
-        let tray = node.cancel_pull(pull);
-        seat.tray = tray.unwrap_or_else(|| Tray::new(seat.told.len()));
+        let pull_buffer = node.cancel_pull(pull);
+        seat.pull_buffer = pull_buffer.unwrap_or_else(|| PullBuffer::new(seat.told.len()));
         // Nobody is told of what could be viewed.
-        seat.tray.drop_shared();
+        seat.pull_buffer.drop_shared();
         seat.state = State::Idle;
         self.plans.pulling.remove(&call);
         self.under_way -= 1;
@@ -325,14 +325,14 @@ impl Seat {
         (area, arena): (&ReceiveArea, &ClientArena),
         mut tell: impl FnMut(&Completion<'_>) -> Result<(), PushError>,
     ) -> Result<u64, PushError> {
-        let tensor = match self.tray.get(index) {
+        let tensor = match self.pull_buffer.get(index) {
             Ok(tensor) => tensor,
             Err(error) => return tell(&Completion::Missed { plan, index: index as u32, error }).map(|()| 0),
         };
         if let Payload::Shared(_) = tensor.payload() {
             return self.tell_of_view(plan, index, area, tell);
         }
-        self.board.note(index, self.tray.version(index));
+        self.board.note(index, self.pull_buffer.version(index));
         let told = &mut self.told[index];
         // Where its own place is the client knows.
         let in_own_place = matches!(tensor.payload(), Payload::Owned(buffer) if arena.is_destination(buffer));
@@ -365,8 +365,8 @@ impl Seat {
         area: &ReceiveArea,
         tell: impl FnOnce(&Completion<'_>) -> Result<(), PushError>,
     ) -> Result<u64, PushError> {
-        self.board.note(index, self.tray.version(index));
-        let tensor = self.tray.get(index).expect("the caller has looked at it");
+        self.board.note(index, self.pull_buffer.version(index));
+        let tensor = self.pull_buffer.get(index).expect("the caller has looked at it");
         let (arena, span, token) = area.lend_view(tensor.payload()).expect("only what can be viewed is shared");
         let (meta, bytes) = (tensor.meta().clone(), tensor.len() as u64);
         let viewed = Completion::Viewed { plan, index: index as u32, meta: meta.as_wire(), arena, span, token };
@@ -376,7 +376,7 @@ impl Seat {
         }
         self.bytes = self.bytes - self.told[index].bytes + bytes;
         self.told[index] = Told { token, meta: Some(meta), bytes };
-        let _the_clients = self.tray.take(index);
+        let _the_clients = self.pull_buffer.take(index);
         Ok(bytes)
     }
 }
@@ -447,7 +447,7 @@ mod tests {
         add(&mut plans, 1, &["a", "b"]).unwrap();
         assert!(!is_whole(&plans, 1));
         add(&mut plans, 1, &["c"]).unwrap();
-        assert!(is_whole(&plans, 1) && plans.open[&1].tray.len() == 3);
+        assert!(is_whole(&plans, 1) && plans.open[&1].pull_buffer.len() == 3);
         plans.open(2, 0, 0).unwrap();
         assert!(is_whole(&plans, 2));
     }

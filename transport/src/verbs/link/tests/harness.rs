@@ -227,7 +227,7 @@ impl Side {
                     };
                     self.fates.push((waiter, fate));
                 }
-                Event::Settled { deposit, taken, .. } => self.home.push((deposit, taken)),
+                Event::Settled { pending, taken, .. } => self.home.push((pending, taken)),
                 other => panic!("{other:?}"),
             }
         }

@@ -159,16 +159,16 @@ impl StoredBytes<'_> {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Tray {
+pub struct PullBuffer {
     items: Vec<Item>,
     missing: usize,
 }
 
-impl Tray {
+impl PullBuffer {
     /// Places for `len` tensors, without memory: it is taken from the receiving task's as they come.
-    pub fn new(len: usize) -> Tray {
+    pub fn new(len: usize) -> PullBuffer {
         let item = |_| Item { stamp: 0, version: 0, state: State::Missing, holding: Holding::Nothing };
-        Tray { items: (0..len).map(item).collect(), missing: len }
+        PullBuffer { items: (0..len).map(item).collect(), missing: len }
     }
 
     /// Gives a place memory of the caller's, which the next tensor there is written to if it fits.
@@ -511,54 +511,54 @@ mod tests {
 
     #[test]
     fn a_tensor_of_the_same_kind_is_written_over_in_place() {
-        let mut tray = Tray::new(2);
-        tray.put(1, &known(1, 100), 5, &[7; 100], heap);
-        let before = tray.get(1).unwrap().bytes().as_ptr();
-        tray.begin();
-        tray.put(1, &known(1, 100), 6, &[8; 100], |_| panic!("nothing is allocated"));
-        let tensor = tray.get(1).unwrap();
-        assert_eq!((tensor.bytes(), tensor.bytes().as_ptr(), tray.version(1)), (&[8; 100][..], before, 6));
-        assert!(tray.get(0).is_err() && !tray.is_complete());
+        let mut pull_buffer = PullBuffer::new(2);
+        pull_buffer.put(1, &known(1, 100), 5, &[7; 100], heap);
+        let before = pull_buffer.get(1).unwrap().bytes().as_ptr();
+        pull_buffer.begin();
+        pull_buffer.put(1, &known(1, 100), 6, &[8; 100], |_| panic!("nothing is allocated"));
+        let tensor = pull_buffer.get(1).unwrap();
+        assert_eq!((tensor.bytes(), tensor.bytes().as_ptr(), pull_buffer.version(1)), (&[8; 100][..], before, 6));
+        assert!(pull_buffer.get(0).is_err() && !pull_buffer.is_complete());
     }
 
     #[test]
     fn all_is_missing_again_whatever_became_of_the_pull_before() {
-        let mut tray = Tray::new(3);
-        tray.begin();
-        tray.put(0, &known(1, 10), 1, &[1; 10], heap);
-        tray.take(0).unwrap();
-        tray.put(1, &known(1, 10), 1, &[1; 10], heap);
-        tray.fail(2, Error::invalid("it does"));
-        assert_eq!((tray.is_complete(), tray.came()), (true, (1, 10)));
+        let mut pull_buffer = PullBuffer::new(3);
+        pull_buffer.begin();
+        pull_buffer.put(0, &known(1, 10), 1, &[1; 10], heap);
+        pull_buffer.take(0).unwrap();
+        pull_buffer.put(1, &known(1, 10), 1, &[1; 10], heap);
+        pull_buffer.fail(2, Error::invalid("it does"));
+        assert_eq!((pull_buffer.is_complete(), pull_buffer.came()), (true, (1, 10)));
         for came in 0..3 {
-            tray.begin();
-            assert!((0..3).all(|index| tray.get(index).is_err()) && tray.first_error().is_none());
-            assert_eq!((tray.is_complete(), tray.came()), (false, (0, 0)));
-            (0..came).for_each(|index| tray.put(index, &known(1, 10), 2, &[2; 10], heap));
-            assert_eq!(tray.came(), (came, 10 * came));
+            pull_buffer.begin();
+            assert!((0..3).all(|index| pull_buffer.get(index).is_err()) && pull_buffer.first_error().is_none());
+            assert_eq!((pull_buffer.is_complete(), pull_buffer.came()), (false, (0, 0)));
+            (0..came).for_each(|index| pull_buffer.put(index, &known(1, 10), 2, &[2; 10], heap));
+            assert_eq!(pull_buffer.came(), (came, 10 * came));
         }
     }
 
     #[test]
     fn another_shape_takes_other_memory_where_it_must() {
-        let mut tray = Tray::new(1);
-        tray.set_destination(0, Buffer::of_len(100));
-        tray.put(0, &known(1, 80), 1, &[1; 80], |_| panic!("the caller's memory is large enough"));
-        tray.put(0, &known(2, 90), 2, &[2; 90], heap);
-        assert_eq!(tray.get(0).unwrap().shape()[..], [90]);
-        tray.begin();
-        tray.put(0, &known(3, 91), 3, &[3; 91], |_| Err(Error::full("x", "full")));
-        assert!(tray.is_complete());
-        assert_eq!(tray.first_error().unwrap().0, 0);
+        let mut pull_buffer = PullBuffer::new(1);
+        pull_buffer.set_destination(0, Buffer::of_len(100));
+        pull_buffer.put(0, &known(1, 80), 1, &[1; 80], |_| panic!("the caller's memory is large enough"));
+        pull_buffer.put(0, &known(2, 90), 2, &[2; 90], heap);
+        assert_eq!(pull_buffer.get(0).unwrap().shape()[..], [90]);
+        pull_buffer.begin();
+        pull_buffer.put(0, &known(3, 91), 3, &[3; 91], |_| Err(Error::full("x", "full")));
+        assert!(pull_buffer.is_complete());
+        assert_eq!(pull_buffer.first_error().unwrap().0, 0);
     }
 
     #[test]
     fn what_is_missing_fails_and_what_came_stays() {
-        let mut tray = Tray::new(3);
-        tray.put(1, &known(1, 1), 1, &[9], heap);
-        tray.fail_missing(|index| Error::invalid(format!("number {index}")));
-        assert!(tray.is_complete());
-        assert_eq!(tray.take(1).unwrap().bytes(), [9]);
-        assert!(tray.get(2).unwrap_err().to_string().contains("number 2"));
+        let mut pull_buffer = PullBuffer::new(3);
+        pull_buffer.put(1, &known(1, 1), 1, &[9], heap);
+        pull_buffer.fail_missing(|index| Error::invalid(format!("number {index}")));
+        assert!(pull_buffer.is_complete());
+        assert_eq!(pull_buffer.take(1).unwrap().bytes(), [9]);
+        assert!(pull_buffer.get(2).unwrap_err().to_string().contains("number 2"));
     }
 }

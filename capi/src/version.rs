@@ -13,7 +13,7 @@ pub extern "C" fn sealane_abi_version() -> u32 {
     SEALANE_ABI_VERSION
 }
 
-/// The release of the library, such as "0.1.0". Valid as long as the library is loaded.
+/// The release of the library, such as "0.2.0". Valid as long as the library is loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn sealane_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

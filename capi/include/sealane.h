@@ -710,7 +710,7 @@ extern "C" {
 uint32_t sealane_abi_version(void);
 
 /**
- * The release of the library, such as "0.1.0". Valid as long as the library is loaded.
+ * The release of the library, such as "0.2.0". Valid as long as the library is loaded.
  */
 const char *sealane_version(void);
 

@@ -260,7 +260,8 @@ pub(crate) const DIRECT_LANES_MAX: usize = 64;
 /// peeking delays sockets.
 pub(crate) const PEEK_IDLE_TURNS: u32 = 16_384;
 
-/// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
+/// Records of one client taken in one turn at most, and calls of those that have many, of which the last may have more: a busy client
+/// does not starve its neighbours.
 pub(crate) const CLIENT_RECORDS_PER_TURN: usize = 256;
 
 /// Bytes that tensors of one client may have moved in one turn before the others' turn comes.

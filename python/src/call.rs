@@ -96,18 +96,24 @@ impl<C: UnderWay> Call<C> {
         if py.detach(|| self.look()) {
             return Ok(());
         }
+        // Python runs signal handlers on the main thread alone.
+        let slice = if on_main_thread() { SIGNALS_EVERY } else { Duration::MAX };
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let ended = py.detach(|| self.wait_within(left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY)));
-            if ended {
-                return Ok(());
+            if py.detach(|| self.wait_within(left.unwrap_or(slice).min(slice))) {
+                // Who presses control-C may end the peer too: the call's error is not what was meant.
+                return if py.detach(|| self.has_failed()) { py.check_signals() } else { Ok(()) };
             }
             py.check_signals()?;
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(PyTimeoutError::new_err("the call has not completed yet, and continues"));
             }
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(&*self.lock(), CallState::Failed(_))
     }
 
     /// Whether the call ends in time. Without the interpreter's lock.
@@ -187,6 +193,10 @@ impl<C: UnderWay> Drop for Call<C> {
             Python::attach(|py| py.detach(|| drop(given_up)));
         }
     }
+}
+
+fn on_main_thread() -> bool {
+    nix::unistd::gettid() == nix::unistd::getpid()
 }
 
 /// What `concurrent.futures` raises for calls that were cancelled.

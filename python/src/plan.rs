@@ -268,7 +268,6 @@ impl Plan {
 #[pymethods]
 impl Plan {
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
-    ///
     /// The arrays are written when the result is taken; until then the plan has no other pull.
     ///
     /// Pulls every tensor of the plan at ``min_version`` or newer, and waits for those that are older; gives them as a dict

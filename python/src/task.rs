@@ -61,7 +61,7 @@ impl Task {
         py: Python<'_>,
         begin: impl FnOnce(Connected) -> Result<C, Error> + Send,
     ) -> PyResult<Sending> {
-        let call = py.detach(|| begin(self.connected()?)).or_raise(py)?;
+        let call = begun(py, || begin(self.connected()?))?;
         Ok(Sending::new(self.waiter(), call))
     }
 
@@ -76,7 +76,7 @@ impl Task {
         C: UnderWay<Value: 'static> + 'static,
         F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
     {
-        let call = py.detach(|| begin(self.connected()?)).or_raise(py)?;
+        let call = begun(py, || begin(self.connected()?))?;
         Ok(Receiving::new(self.waiter(), call, make))
     }
 
@@ -130,6 +130,18 @@ impl Task {
     fn take(&self) -> Option<Connected> {
         self.connected.write().unwrap_or_else(PoisonError::into_inner).take()
     }
+}
+
+/// Makes a call, which may wait for room.
+///
+/// # Errors
+/// Its own, or what signal handlers raise that have not run meanwhile.
+fn begun<C: Send>(py: Python<'_>, begin: impl FnOnce() -> Result<C, Error> + Send) -> PyResult<C> {
+    let begun = py.detach(begin);
+    if begun.is_err() {
+        py.check_signals()?;
+    }
+    begun.or_raise(py)
 }
 
 impl Drop for Task {
@@ -211,13 +223,12 @@ impl Task {
             let landing = |(call, place)| Landing::new(call, connected.landing(place));
             Ok(All::new(calls.into_iter().zip(places).map(landing).collect(), partial))
         };
-        let calls = py.detach(ask).or_raise(py)?;
+        let calls = begun(py, ask)?;
         let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
         Ok(Receiving::new(self.waiter(), calls, make))
     }
 
     /// ``send`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the send continues.
-    ///
     /// Do not touch arrays from ``empty`` until it has ended; others were copied.
     ///
     /// Sends a tensor to ``peer``, which may request it before or after, and waits until it has it.
@@ -246,7 +257,6 @@ impl Task {
     }
 
     /// ``send_all`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the sends continue.
-    ///
     /// Do not touch arrays from ``empty`` until it has ended; others were copied.
     ///
     /// ``send`` for many tensors: a mapping from keys to tensors. Waits until ``peer`` has all of them.

@@ -1,6 +1,7 @@
 """Calls: batches, deadlines, threads, signals, and the errors that callers get."""
 
 import concurrent.futures
+import inspect
 import itertools
 import json
 import math
@@ -512,6 +513,19 @@ def test_exceptions_are_what_they_stand_for():
         assert exported.__doc__, name
         if isinstance(exported, type) and issubclass(exported, Exception):
             assert issubclass(exported, sealane.Error)
+
+
+def test_calls_that_wait_have_the_documentation_and_signature_of_those_that_do_not():
+    for of in (sealane.Task, sealane.Plan):
+        names = [name.removesuffix("_async") for name in dir(of) if name.endswith("_async")]
+        assert names
+        for name in names:
+            waits, begins = getattr(of, name), getattr(of, f"{name}_async")
+            first = begins.__doc__.split("\n\n")[0]
+            assert first.startswith(f"``{name}`` that does not wait"), name
+            assert waits.__doc__ and waits.__doc__ == begins.__doc__[len(first) + 2 :], name
+            assert "Do not touch" not in waits.__doc__.split("\n\n")[0], name
+            assert inspect.signature(waits) == inspect.signature(begins), name
 
 
 def test_two_processes_of_a_host_get_a_direct_lane_which_stat_shows(own_daemon):

@@ -346,7 +346,7 @@ fn requests_that_make_no_sense_are_told_apart() {
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
     let refused = asked(br#"{"request":"levitate","version":17,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 16 }) && refused.to_string().contains("version 16"));
+    assert!(matches!(refused, RequestError::Version { theirs: 17 }) && refused.to_string().contains("version 17"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );

@@ -173,6 +173,7 @@ impl Link {
     /// Keeps the submission that was just encoded until there is room, behind what waits already.
     #[cold]
     pub(super) fn postpone(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
+        debug_assert_eq!(submission.more_calls(), 0, "a list would wait as what is no call");
         let Link { waiting, segments, outgoing, .. } = self;
         let stored = Stored::of(outgoing);
         if is_at_once() {

@@ -157,7 +157,7 @@ impl Attachment {
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
         // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
         let now = Tick::now();
-        let (refusal, mut held) = loop {
+        let (placed, refusal, mut held) = loop {
             let (mut placed, mut refusal) = (0, None);
             for (_, tensor) in &mut tensors {
                 match self.place(tensor, now, options.timeout) {
@@ -174,25 +174,29 @@ impl Attachment {
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
             };
             if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
-                break (refusal, held);
+                break (placed, refusal, held);
             }
         };
         let (mut next, mut may_share) = (0, true);
         while next < tensors.len() {
             if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
                 let sent = held.send_together(now, (to.peer, step), &tensors[next..], options.timeout, &mut each);
-                next += sent;
-                if sent > 0 {
+                may_share = sent.is_some();
+                if let Some(sent @ 1..) = sent {
+                    next += sent;
                     continue;
                 }
             }
             let (key, tensor) = &mut tensors[next];
-            let is_small = tensor.as_ref().is_some_and(is_small);
             each(match &refusal {
-                Some((refused, error)) if next >= *refused && !is_small => Err(error.clone()),
+                Some((refused, error)) if next >= *refused && !tensor.as_ref().is_some_and(is_small) => {
+                    Err(error.clone())
+                }
+                // None was looked at behind one that had no room.
+                _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
-            (next, may_share) = (next + 1, may_share && !is_small);
+            next += 1;
         }
         held.submitted(tensors.len());
         drop(held);
@@ -231,11 +235,11 @@ impl Attachment {
         };
         let (mut next, mut may_share) = (0, true);
         while let Some((key, options)) = wanted.get(next) {
-            let is_alone = options.destination.is_some();
-            if may_share && !is_alone {
+            if may_share && options.destination.is_none() {
                 let asked = held.recv_together(now, from, &wanted[next..], |call| each(Ok(call)));
-                next += asked;
-                if asked > 0 {
+                may_share = asked.is_some();
+                if let Some(asked @ 1..) = asked {
+                    next += asked;
                     continue;
                 }
             }
@@ -244,7 +248,7 @@ impl Attachment {
                 let asked = held.recv(now, from, what, &mut memory, options.timeout);
                 asked.map_err(|error| unreceived(error, memory.into_destination().0))
             }));
-            (next, may_share) = (next + 1, may_share && is_alone);
+            next += 1;
         }
         held.submitted(wanted.len());
         // Keys are the caller's and are dropped like payloads, without the lock.
@@ -299,8 +303,8 @@ impl Attachment {
         now: Tick,
         timeout: Option<Duration>,
     ) -> Result<bool, Error> {
-        match tensor.take_if(|tensor| !is_small(tensor) || is_on_device(tensor.memory())) {
-            Some(tensor) if is_on_device(tensor.memory()) => Err(on_device()),
+        match tensor.take_if(|tensor| !is_small(tensor) || is_of_device(tensor)) {
+            Some(tensor) if is_of_device(&tensor) => Err(on_device()),
             Some(large) => {
                 let (placed, is_placed) = self.place_large(large, now, timeout)?;
                 *tensor = Some(placed);
@@ -679,6 +683,10 @@ pub(super) fn table_full() -> Error {
 #[inline]
 pub(super) fn is_small(tensor: &Tensor) -> bool {
     tensor.len() <= INLINE_BYTES_MAX
+}
+
+pub(super) fn is_of_device(tensor: &Tensor) -> bool {
+    is_on_device(tensor.memory())
 }
 
 fn is_on_device(memory: MemoryKind) -> bool {

@@ -13,15 +13,17 @@ use super::{
     calls::{Calls, Direction},
     link::Peer,
     memory::Memory,
-    submit::{With, is_small},
+    submit::{With, is_of_device, is_small},
 };
 use crate::clock::Tick;
 
 /// Calls with one peer that may share a record.
 #[derive(Clone, Copy)]
-struct Shared {
+struct Shared<'a> {
+    peer: &'a str,
     with: Peer,
     step: i64,
+    now: Tick,
     timeout_ms: u32,
     deadline: Tick,
 }
@@ -41,7 +43,7 @@ impl Kind {
     }
 }
 
-impl Shared {
+impl Shared<'_> {
     fn submission(self, kind: Kind, calls: CallList<'_>) -> Submission<'_> {
         let Shared { with: Peer { number: peer, .. }, step, timeout_ms, .. } = self;
         match kind {
@@ -52,8 +54,8 @@ impl Shared {
 }
 
 impl Held<'_> {
-    /// Sends the first of these tensors together, as many as are small and fit into a record; how many, of which `each` hears. None where
-    /// each has to find its own way: by a lane, behind what waits, or to its error.
+    /// Sends the first of these tensors together, as many as are small and fit into a record; how many, of which `each` hears. None of them
+    /// if the first has to go by itself, and `None` if all have to: by a lane, or to an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
@@ -61,88 +63,96 @@ impl Held<'_> {
         tensors: &[(K, Option<Tensor>)],
         timeout: Option<Duration>,
         each: &mut impl FnMut(Result<u32, Error>),
-    ) -> usize {
-        let Some(shared) = self.shared(now, (to, step), tensors.len(), timeout) else { return 0 };
-        let small = tensors.iter().map_while(|(key, tensor)| {
-            let tensor = tensor.as_ref().filter(|tensor| is_small(tensor))?;
+    ) -> Option<usize> {
+        let travels = |tensor: &&Tensor| is_small(tensor) && !is_of_device(tensor);
+        if tensors.len() < 2 || tensors[0].1.as_ref().filter(travels).is_none() {
+            return Some(0);
+        }
+        let shared = self.shared(now, (to, step), timeout)?;
+        let calls = tensors.iter().map_while(|(key, tensor)| {
+            let tensor = tensor.as_ref().filter(travels)?;
             Some(SmallCall { call: 0, key: key.as_ref(), meta: tensor.meta().as_wire(), bytes: tensor.bytes() })
         });
-        self.in_one_record(shared, Kind::Sends, small, |small, _, _| each(Ok(small.call)))
+        Some(self.in_one_record(shared, Kind::Sends, calls, |call, _, _| each(Ok(call.call))))
     }
 
     /// Asks for the first of these tensors together, as many as have the first one's options, no destination, and fit into a record; how
-    /// many, of which `each` hears the numbers. None likewise.
+    /// many, of which `each` hears the numbers. None, and `None`, likewise.
     pub(super) fn recv_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
         With { peer: from, step }: With<'_>,
         wanted: &[(K, RecvOptions)],
         mut each: impl FnMut(u32),
-    ) -> usize {
-        let Some((_, RecvOptions { timeout, fail_if_gone, .. })) = wanted.first() else { return 0 };
+    ) -> Option<usize> {
+        // What came for a recv that was given up may be what the next one wants.
+        let [(_, RecvOptions { timeout, fail_if_gone, .. }), _, ..] = wanted else { return Some(0) };
         if !self.calls.unclaimed().is_empty() {
-            return 0;
+            return Some(0);
         }
-        let Some(shared) = self.shared(now, (from, step), wanted.len(), *timeout) else { return 0 };
+        let shared = self.shared(now, (from, step), *timeout)?;
         self.give_back_blocks();
         let alike = |options: &RecvOptions| {
             options.destination.is_none() && (options.timeout, options.fail_if_gone) == (*timeout, *fail_if_gone)
         };
         let alike = wanted.iter().take_while(|(_, options)| alike(options));
-        let small = alike.map(|(key, _)| SmallCall { call: 0, key: key.as_ref(), meta: &[], bytes: &[] });
+        let calls = alike.map(|(key, _)| SmallCall { call: 0, key: key.as_ref(), meta: &[], bytes: &[] });
         let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
-        self.in_one_record(shared, kind, small, |SmallCall { call, key, .. }, calls, after| {
+        Some(self.in_one_record(shared, kind, calls, |SmallCall { call, key, .. }, calls, after| {
             calls.asked(call, (from, step, key), false, after);
             each(call);
-        })
+        }))
     }
 
-    /// What so many calls have in common that are made at `now`, if they may share a record.
-    fn shared(
-        &mut self,
-        now: Tick,
-        (name, step): (&str, i64),
-        count: usize,
-        timeout: Option<Duration>,
-    ) -> Option<Shared> {
-        if count < 2 {
-            return None;
-        }
+    /// What calls have in common that are made at `now`, if they may share a record. An error is met again by each.
+    fn shared<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Shared<'a>> {
         let (timeout_ms, deadline) = self.time(now, timeout).ok()?;
-        let with = self.peer(name).ok()?;
-        self.lane_of((with, name), now, count).is_none().then_some(Shared { with, step, timeout_ms, deadline })
+        let with = self.peer(peer).ok()?;
+        // They are counted once it is known how many they are.
+        let has_lane = self.lane_of((with, peer), now, 0).is_some();
+        (!has_lane).then_some(Shared { peer, with, step, now, timeout_ms, deadline })
     }
 
     /// Enters the first of these calls into the table, as many as fit into a record, and submits that; how many, each of which is `told`.
+    /// None if there is no room for them, in the ring or in the table.
     fn in_one_record<'s>(
         &mut self,
-        shared: Shared,
+        shared: Shared<'_>,
         kind: Kind,
         small: impl Iterator<Item = SmallCall<'s>>,
         mut told: impl FnMut(SmallCall<'_>, &mut Calls, &mut Aftermath),
     ) -> usize {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return 0 };
         let (segment, direction) = (shared.with.segment, kind.direction());
-        let mut list = std::mem::take(&mut link.together);
+        link.together.clear();
+        // Keys and tensors are the caller's code: no call is entered while it runs.
         for small in small {
-            let Ok(call) = calls.open(direction, segment, shared.deadline, Memory::Nothing) else { break };
-            if !list.push(SmallCall { call, ..small }) {
-                calls.retract(call, aftermath);
+            if !link.together.push(small) {
                 break;
             }
         }
-        // A fault is met again by those that go one by one.
-        let is_told =
-            !list.is_empty() && matches!(link.try_submit(segment, &shared.submission(kind, list.as_list())), Ok(true));
-        let count = if is_told { list.as_list().len() } else { 0 };
-        for small in list.as_list().iter() {
-            match is_told {
-                true => told(small, calls, aftermath),
-                false => drop(calls.retract(small.call, aftermath)),
+        let mut list = std::mem::take(&mut link.together);
+        if !list.is_empty() && calls.have_room_for(list.as_list().len()) {
+            list.number(|| {
+                let opened = calls.open(direction, segment, shared.deadline, Memory::Nothing);
+                opened.unwrap_or_else(|_| unreachable!("there is room"))
+            });
+            if matches!(link.try_submit(segment, &shared.submission(kind, list.as_list())), Ok(true)) {
+                list.as_list().iter().for_each(|small| told(small, calls, aftermath));
+            } else {
+                // A fault is met again by those that go one by one, and a shard that sleeps makes no room.
+                list.as_list().iter().for_each(|small| drop(calls.retract(small.call, aftermath)));
+                list.clear();
+                link.ring_shards();
             }
+        } else {
+            list.clear();
         }
-        list.clear();
+        let count = list.as_list().len();
         link.together = list;
+        if count > 0 {
+            self.lane_of((shared.with, shared.peer), shared.now, count);
+        }
         count
     }
 }

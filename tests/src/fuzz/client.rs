@@ -81,6 +81,7 @@ impl World {
             180..=189 => self.now += Duration::from_millis(script.one_of(&[1, 100, 1_500, 30_000])),
             190..=209 => self.read(),
             210..=229 => self.lead_plan(script),
+            255 => self.ask_together(script),
             _ => self.shard.turn(self.now),
         }
     }
@@ -93,7 +94,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(25);
+        let kind = script.below(23);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -105,7 +106,6 @@ impl World {
         let payload = if is_inline { PayloadAt::Inline(&inline[..bytes]) } else { PayloadAt::Arena(span) };
         let meta = if script.below(8) == 0 { Meta::from_slice(script.bytes(40)) } else { vector(bytes as u64) };
         let (meta, mut packed, mut named) = (&meta[..], Vec::new(), NamedRowsBuf::default());
-        let mut calls = CallListBuf::default();
         let freed = [if script.yes() { self.tokens.pop().unwrap_or(1) } else { script.number() }, script.number()];
         let submission = match kind {
             0 | 1 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
@@ -113,17 +113,6 @@ impl World {
                 let (destination, fused, fail_if_gone) =
                     (script.yes().then_some(span), script.yes(), script.below(4) == 0);
                 Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
-            }
-            23 | 24 => {
-                for (more, key) in (0..).zip(KEYS.into_iter().take(script.below(3) + 1)) {
-                    let (call, bytes) = (call + more, &inline[..script.below(INLINE_BYTES_MAX)]);
-                    assert!(calls.push(SmallCall { call, key, meta, bytes }), "short ones");
-                }
-                let (calls, fail_if_gone) = (calls.as_list(), script.below(4) == 0);
-                match kind {
-                    23 => Submission::SendMany { peer, step, timeout_ms, calls },
-                    _ => Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone },
-                }
             }
             4 => Submission::Publish { call, version: step, key, meta, payload, more: script.yes() },
             5 => Submission::Withdraw { key },
@@ -175,6 +164,25 @@ impl World {
             _ => Submission::Abort { step, reason: key },
         };
         self.submit(&submission);
+    }
+
+    /// A record of many small calls, of which some may have one number, and one that is in use.
+    fn ask_together(&mut self, script: &mut Script<'_>) {
+        let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
+        let (timeout_ms, sends) = (script.one_of(&[0, 10, 5_000, NO_TIMEOUT]), script.yes());
+        let (inline, mut calls) = ([5; INLINE_BYTES_MAX], CallListBuf::default());
+        for _ in 0..script.below(4) {
+            let (call, key) = (script.below(NUMBERS) as u32, script.one_of(&KEYS));
+            let bytes = if sends { script.below(INLINE_BYTES_MAX) } else { 0 };
+            let meta = if sends { vector(bytes as u64) } else { Meta::new() };
+            let small = SmallCall { call, key, meta: &meta, bytes: &inline[..bytes] };
+            assert!(calls.push(small), "a few short ones");
+        }
+        let (calls, fail_if_gone) = (calls.as_list(), script.yes());
+        self.submit(&match sends {
+            true => Submission::SendMany { peer, step, timeout_ms, calls },
+            false => Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone },
+        });
     }
 
     /// Steps in the life of a plan, mostly in one turn: it is opened with any number of keys, pulled, given up, closed, and

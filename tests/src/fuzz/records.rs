@@ -109,10 +109,10 @@ fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
 }
 
 /// Two small calls.
-fn list(meta: &[u8]) -> CallListBuf {
+fn list(key: &str, meta: &[u8], bytes: &[u8]) -> CallListBuf {
     let mut calls = CallListBuf::default();
-    let small = SmallCall { call: 1, key: "dense/kernel", meta, bytes: &[7; 8] };
-    assert!(calls.push(small) && calls.push(SmallCall { call: 2, key: "ключ", ..small }));
+    let small = SmallCall { call: 1, key, meta, bytes };
+    assert!(calls.push(small) && calls.push(SmallCall { call: 2, ..small }));
     calls
 }
 
@@ -123,7 +123,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
     let (meta, key, span) = (meta.as_wire(), "dense/kernel", Span { offset: 4096, len: 8 });
     let (inline, arena) = (PayloadAt::Inline(&[7; 8]), PayloadAt::Arena(span));
     let rows = NamedRows::parse(&[1, 0, 5, 0, 4, 0, 0, 0, b't', 2, 5, 0, 0xa7, 2]).expect("three rows");
-    let calls = list(meta);
+    let (calls, asked) = (list("dense/kernel", meta, &[7; 8]), list("dense/kernel", &[], &[]));
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w0", "w1"].into_iter(), &mut packed).expect("two keys fit");
     let submissions = [
@@ -157,7 +157,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
             },
         ),
         ([25, 0], Submission::SendMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list() }),
-        ([26, 4], Submission::RecvMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list(), fail_if_gone: true }),
+        ([26, 4], Submission::RecvMany { peer: 0, step: 3, timeout_ms: 9, calls: asked.as_list(), fail_if_gone: true }),
         ([4, 0], Submission::Cancel { call: 5 }),
         ([5, 0], Submission::Abort { step: 4, reason: "over" }),
         ([6, 0], Submission::Cleanup { step: 4 }),
@@ -219,7 +219,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
         awaited: "10.0.0.2:7000: connection refused".into(),
     };
     let inline = AcceptedAt::Inline(&[7; 8]);
-    let calls = list(meta);
+    let calls = list("", meta, &[7; 8]);
     let completions = [
         ([1, 0], Completion::Sent { calls: &[1, 2, 3] }),
         ([17, 0], Completion::Arrived { calls: calls.as_list() }),

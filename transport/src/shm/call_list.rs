@@ -80,34 +80,56 @@ impl<'a> CallList<'a> {
         })
     }
 
+    /// Of calls that ask for tensors.
+    pub(super) fn has_no_data(&self) -> Result<(), Malformed> {
+        if self.data.is_empty() { Ok(()) } else { Err(Malformed { what: "data of calls that ask" }) }
+    }
+
+    /// Of calls that are known.
+    #[inline]
+    pub(super) fn has_no_keys(&self) -> Result<(), Malformed> {
+        if self.keys.is_empty() { Ok(()) } else { Err(Malformed { what: "keys of calls that are known" }) }
+    }
+
+    #[inline]
     pub(super) fn fixed(&self) -> ListFixed {
         let CallList { heads, data, keys } = self;
         // All fit into a record, and so into 16 bits.
         ListFixed { count: heads.len() as u16, key_bytes: keys.len() as u16, data_bytes: data.len() as u16, unused: 0 }
     }
 
+    #[inline]
     pub(super) fn sections(&self) -> [&'a [u8]; 3] {
         [self.heads.as_bytes(), self.data, self.keys.as_bytes()]
     }
 
     /// The list in a record, which may hold anything.
+    #[inline]
     pub(super) fn read(fixed: ListFixed, sections: &mut Sections<'a>) -> Result<Self, Malformed> {
         let heads: &[Head] = sections.numbers("calls", fixed.count.into(), NUMBERS_PER_RECORD)?;
         let data = sections.bytes("data of calls", fixed.data_bytes, CALL_LIST_BYTES_MAX)?;
-        let keys = sections.text("keys of calls", fixed.key_bytes, CALL_LIST_BYTES_MAX)?;
-        let (mut data_end, mut key_end) = (0_usize, 0_usize);
+        // What has arrived has no keys, and no text is looked at for that.
+        let keys = match fixed.key_bytes {
+            0 => "",
+            key_bytes => sections.text("keys of calls", key_bytes, CALL_LIST_BYTES_MAX)?,
+        };
+        let (mut data_end, mut key_end) = (0, 0);
         for head in heads {
-            let [key, meta, inline] = [head.key_bytes, head.meta_bytes, head.inline_bytes].map(usize::from);
-            (data_end, key_end) = (data_end + meta + inline, key_end + key);
-            let is_short = key <= KEY_BYTES_MAX && meta <= META_BYTES_MAX && inline <= INLINE_BYTES_MAX;
-            if !is_short || !keys.is_char_boundary(key_end) {
+            data_end += usize::from(head.meta_bytes) + usize::from(head.inline_bytes);
+            key_end += usize::from(head.key_bytes);
+            if !head.is_short() || !keys.is_char_boundary(key_end) {
                 return Err(NO_CALLS);
             }
         }
-        match (data_end, key_end) == (data.len(), keys.len()) {
-            true => Ok(CallList { heads, data, keys }),
-            false => Err(NO_CALLS),
-        }
+        if (data_end, key_end) == (data.len(), keys.len()) { Ok(CallList { heads, data, keys }) } else { Err(NO_CALLS) }
+    }
+}
+
+impl Head {
+    #[inline]
+    fn is_short(self) -> bool {
+        let [key, meta, inline] = [self.key_bytes, self.meta_bytes, self.inline_bytes].map(usize::from);
+        key <= KEY_BYTES_MAX && meta <= META_BYTES_MAX && inline <= INLINE_BYTES_MAX
     }
 }
 
@@ -135,6 +157,12 @@ impl CallListBuf {
         self.data.extend_from_slice(bytes);
         self.keys.push_str(key);
         true
+    }
+
+    /// Gives each call the next number.
+    #[inline]
+    pub fn number(&mut self, mut next: impl FnMut() -> u32) {
+        self.heads.iter_mut().for_each(|head| head.call = next());
     }
 
     /// Takes out all calls.

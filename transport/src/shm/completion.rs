@@ -216,7 +216,7 @@ mod kind {
     pub(super) const ARRIVED: u8 = 17;
 }
 
-/// Of a received tensor: where its bytes are.
+/// Of a tensor that is received or accepted: where its bytes are.
 mod place {
     pub(super) const INLINE: u8 = 0;
     pub(super) const DESTINATION: u8 = 1;
@@ -227,13 +227,13 @@ mod place {
 const FLAG_MEMORY_BACK: u8 = 1;
 
 fixed_parts! {
-    /// What a tensor that arrived begins with: the call or queue, and the lengths of what lies in the record.
-    struct ArrivedFixed { number: u32, meta_bytes: u16, inline_bytes: u16 }
-    struct InDestination { fixed: ArrivedFixed, len: u64 }
+    /// What a tensor that is received or accepted begins with: the call or queue, and the lengths of what lies in the record.
+    struct TensorFixed { number: u32, meta_bytes: u16, inline_bytes: u16 }
+    struct InDestination { fixed: TensorFixed, len: u64 }
     /// A block of the receive area.
     struct Block { span: Span, token: u64 }
-    struct InArea { fixed: ArrivedFixed, block: Block }
-    struct AcceptedFixed { arrived: ArrivedFixed, from_bytes: u16, unused: Unused<6> }
+    struct InArea { fixed: TensorFixed, block: Block }
+    struct AcceptedFixed { arrived: TensorFixed, from_bytes: u16, unused: Unused<6> }
     struct AcceptedInArea { fixed: AcceptedFixed, block: Block }
     struct BoardFixed { plan: Number, block: Block }
     struct ReshapedFixed { plan: u32, index: u32, meta_bytes: u16, unused: Unused<6> }
@@ -259,7 +259,7 @@ impl<'a> Completion<'a> {
         match self {
             Completion::Arrived { calls } => into.fill(kind::ARRIVED, 0, calls.fixed(), &calls.sections()),
             Completion::Received { call, meta, payload } => {
-                let fixed = ArrivedFixed::new(*call, meta)?;
+                let fixed = TensorFixed::new(*call, meta)?;
                 match *payload {
                     ReceivedAt::Destination { len } => {
                         into.fill(kind::RECEIVED, place::DESTINATION, InDestination { fixed, len }, &[meta]);
@@ -312,7 +312,7 @@ impl<'a> Completion<'a> {
             Completion::QueueClosed { queue } => into.fill(kind::QUEUE_CLOSED, 0, Number::new(*queue), &[]),
             Completion::Draining => into.fill(kind::DRAINING, 0, (), &[]),
             Completion::Accepted { queue, from, meta, payload } => {
-                let arrived = ArrivedFixed::new(*queue, meta)?;
+                let arrived = TensorFixed::new(*queue, meta)?;
                 let from_bytes = at_most("name", from.len(), NAME_BYTES_MAX)?;
                 let (fixed, from) = (AcceptedFixed { arrived, from_bytes, unused: [0; _] }, from.as_bytes());
                 match *payload {
@@ -342,12 +342,16 @@ impl<'a> Completion<'a> {
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let (completion, sections) = match (record.kind, record.flags) {
+            // Made where it is wanted: there are most of these.
             (kind::ARRIVED, 0) => {
                 let (list, mut sections) = record.parts::<ListFixed>()?;
-                (Completion::Arrived { calls: CallList::read(list, &mut sections)? }, sections)
+                let calls = CallList::read(list, &mut sections)?;
+                calls.has_no_keys()?;
+                sections.end()?;
+                return Ok(Completion::Arrived { calls });
             }
             (kind::RECEIVED, place @ (place::DESTINATION | place::AREA | place::LENDING)) => {
-                let (ArrivedFixed { number: call, meta_bytes, .. }, mut sections) = record.parts()?;
+                let (TensorFixed { number: call, meta_bytes, .. }, mut sections) = record.parts()?;
                 let payload = match place {
                     place::DESTINATION => ReceivedAt::Destination { len: sections.fixed()? },
                     place => {
@@ -446,7 +450,7 @@ impl<'a> Completion<'a> {
     }
 }
 
-impl ArrivedFixed {
+impl TensorFixed {
     #[inline]
     fn new(number: u32, meta: &[u8]) -> Result<Self, TooLong> {
         let meta_bytes = at_most("metadata", meta.len(), META_BYTES_MAX)?;

@@ -41,6 +41,7 @@ mod failure;
 mod fields;
 #[cfg(not(loom))]
 mod futex;
+#[cfg(not(loom))]
 mod key_list;
 #[cfg(not(loom))]
 mod mapping;

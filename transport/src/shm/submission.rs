@@ -561,6 +561,7 @@ impl<'a> Submission<'a> {
             kind::RECV_MANY => {
                 let (ManyFixed { peer, step, timeout_ms, list, .. }, mut sections) = record.parts()?;
                 let (calls, fail_if_gone) = (CallList::read(list, &mut sections)?, flags & FLAG_FAILS_IF_GONE != 0);
+                calls.has_no_data()?;
                 (Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone }, sections)
             }
             kind::FREE => {

@@ -182,6 +182,8 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(17, 1, &[0]), "an unknown flag");
     assert_eq!(refused(17, 0, &[]), "a record is too short for its kind");
     assert_eq!(refused(17, 0, &[2, 0]), "calls");
+    assert_eq!(refused(17, 0, &[1 | 1 << 16, 1 << 32 | 7, b'k' as u64]), "a list of calls");
+    assert_eq!(refused(17, 0, &[1 | 1 << 16, 1 << 32 | 7, (b'k' as u64) << 32]), "keys of calls that are known");
     assert_eq!(refused(2, 1, &[0]), "a record is too short for its kind");
     assert_eq!(refused(2, 2, &[0; 3]), "a record is too short for its kind");
     assert_eq!(refused(2, 3, &[0; 3]), "a record is too short for its kind");

@@ -71,6 +71,12 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
             .all(|(call, key, bytes)| { calls.push(SmallCall { call, key, meta: &bytes[..bytes.len() / 3], bytes }) })
     );
     let list = calls.as_list();
+    let mut asked = CallListBuf::default();
+    assert!(
+        [(1, "w"), (u32::MAX, "ключ")]
+            .into_iter()
+            .all(|(call, key)| { asked.push(SmallCall { call, key, meta: &[], bytes: &[] }) })
+    );
     let fused = |destination| {
         let (call, peer, step, timeout_ms, key) = (1, 2, 3, 4, "grad/fc1");
         Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true, fail_if_gone: true }
@@ -95,7 +101,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
             payload: PayloadAt::Arena(SPAN),
             more: false,
         },
-        many(list, false),
+        many(asked.as_list(), false),
         many(CallList::default(), true),
         Submission::SendMany { peer: 9, step: i64::MIN, timeout_ms: NO_TIMEOUT, calls: list },
         Submission::Commit,
@@ -290,6 +296,8 @@ fn wrong_records_are_refused() {
     let two = [0, 0, list(2, 2, 0), head(1, 0, 0)[0], 1 << 32, 1 << 0, 0xa9c3];
     assert_eq!(refused(25, 0, &two), "a list of calls");
     assert_eq!(refused(25, 1, &two), "an unknown flag");
+    let [first, second] = head(0, 1, 0);
+    assert_eq!(refused(26, 0, &[0, 0, list(1, 0, 1), first, second]), "data of calls that ask");
     for count in [2, 257, 1 << 61, u64::MAX] {
         assert_eq!(refused(7, 0, &[count, 0]), "tokens");
     }

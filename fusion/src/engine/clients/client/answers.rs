@@ -99,8 +99,11 @@ impl Client {
     /// Tells of a tensor that has come, as [`put`](Self::put) does; of a small one at the end of the turn, with others.
     #[inline]
     fn put_received(&mut self, call: u32, tensor: Tensor, record: &mut Record) {
-        let is_next = self.backlog.is_empty() && !self.closed;
-        if is_next && self.place_of(&tensor).is_none() && travels(&tensor) && self.add_arrived(call, &tensor, record) {
+        if self.place_of(&tensor).is_none() && travels(&tensor) {
+            let is_next = self.backlog.is_empty() && !self.closed;
+            if !(is_next && self.add_arrived(call, &tensor, record)) {
+                self.put(Answer::Received { call, tensor }, record);
+            }
             return;
         }
         match self.within_reach(&tensor) {
@@ -115,7 +118,7 @@ impl Client {
         let small = SmallCall { call, key: "", meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
         let is_added = self.arrived.push(small) || self.tell_arrived(record) && self.arrived.push(small);
         if is_added {
-            // The client has a copy.
+            // It is copied, and told unless the client goes before.
             self.counters.count_received(1, tensor.len() as u64);
         }
         is_added
@@ -202,6 +205,7 @@ impl Client {
             Answer::Pulled { call, plan, next } => return self.push_plan(*call, *plan, *next, record),
             Answer::Received { call, tensor } => {
                 let Some(payload) = self.place_of(tensor) else {
+                    debug_assert!(travels(tensor), "answers are within reach");
                     return if self.add_arrived(*call, tensor, record) { None } else { Some(answer) };
                 };
                 Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
@@ -212,7 +216,8 @@ impl Client {
             Answer::Accepted { queue, from, tensor } => {
                 let payload = match self.place_of(tensor) {
                     Some(ReceivedAt::Area { span, token }) => AcceptedAt::Area { span, token },
-                    _ => AcceptedAt::Inline(tensor.bytes()),
+                    Some(_) => unreachable!("what was pushed has no destination and lends nothing"),
+                    None => AcceptedAt::Inline(tensor.bytes()),
                 };
                 Completion::Accepted { queue: *queue, from, meta: tensor.meta().as_wire(), payload }.encode(record)
             }
@@ -265,7 +270,9 @@ impl Client {
                 has_room = false;
             }
         }
-        self.tell_arrived(record);
+        if has_room {
+            self.tell_arrived(record);
+        }
         self.arena.take_returned(&mut self.returned);
         let (sent, published) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.lent_to_peers));
         self.sent = self.push_calls(sent, News::Releases, record, |calls| Completion::Sent { calls });
@@ -297,6 +304,9 @@ impl Client {
         record: &mut Record,
         completion: impl Fn(&[u32]) -> Completion<'_>,
     ) -> Vec<u32> {
+        if calls.is_empty() {
+            return calls;
+        }
         let mut told = 0;
         for some in calls.chunks(NUMBERS_PER_RECORD) {
             if self.closed {
